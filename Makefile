@@ -1,0 +1,37 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet
+STAMP := .venv/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help venv pull demo test lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+venv: $(STAMP) ## create .venv with ssd and its development tools
+
+# Without CUDA a CPU build of torch is preferred where pip finds one: it is a tenth of the size.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	command -v nvidia-smi >/dev/null || $(PIP) torch==2.13.0 || echo "torch 2.13.0 not found, taking another version"
+	$(PIP) -e ".[dev]"
+	touch $@
+
+pull: venv ## fetch the built-in model pair (93 MB, once)
+	$(BIN)/ssd pull smollm2
+
+demo: venv ## plain, speculative and speculative speculative decoding side by side
+	$(BIN)/ssd demo
+
+test: venv pull ## run the tests
+	$(BIN)/pytest -q
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy ssd
+
+clean: ## remove .venv, builds and caches
+	rm -rf .venv build dist ssd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find ssd tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""`ssd`: the group of commands, each loaded only when it is called, and the one place where errors become text."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ssd import __version__
+from ssd.errors import SsdError
+
+# name -> (module:attribute, one line of help), so that `ssd --help` imports none of them
+_COMMANDS = {
+    "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
+    "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
+    "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
+    "pull": ("ssd.cli.pull:pull", "Fetch a model before it is needed."),
+    "models": ("ssd.cli.models:models", "List what can be run here."),
+}
+_ALIASES = {"serve": "launch"}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
+        if entry is None:
+            return None
+        module, attribute = entry[0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a command; an error ends as one line on stderr and its exit status."""
+        try:
+            sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}) or 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except SsdError as error:
+            _fail(str(error), error.exit_code)
+        except (KeyboardInterrupt, click.Abort) as error:
+            sys.exit(getattr(error, "exit_code", 130))
+        except BrokenPipeError:
+            # Who read our output has left; nothing more can be said, not even by the interpreter at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(exit_code)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ssd")
+def main() -> None:
+    """An inference engine for speculative speculative decoding: the tokens of plain decoding, sooner."""
+
+
+if __name__ == "__main__":
+    main()

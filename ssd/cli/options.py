@@ -1,0 +1,84 @@
+"""Options that commands share. Every engine option can also be set as SSD_<NAME> in the environment."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ssd.launch_config import EngineOptions
+from ssd.params import MAX_FAN_OUT, MAX_LOOKAHEAD
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+SPECULATION = ("mode", "num_speculative_tokens", "fan_out", "backup")
+"""The engine options that a single request may set too."""
+
+
+class FanOut(click.ParamType):
+    """ "3", "3,2,1" or "[3,2,1]" as a tuple of numbers."""
+
+    name = "N|list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
+        if not all(re.fullmatch(r"\s*\d{1,4}\s*", number) for number in numbers):
+            self.fail(f"{value!r} is neither a number nor a list such as 3,2,1", param, ctx)
+        fan_out = tuple(int(number) for number in numbers)
+        if not all(1 <= number <= MAX_FAN_OUT for number in fan_out):
+            self.fail(f"{value!r}: each number must be in the range 1 to {MAX_FAN_OUT}", param, ctx)
+        return fan_out
+
+
+_POSITIVE = click.IntRange(min=1)
+# (flags, type, help); the first long flag names the field of EngineOptions, which has the default.
+_ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
+    (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
+    (("--draft",), str, "Model that speculates. Default: the built-in one for the built-in target."),
+    (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
+    (("--num-speculative-tokens", "-k"), click.IntRange(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
+    (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
+    (("--backup",), click.Choice(["jit", "none"]), "What to do when no prepared guess fits."),
+    (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
+    (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
+    (("--max-num-seqs",), click.IntRange(1, 256), "Requests run at the same time."),
+    (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
+    (("--kv-cache-memory-bytes",), _POSITIVE, "Memory of the target's KV cache. Default: at most a quarter of it all."),
+    (("--target-cpus",), str, "Cores of the target, as 0-2,5. Default: apart from the draft's."),
+    (("--draft-cpus",), str, "Cores of the draft."),
+    (("--device",), str, "Where the target runs: cpu, cuda or cuda:N."),
+    (("--draft-device",), str, "Where the draft runs."),
+    (("--deterministic/--no-deterministic",), None, "Make results independent of batch shapes, at some cost."),
+    (("--load-format",), click.Choice(["auto", "dummy"]), "dummy: random weights."),
+    (("--revision",), str, "Branch, tag or commit of a target from the hub."),
+    (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
+]
+
+
+def engine_options(function: _Function) -> Callable[..., Any]:
+    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        engine = EngineOptions(**{name: values.pop(name) for name in EngineOptions.__struct_fields__})
+        return function(engine=engine, **values)
+
+    decorated: Callable[..., Any] = call
+    for flags, kind, text in reversed(_ENGINE):
+        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
+        default = getattr(_DEFAULTS, name)
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        option = click.option(
+            *flags, type=kind, default=default, show_default=True, envvar=f"SSD_{name.upper()}", help=text
+        )
+        decorated = option(decorated)
+    return decorated
+
+
+_DEFAULTS = EngineOptions()

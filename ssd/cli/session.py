@@ -1,0 +1,83 @@
+"""What commands that run an engine share: signals, logs, a sign of life, the cause of a death, text as it comes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from ssd.client import Client, Completion
+from ssd.config import EngineConfig
+from ssd.errors import EngineDeadError
+from ssd.ipc.messages import ChatMessage
+from ssd.llm import cause, running
+from ssd.params import SamplingParams
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which unwinds like Ctrl-C."""
+
+    exit_code = 143
+
+
+@contextmanager
+def process_setup() -> Iterator[None]:
+    """Logs to stderr and SIGTERM as an exception, for as long as a command runs."""
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("ssd: %(message)s"))
+    log = logging.getLogger("ssd")
+    log.setLevel(os.environ.get("SSD_LOG", "WARNING"))
+    log.addHandler(handler)
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        log.removeHandler(handler)
+
+
+@contextmanager
+def session(config: EngineConfig) -> Iterator[Client]:
+    """A client of an engine that lives as long as the block. When the engine dies in it, its cause is raised."""
+    with ExitStack() as stack:
+        with spinner(f"loading {config.target_name}"):
+            engine, client = stack.enter_context(running(config))
+        try:
+            yield client
+        except EngineDeadError as error:
+            raise cause(engine, error) from None
+
+
+def spinner(text: str) -> AbstractContextManager[Any]:
+    """A sign of life on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:
+    """Complete `prompt` with its text on stdout as it comes."""
+    if chat:
+        chunks = client.stream(params=params, messages=[ChatMessage("user", prompt)])
+    else:
+        chunks = client.stream(prompt, params)
+    completion = None
+    for chunk in chunks:
+        click.echo(chunk.text, nl=False)
+        completion = chunk.completion
+    click.echo()
+    assert completion is not None, "a stream ends with its completion, or raises"
+    return completion

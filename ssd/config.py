@@ -1,0 +1,54 @@
+"""One frozen configuration, validated before any process starts and sent to every process as it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ssd.errors import UsageError
+from ssd.params import Speculation
+
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a child process needs to know; facts found at run time never come back into it.
+
+    `target` and `draft` are checkpoint directories. `num_pages` counts KV pages of `page_size` tokens in the target.
+    Empty cpu lists leave the placement to the operating system.
+    """
+
+    target: str
+    draft: str | None = None
+    target_name: str = "target"
+    draft_name: str = "draft"
+    speculation: Speculation = Speculation()
+    device: str = "cpu"
+    draft_device: str = "cpu"
+    dtype: DType = "float32"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: Positive = 2048
+    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
+    page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    num_pages: Positive = 1024
+    draft_num_pages: Positive = 1024
+    target_cpus: Cpus = ()
+    draft_cpus: Cpus = ()
+    deterministic: bool = False
+    digest: str = ""
+    vocab_size: Positive = 1
+    shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.speculation.mode != "ar" and self.draft is None:
+            raise UsageError(f"mode {self.speculation.mode} needs a draft; give --draft or use --mode ar")
+        if self.num_pages * self.page_size < self.max_model_len:
+            raise UsageError(
+                f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
+                f"sequence of --max-model-len {self.max_model_len}; raise --kv-cache-memory-bytes or lower it"
+            )

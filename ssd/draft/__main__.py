@@ -1,0 +1,7 @@
+"""`python -m ssd.draft FD`: the draft process."""
+
+from ssd.draft.process import main
+from ssd.ipc.process import run
+
+if __name__ == "__main__":
+    run(main)

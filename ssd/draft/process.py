@@ -1,0 +1,96 @@
+"""The draft process: a socket around `DraftEngine`. It only ever talks through the board."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+
+from ssd.config import EngineConfig
+from ssd.draft.engine import DraftEngine
+from ssd.errors import SsdError
+from ssd.execution.runner import Runner, device_of
+from ssd.ipc import sockets
+from ssd.ipc.board import BoardWriter
+from ssd.ipc.messages import TARGET_TO_DRAFT, BadFrame, Hello, Ready, Refused, Rejoin
+from ssd.ipc.process import Child
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.params import MAX_LOOKAHEAD
+
+log = logging.getLogger("ssd.draft")
+_IDLE_MS = 100
+
+
+def main(child: Child) -> None:
+    """Load, join the target, speculate until the supervisor ends this process."""
+    runner = load(child.config)
+    board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
+    socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
+    _Draft(child, socket, runner, board).serve()
+
+
+def load(config: EngineConfig) -> Runner:
+    """The draft model with a cache of its own (contract C1)."""
+    torch.set_grad_enabled(False)
+    assert config.draft is not None
+    checkpoint = inspect(Path(config.draft))
+    dtype, device = getattr(torch, config.dtype), device_of(config.draft_device)
+    # A path runs ahead of the committed tokens by a line and a chain.
+    longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
+    model = registry.load(checkpoint, dtype, device, longest, config.load_format == "dummy")
+    runner = Runner(model, config.draft_num_pages, config.page_size, config.deterministic)
+    runner.warm_up(_WARM_UP_TOKENS)
+    return runner
+
+
+_WARM_UP_TOKENS = 16
+
+
+class _Draft:
+    def __init__(self, child: Child, socket: zmq.Socket[Any], runner: Runner, board: BoardWriter) -> None:
+        self._child, self._socket, self._runner, self._board = child, socket, runner, board
+        self._engine = self._fresh()
+
+    def _fresh(self) -> DraftEngine:
+        config = self._child.config
+        return DraftEngine(config, self._runner, self._board, self._child.epoch, config.vocab_size)
+
+    def serve(self) -> None:
+        self._hello()
+        busy = False
+        while True:
+            # Between two depths a newer outcome may have arrived: dead work is dropped at once.
+            if not busy:
+                self._socket.poll(_IDLE_MS)
+                self._board.tick()
+            self._read()
+            busy = self._engine.step()
+
+    def _hello(self) -> None:
+        config = self._child.config
+        self._socket.poll(-1, zmq.POLLOUT)
+        sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest), self._child.epoch)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                received = sockets.receive(self._socket, TARGET_TO_DRAFT)
+            except BadFrame as error:
+                log.warning("dropped a frame from %s", error)
+                continue
+            if received is None:
+                return
+            message = received[2]
+            if isinstance(message, Ready):
+                self._child.ready()
+            elif isinstance(message, Refused):
+                raise SsdError(message.message)
+            elif isinstance(message, Rejoin):
+                self._engine = self._fresh()
+                self._hello()
+            else:
+                self._engine.handle(message)

@@ -1,0 +1,140 @@
+"""What the draft knows about one sequence: the path in flight, and a chain for every outcome it prepares for.
+
+    committed tokens | line: l_1 l_2 ... l_d (in flight) l_{d+1} ... (drafted beyond)
+                   ^ node 0    ^ node 1
+                         \\ chains fork after node k: t*, c_1, c_2, ...
+
+Keys and values of committed tokens and of the line lie in pages, those of chains in the arena. Plain values only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ssd.execution.pages import PageTable
+from ssd.ipc.board import Key
+from ssd.ipc.messages import Admit
+from ssd.ipc.messages import Outcome as OutcomeRow
+from ssd.speculation.outcome import forks
+from ssd.speculation.sampling import Law
+
+
+@dataclass
+class Chain:
+    """A speculation for the outcome (`fork`, tokens[0]): `tokens` holds t*, c_1, c_2, ...
+
+    The first `computed` of them have keys and values in place `cell` of the arena, and `ranks[i]` holds the ranked next
+    tokens after tokens[i]. `entry` is its number on the board.
+    """
+
+    fork: int
+    tokens: list[int]
+    cell: int
+    entry: int
+    computed: int = 0
+    ranks: list[list[int]] = field(default_factory=list)
+
+
+class Tree:
+    """The state of one sequence. `computed` tokens of `path` have keys and values in pages.
+
+    `in_flight` is how many line tokens the target verifies now, None while it has not said (it waits for the line).
+    """
+
+    def __init__(self, admit: Admit, epoch: int, table: PageTable) -> None:
+        self.request, self.slot, self.table = admit.request, admit.slot, table
+        self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
+        self.speculation = admit.speculation
+        self.lookahead = admit.speculation.num_speculative_tokens
+        self.tokens = list(admit.token_ids)
+        self.line: list[int] = []
+        self.ranks: dict[int, list[int]] = {}
+        self.chains: list[Chain] = []
+        self.computed = table.adopt_prefix(self.tokens)
+        self.round = admit.round
+        self.in_flight: int | None = 0
+        self.answers: Key | None = None  # the missed outcome that the line answers
+        self._epoch, self._forked = epoch, 0
+
+    @property
+    def path(self) -> list[int]:
+        return self.tokens + self.line
+
+    @property
+    def base(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def wanted(self) -> int:
+        """Length of the path whose keys, values and ranks are needed."""
+        return self.base + (len(self.line) if self.in_flight is None else self.in_flight)
+
+    def key(self, accepted: int, token: int) -> Key:
+        """The board's key of an outcome of the verification in flight."""
+        return Key(self._epoch, self.request, self.round, self.base, accepted, token)
+
+    # -- what the target says ---------------------------------------------------------------------------------------
+
+    def outcome(self, row: OutcomeRow) -> Chain | None:
+        """Commit; returns the winning chain, whose keys and values the caller must move to the pages before it drops
+        the chains.
+
+        Raises `ValueError` for an outcome that does not follow from what this side knows.
+        """
+        known = len(self.line) if self.in_flight is None else self.in_flight
+        if row.round != self.round or row.accepted > known:
+            raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
+        accepted, token = row.accepted, row.token
+        winner = next((c for c in self.chains if c.fork == accepted and c.tokens[0] == token), None)
+        key = self.key(accepted, token)
+        self.computed = min(self.computed, self.base + accepted)
+        self.tokens += [*self.line[:accepted], token]
+        self.line, self.ranks, self._forked = [], {}, 0
+        self.round += 1
+        self.in_flight = None if row.in_flight < 0 else row.in_flight
+        self.answers = key if self.in_flight is None else None
+        if winner is not None:
+            self.line = winner.tokens[1:]
+            self.ranks = dict(enumerate(winner.ranks))
+        if self.in_flight is not None:
+            self.in_flight = min(self.in_flight, len(self.line))
+        return winner
+
+    def launched(self, round_number: int, in_flight: int) -> None:
+        """The target took `in_flight` tokens of the line and verifies them now."""
+        if round_number == self.round and self.in_flight is None:
+            self.in_flight, self.answers = min(in_flight, len(self.line)), None
+
+    # -- what there is to do ----------------------------------------------------------------------------------------
+
+    def pending(self, most: int) -> list[int]:
+        """The next tokens of the path without keys and values, at most `most`."""
+        return self.path[self.computed : min(self.wanted, self.computed + most)]
+
+    def extended(self, count: int, ranks: list[list[int]]) -> bool:
+        """`count` tokens of the path were computed; `ranks` are those of the last ones. True if the line grew."""
+        self.computed += count
+        for offset, ranked in enumerate(reversed(ranks)):
+            node = self.computed - offset - self.base
+            if node >= 0:
+                self.ranks[node] = ranked
+        if self.in_flight is not None or self.computed < self.base + len(self.line) or len(self.line) >= self.lookahead:
+            return False
+        self.line.append(self.ranks[len(self.line)][0])
+        return True
+
+    def outputs(self, count: int) -> int:
+        """How many of the next `count` path tokens need ranks: those from the last committed one on."""
+        return max(0, min(count, self.computed + count - self.base + 1))
+
+    def new_forks(self) -> list[tuple[int, int]]:
+        """(fork, token) of the outcomes that have become predictable and have no chain yet."""
+        if self.in_flight is None or self.speculation.mode != "ssd":
+            return []
+        found: list[tuple[int, int]] = []
+        in_flight = self.line[: self.in_flight]
+        while self._forked <= self.in_flight and self._forked in self.ranks:
+            ranked = self.ranks[self._forked]
+            found += forks(self._forked, in_flight, ranked, self.speculation.fan_out)
+            self._forked += 1
+        return found

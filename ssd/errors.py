@@ -1,0 +1,31 @@
+"""Errors that a user can do something about; everything else is a bug and keeps its traceback in the log."""
+
+from __future__ import annotations
+
+
+class SsdError(Exception):
+    """A failure whose message is meant for people. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(SsdError):
+    """Bad input that could be known before anything ran: a flag, a name, a file."""
+
+    exit_code = 2
+
+
+class RequestError(SsdError):
+    """One request refused or failed; the engine goes on. `code` is machine-readable and part of the protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        return 2 if self.code == "invalid_request" else 1
+
+
+class EngineDeadError(SsdError):
+    """A process the engine cannot do without has ended; the message says which and how."""

@@ -1,0 +1,40 @@
+"""Keys and values of all sequences, in pages, in one tensor per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ssd.models.interface import Shape
+
+
+class KVCache:
+    """keys and values: [layers, num_pages * page_size, kv_heads, head_dim]; token p of a sequence lies in slot
+    `pages[p // page_size] * page_size + p % page_size`."""
+
+    def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        size = (shape.layers, num_pages * page_size, shape.kv_heads, shape.head_dim)
+        # Not zeroed: untouched pages cost no memory on a CPU, and nothing reads a slot before it is written.
+        self.keys = torch.empty(size, dtype=dtype, device=device)
+        self.values = torch.empty(size, dtype=dtype, device=device)
+        self.pages, self.page_size = num_pages, page_size
+
+    def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
+        """Slot numbers of the positions start..stop-1."""
+        size = self.page_size
+        return [pages[position // size] * size + position % size for position in range(start, stop)]
+
+    def span(self, pages: Sequence[int], length: int) -> slice | Tensor:
+        """Index of the first `length` tokens: a slice where the pages are neighbours (no copy), else slot numbers."""
+        used = -(-length // self.page_size)
+        first = pages[0]
+        if all(pages[index] == first + index for index in range(1, used)):
+            return slice(first * self.page_size, first * self.page_size + length)
+        return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [n, kv_heads, head_dim] at `slots` int64 [n]."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)

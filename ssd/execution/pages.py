@@ -1,0 +1,184 @@
+"""Pages of the KV cache as numbers: who owns which, and which hold a prefix that others may share.
+
+Pure bookkeeping, no tensors. The invariants I1..I7 are those of DESIGN, "Target memory".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ssd.errors import SsdError
+
+
+class OutOfPages(SsdError):
+    """No free page is left; the scheduler preempts, it is never shown to a client."""
+
+
+def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The identity of a full page: its tokens and, through `parent`, everything before them."""
+    text = ",".join(map(str, token_ids)).encode()
+    return hashlib.blake2b(parent + text, digest_size=16).digest()
+
+
+class PagePool:
+    """`count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
+
+    `salt` is the root of every hash chain: model, dtype and page size.
+    """
+
+    def __init__(self, count: int, size: int, salt: str = "") -> None:
+        self.count, self.size = count, size
+        self._root = hashlib.blake2b(f"{salt}/{size}".encode(), digest_size=16).digest()
+        self._references = [0] * count
+        self._free = [True] * count
+        self._free_count = count
+        self._content: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # page -> (hash, its token ids)
+        self._by_hash: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
+
+    @property
+    def available(self) -> int:
+        """Pages that can be allocated now: free ones and cached ones."""
+        return self._free_count + len(self._cached)
+
+    @property
+    def live(self) -> int:
+        return self.count - self.available
+
+    def allocate(self, after: int | None = None) -> int:
+        """One private page, preferably the one following `after`: neighbours are read without gathering.
+
+        Raises `OutOfPages`.
+        """
+        page = None if after is None else after + 1
+        if page is None or page >= self.count or not self._free[page]:
+            page = self._start_of_run() if self._free_count else self._evict()
+        if self._free[page]:
+            self._free[page] = False
+            self._free_count -= 1
+        self._references[page] = 1
+        return page
+
+    def _start_of_run(self) -> int:
+        """Where a new sequence has most room to grow: the longest free run, behind the growth of the page before it."""
+        best_start, best_length, start = 0, 0, None
+        for page in range(self.count + 1):
+            if page < self.count and self._free[page]:
+                start = page if start is None else start
+            elif start is not None:
+                if page - start > best_length:
+                    best_start, best_length = start, page - start
+                start = None
+        grows_into = best_start > 0 and self._references[best_start - 1] > 0
+        return best_start + best_length // 2 if grows_into else best_start
+
+    def _evict(self) -> int:
+        if not self._cached:
+            raise OutOfPages(f"all {self.count} pages of the KV cache are in use")
+        page, _ = self._cached.popitem(last=False)
+        self._forget(page)
+        return page
+
+    def _forget(self, page: int) -> None:
+        digest, _ = self._content.pop(page)
+        del self._by_hash[digest]
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop one reference to each page. The tail of a sequence is evicted before its head."""
+        for page in reversed(pages):
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                if page in self._content:
+                    self._cached[page] = None
+                else:
+                    self._free[page] = True
+                    self._free_count += 1
+
+    def match(self, token_ids: Sequence[int]) -> list[int]:
+        """Pages that hold the longest cached prefix of `token_ids`, now referenced by the caller.
+
+        At least one token is left to compute (I5). Hashes find, ids decide.
+        """
+        pages: list[int] = []
+        parent = self._root
+        for start in range(0, len(token_ids) - self.size, self.size):
+            ids = tuple(token_ids[start : start + self.size])
+            parent = chain_hash(parent, ids)
+            page = self._by_hash.get(parent)
+            if page is None or self._content[page][1] != ids:
+                break
+            pages.append(page)
+        for page in pages:
+            self._cached.pop(page, None)
+            self._references[page] += 1
+        return pages
+
+    def share(self, pages: Sequence[int], token_ids: Sequence[int], computed: int, shared: int, parent: bytes) -> bytes:
+        """Make the pages of a sequence findable that lie wholly below `computed` accepted tokens (I2).
+
+        `shared` pages are findable already and `parent` is the hash of the last of them (b"" for none). Returns the
+        hash of the last full page. A page whose content is already findable elsewhere stays private.
+        """
+        parent = parent or self._root
+        for index in range(shared, computed // self.size):
+            ids = tuple(token_ids[index * self.size : (index + 1) * self.size])
+            parent = chain_hash(parent, ids)
+            if parent not in self._by_hash and pages[index] not in self._content:
+                self._by_hash[parent] = pages[index]
+                self._content[pages[index]] = (parent, ids)
+        return parent
+
+    def check(self) -> None:
+        """Raise AssertionError where the books do not balance (I7 and the indices' agreement)."""
+        live = sum(references > 0 for references in self._references)
+        assert live + len(self._cached) + self._free_count == self.count
+        assert sum(self._free) == self._free_count
+        assert all(self._content[page][0] == digest for digest, page in self._by_hash.items())
+        assert len(self._by_hash) == len(self._content)
+        assert all(self._references[page] == 0 and page in self._content for page in self._cached)
+        assert not any(self._free[page] and self._references[page] for page in range(self.count))
+
+
+class PageTable:
+    """The pages of one sequence, in order; grows on demand and shares what is full.
+
+    Rolling back a rejected speculation is the owner's computed length going down: nothing happens here (I4).
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.pages: list[int] = []
+        self._shared = 0
+        self._parent = b""
+
+    def adopt_prefix(self, token_ids: Sequence[int]) -> int:
+        """Take the cached prefix of a new sequence; returns how many tokens need no computing."""
+        assert not self.pages
+        self.pages = self._pool.match(token_ids)
+        cached = len(self.pages) * self._pool.size
+        self._parent = self._pool.share(self.pages, token_ids, cached, 0, b"")
+        self._shared = len(self.pages)
+        return cached
+
+    def missing(self, length: int) -> int:
+        """How many pages must be allocated before `length` tokens fit."""
+        return max(0, -(-length // self._pool.size) - len(self.pages))
+
+    def grow(self, length: int) -> None:
+        """Make room for `length` tokens; raises `OutOfPages` leaving what it got in the table."""
+        for _ in range(self.missing(length)):
+            self.pages.append(self._pool.allocate(self.pages[-1] if self.pages else None))
+
+    def share_computed(self, token_ids: Sequence[int], computed: int) -> None:
+        """Let others find the pages wholly below `computed` tokens, all of them accepted."""
+        full = computed // self._pool.size
+        if full > self._shared:
+            self._parent = self._pool.share(self.pages, token_ids, computed, self._shared, self._parent)
+            self._shared = full
+
+    def free(self) -> None:
+        """Give every page back."""
+        self._pool.release(self.pages)
+        self.pages, self._shared, self._parent = [], 0, b""

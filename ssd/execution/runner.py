@@ -1,0 +1,61 @@
+"""Runs a model over ragged batches; owns the device, the model and its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ssd.errors import SsdError, UsageError
+from ssd.execution.batch import PagedPlan, Row, output_indices
+from ssd.execution.kv_cache import KVCache
+from ssd.models.interface import Model, Plan
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of a configured name; raises `UsageError` when this machine does not have it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r} (cpu, cuda, cuda:N)") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: torch finds no GPU on this machine")
+    return device
+
+
+class Runner:
+    """A model, a paged cache of `num_pages` pages, and the forward over rows."""
+
+    def __init__(self, model: Model, num_pages: int, page_size: int, deterministic: bool = False) -> None:
+        self.model = model
+        self._deterministic = deterministic
+        try:
+            self.cache = KVCache(model.shape, num_pages, page_size, model.dtype, model.device)
+        except RuntimeError as error:
+            raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """Logits [sum of outputs, vocab_size] of the rows' last tokens, row after row."""
+        token_ids = [token for row in rows for token in row.token_ids]
+        return self.run(token_ids, self.plan(rows), output_indices(rows))
+
+    def plan(self, rows: Sequence[Row]) -> PagedPlan:
+        """The plan of rows over this runner's cache."""
+        return PagedPlan(rows, self.cache, self._deterministic)
+
+    @torch.inference_mode()
+    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
+        """Logits [len(wanted), vocab_size] at the batch indices `wanted` of any plan."""
+        ids = torch.tensor(token_ids, device=self.model.device)
+        hidden = self.model.forward(ids, plan)
+        if not wanted:
+            return hidden.new_empty(0, self.model.shape.vocab_size)
+        if len(wanted) < len(token_ids):
+            hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=self.model.device)]
+        return self.model.logits(hidden)
+
+    def warm_up(self, rows: int) -> None:
+        """Run every kernel once over page 0, for batches of one and of `rows` tokens."""
+        for count in (1, rows):
+            self.forward([Row([0] * count, 0, range(self.cache.pages), count)])

@@ -1,0 +1,1 @@
+"""The frontend process: what stands between clients and the target. Nothing here imports torch."""

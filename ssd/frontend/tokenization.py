@@ -1,0 +1,134 @@
+"""Text to token ids and back, and the chat template; over the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as _Tokenizer
+
+from ssd.errors import RequestError, UsageError
+from ssd.ipc.messages import ChatMessage
+
+
+class Tokenizer:
+    """The tokenizer of the checkpoint in `directory`.
+
+    Without a tokenizer.json the model still serves prompts of token ids; its text is empty. Raises UsageError, naming
+    the file, for one that cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._special: dict[str, str] = {}
+        self._template: Template | None = None
+        if self._tokenizer is not None:
+            self._load_chat(directory)
+
+    @property
+    def has_chat(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the model's own post-processor adds."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of a conversation in the model's chat format, up to where the assistant's answer begins."""
+        if self._template is None:
+            raise RequestError("invalid_request", "this model has no chat template; give a raw prompt")
+        conversation = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._template.render(
+                messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special
+            )
+        except Exception as error:  # a template is the model's own code: whatever it does fails this request only
+            raise RequestError("invalid_request", f"the chat template refuses these messages: {error}") from None
+        return self._encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _load_chat(self, directory: Path) -> None:
+        config = _load_config(directory / "tokenizer_config.json")
+        self._special = {
+            name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
+        }
+        path = directory / "chat_template.jinja"
+        try:
+            source = path.read_text("utf-8") if path.is_file() else _template_of(config)
+            self._template = _environment().from_string(source) if source is not None else None
+        except (TemplateError, ValueError) as error:
+            raise UsageError(f"cannot read the chat template in {directory}: {error}") from None
+
+
+def _load_tokenizer(path: Path) -> _Tokenizer | None:
+    if not path.is_file():
+        return None
+    try:
+        tokenizer = _Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise UsageError(f"cannot read {path}: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _load_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"cannot read {path}: expected an object")
+    return config
+
+
+def _content(token: object) -> str | None:
+    """The text of a special token, written as a string or as an object with `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _template_of(config: dict[str, Any]) -> str | None:
+    """`chat_template`: one template, or a list of named ones of which `default` is meant."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [e.get("template") for e in template if isinstance(e, dict) and e.get("name") == "default"]
+        template = named[0] if named else None
+    return template if isinstance(template, str) else None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates are written for: the settings, filters and functions that transformers gives them."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+def _to_json(value: object, **options: Any) -> str:
+    """JSON as it is; jinja's own filter escapes HTML."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,1 @@
+"""What passes between processes: messages, sockets, the speculation board."""

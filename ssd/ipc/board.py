@@ -1,0 +1,144 @@
+"""The speculation board: draft tokens by verification outcome, in shared memory, without a lock.
+
+One slot per running sequence, `ENTRIES` entries per slot, one entry per cached outcome. The draft is the only writer,
+the target the only reader. An entry is a row of 64-bit words:
+
+    version | epoch | request | round | base | accepted | token | depth | checksum | ids[MAX_LOOKAHEAD]
+
+`version` is a seqlock: 0 while the entry is being written, otherwise a number that changes with every write; it is
+written last and compared before and after reading. The checksum covers every other word, so that a torn or scribbled
+entry is never used even on a machine that reorders stores. `round` is the verification whose outcome
+(accepted, token) the entry answers and `base` the committed length it started from: an entry of another epoch,
+request, round or base is stale and does not exist for the reader.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ssd.params import MAX_LOOKAHEAD
+
+ENTRIES = 64
+_VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
+_IDS = 9
+_WORDS = _IDS + MAX_LOOKAHEAD
+_HEADER_WORDS = 8  # progress, depth steps, nanoseconds in depth steps; the rest reserved
+_PROGRESS, _STEPS, _STEP_NS = range(3)
+
+Words = npt.NDArray[np.int64]
+_WEIGHTS = (np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+
+
+class Key(NamedTuple):
+    """What a speculation answers: the outcome (accepted, token) of `round` of `request`, begun at length `base`."""
+
+    epoch: int
+    request: int
+    round: int
+    base: int
+    accepted: int
+    token: int
+
+
+class Telemetry(NamedTuple):
+    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them."""
+
+    progress: int
+    steps: int
+    step_seconds: float
+
+
+def size_bytes(slots: int) -> int:
+    """Bytes of shared memory that a board of `slots` slots needs."""
+    return 8 * (_HEADER_WORDS + slots * ENTRIES * _WORDS)
+
+
+def _checksum(rows: Words) -> Words:
+    """One word per row over every word but version and checksum; zeroed rows never check out."""
+    words = rows.view(np.uint64)
+    mixed = (words ^ (words >> np.uint64(29))) * _WEIGHTS
+    mixed[:, [_VERSION, _CHECKSUM]] = 0
+    total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(0x5353445F424F4152)
+    return total.view(np.int64)
+
+
+class _Board:
+    def __init__(self, descriptor: int, slots: int) -> None:
+        self._memory = mmap.mmap(descriptor, size_bytes(slots))
+        words: Words = np.frombuffer(self._memory, dtype=np.int64)
+        self._header = words[:_HEADER_WORDS]
+        self._slots = words[_HEADER_WORDS:].reshape(slots, ENTRIES, _WORDS)
+
+
+class BoardWriter(_Board):
+    """The draft's side."""
+
+    def __init__(self, descriptor: int, slots: int) -> None:
+        super().__init__(descriptor, slots)
+        self._version = 0
+
+    def publish(self, slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]]) -> None:
+        """Write one chain (its ids so far) per entry number; all entries of one call become visible together."""
+        rows: Words = np.zeros((len(keys), _WORDS), dtype=np.int64)
+        for row, key, chain in zip(rows, keys, chains, strict=True):
+            row[_EPOCH:_DEPTH] = key
+            row[_DEPTH] = len(chain)
+            row[_IDS : _IDS + len(chain)] = chain
+        rows[:, _CHECKSUM] = _checksum(rows)
+        self._version += 1
+        where = self._slots[slot]
+        index = np.asarray(entries)
+        where[index, _VERSION] = 0
+        where[index, _EPOCH:] = rows[:, _EPOCH:]
+        where[index, _VERSION] = self._version
+
+    def clear(self, slot: int) -> None:
+        """Forget every entry of a slot."""
+        self._slots[slot, :, _VERSION] = 0
+
+    def tick(self, step_seconds: float | None = None) -> None:
+        """Show that the draft is alive; with the duration of a tree step if one was just taken."""
+        self._header[_PROGRESS] += 1
+        if step_seconds is not None:
+            self._header[_STEPS] += 1
+            self._header[_STEP_NS] += int(step_seconds * 1e9)
+
+
+class BoardReader(_Board):
+    """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing."""
+
+    def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
+        super().__init__(descriptor, slots)
+        self._vocab_size = vocab_size
+        self.rejected = 0
+
+    def lookup(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> list[int] | None:
+        """The ids cached for an outcome, at whatever depth exists now and at most `most`; None when it is a miss.
+
+        A chain that is registered but has no token yet is the empty list.
+        """
+        entries = self._slots[slot]
+        before = entries[:, _VERSION].copy()
+        rows = entries.copy()
+        found = np.flatnonzero((before != 0) & (rows[:, _EPOCH:_DEPTH] == key).all(axis=1))
+        for index in found:
+            row = rows[index]
+            if entries[index, _VERSION] != before[index]:
+                continue  # overwritten while it was read
+            depth = int(row[_DEPTH])
+            ids: list[int] = row[_IDS : _IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
+            sound = 0 <= depth <= MAX_LOOKAHEAD and all(0 <= token < self._vocab_size for token in ids)
+            if not sound or _checksum(row[None])[0] != row[_CHECKSUM]:
+                self.rejected += 1
+                continue
+            return ids[:most]
+        return None
+
+    def telemetry(self) -> Telemetry:
+        progress, steps, nanoseconds = (int(word) for word in self._header[:3])
+        return Telemetry(progress, steps, nanoseconds / 1e9)

@@ -1,0 +1,134 @@
+"""A child process as a function that returns: start-up, status, and the end when its parent ends (RELIABILITY 1)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from ssd.config import EngineConfig
+from ssd.errors import SsdError
+from ssd.ipc import sockets
+from ssd.ipc.messages import Status
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is told at its start, as JSON through an inherited file descriptor.
+
+    `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board.
+    """
+
+    role: str
+    epoch: int
+    run_directory: str
+    config: EngineConfig
+    cpus: tuple[int, ...]
+    death_fd: int
+    board_fd: int
+
+
+class Child:
+    """A child's view of its engine: configuration, sockets' directory, the supervisor's ear."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.config = start.config
+        self.epoch = start.epoch
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
+
+    def address(self, name: str) -> str:
+        """The ZeroMQ address of a socket of this run."""
+        return f"ipc://{self.start.run_directory}/{name}"
+
+    def ready(self) -> None:
+        self._tell(Status(self.start.role, "ready"))
+
+    def stopped(self) -> None:
+        self._tell(Status(self.start.role, "stopped"))
+
+    def failed(self, message: str, exit_code: int) -> None:
+        self._tell(Status(self.start.role, "failed", message[:65536], exit_code))
+
+    def _tell(self, status: Status) -> None:
+        # With IMMEDIATE a first send can come before the connection is up: wait for it, within bounds.
+        self.supervisor.poll(5000, zmq.POLLOUT)
+        sockets.send(self.supervisor, status, self.epoch)
+
+    def close(self) -> None:
+        self.supervisor.setsockopt(zmq.LINGER, 1000)
+        self.context.destroy()
+
+
+def run(main: Callable[[Child], None]) -> None:
+    """Entry point of every child: `python -m ssd.<role> FD`. Calls `main`, reports how it ended, never returns."""
+    descriptor = int(sys.argv[1])
+    with os.fdopen(descriptor, "rb") as file:
+        start = msgspec.json.decode(file.read(), type=Start)
+    logging.basicConfig(
+        stream=sys.stderr, level=os.environ.get("SSD_LOG", "WARNING"), format=f"ssd {start.role}: %(message)s"
+    )
+    if start.cpus:
+        os.sched_setaffinity(0, start.cpus)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides what it means
+    _die_with_parent(start)
+    child = Child(start)
+    code = 0
+    try:
+        main(child)
+    except SsdError as error:
+        code = error.exit_code
+        child.failed(str(error), code)
+    except Exception as error:
+        code = 1
+        logging.getLogger("ssd").debug("%s", traceback.format_exc())
+        child.failed(f"{type(error).__name__}: {error}\n{traceback.format_exc()}", code)
+    child.close()
+    os._exit(code)
+
+
+def _die_with_parent(start: Start) -> None:
+    """End when the supervisor does, whatever this process is busy with."""
+
+    def watch() -> None:
+        while os.read(start.death_fd, 1):
+            pass
+        shutil.rmtree(start.run_directory, ignore_errors=True)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
+    # A stopped process cannot read a pipe: the kernel wakes it when the supervisor's thread ends, then it can.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def memory_file(name: str, size: int) -> int:
+    """A sealed anonymous shared-memory file of `size` bytes; returns its descriptor (RELIABILITY 1)."""
+    import fcntl
+
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def run_directory() -> Path:
+    """A private directory for sockets whose addresses stay under the kernel's limit of 107 bytes."""
+    import tempfile
+
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if parent and len(parent) <= 60 and os.access(parent, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="ssd-", dir=parent))
+    raise SsdError("no writable directory with a short path for the engine's sockets (tried TMPDIR and /tmp)")

@@ -1,0 +1,83 @@
+"""The sockets of the engine: explicit limits everywhere, never a blocking send (RELIABILITY 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import zmq
+
+from ssd.ipc.messages import BadFrame, Message, pack, unpack
+
+INTERNAL_BYTES = 16 * 2**20
+PUBLIC_BYTES = 4 * 2**20
+HIGH_WATER_MARK = 1000
+
+# Names of the sockets inside a run directory.
+CLIENT = "client.sock"
+ENGINE = "engine.sock"
+SUPERVISOR = "supervisor.sock"
+
+
+def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
+    """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    _limit(socket, max_bytes, linger_ms=1000)
+    socket.bind(address)
+    return socket
+
+
+def dealer(
+    context: zmq.Context[Any], address: str, identity: bytes | None = None, max_bytes: int = INTERNAL_BYTES
+) -> zmq.Socket[bytes]:
+    """A connected DEALER; messages are queued only while the connection is up (IMMEDIATE)."""
+    socket = context.socket(zmq.DEALER)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    _limit(socket, max_bytes, linger_ms=0)
+    socket.connect(address)
+    return socket
+
+
+def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+
+
+def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
+    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+    frames = pack(message, epoch)
+    if to is not None:
+        frames.insert(0, to)
+    try:
+        socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EHOSTUNREACH:
+            return False
+        raise
+    return True
+
+
+def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[bytes, int, Any] | None:
+    """(peer, epoch, message) of the next message, None when there is none. `peer` is empty on a DEALER.
+
+    Raises `BadFrame` for anything that is not a message of `decoder`'s union; the frame is consumed.
+    """
+    try:
+        frames = socket.recv_multipart(flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    peer = b""
+    if socket.type == zmq.ROUTER:
+        peer, frames = frames[0], frames[1:]
+    try:
+        epoch, message = unpack(frames, decoder)
+    except BadFrame as error:
+        raise BadFrame(f"{peer!r}: {error}") from None
+    return peer, epoch, message

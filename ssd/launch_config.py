@@ -1,0 +1,222 @@
+"""From what a person asks for (names, sizes, cores) to the one `EngineConfig`, or a message that says what is wrong.
+
+Reads files and /proc only: nothing is loaded or started, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from ssd.config import Cpus, DType, EngineConfig, Positive
+from ssd.errors import RequestError, UsageError
+from ssd.models import checkpoint, hub
+from ssd.params import Backup, FanOut, Mode, Speculation
+
+_Values = TypeVar("_Values", bound=msgspec.Struct)
+
+PAGE_SIZE = 16
+_CPU_CONTEXT = 2048  # default limit of the context without a GPU
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine options of the command line and of `ssd.LLM`; None means: choose for this machine and model.
+
+    `draft` None is the built-in draft for the built-in target. Cpu lists are written as "0-2,5".
+    """
+
+    target: str = "smollm2"
+    draft: str | None = None
+    mode: Mode = "ssd"
+    num_speculative_tokens: int = 4
+    fan_out: FanOut = (3,)
+    backup: Backup = "jit"
+    dtype: DType = "float32"
+    max_model_len: Positive | None = None
+    max_num_seqs: Positive = 8
+    max_num_batched_tokens: Positive = 256
+    kv_cache_memory_bytes: int | None = None
+    target_cpus: str | None = None
+    draft_cpus: str | None = None
+    device: str = "cpu"
+    draft_device: str = "cpu"
+    deterministic: bool = False
+    load_format: Literal["auto", "dummy"] = "auto"
+    revision: str | None = None
+    shutdown_timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What of a model's config.json decides sizes here."""
+
+    vocab_size: int
+    context: int
+    kv_values_per_token: int
+
+    @classmethod
+    def of(cls, model: checkpoint.Checkpoint) -> _Shape:
+        heads = _positive(model, "num_attention_heads")
+        kv_heads = _positive(model, "num_key_value_heads", heads)
+        head_dim = _positive(model, "head_dim", _positive(model, "hidden_size", heads) // heads)
+        return cls(
+            vocab_size=_positive(model, "vocab_size"),
+            context=_positive(model, "max_position_embeddings"),
+            kv_values_per_token=2 * _positive(model, "num_hidden_layers") * kv_heads * head_dim,
+        )
+
+
+def resolve(options: EngineOptions) -> EngineConfig:
+    """Find and check the models and fit everything into this machine. Raises UsageError for what cannot work.
+
+    A built-in model that is missing is pulled first, with progress on stderr.
+    """
+    options = _within_bounds(options)
+    speculation = _speculation(options)
+    target, draft = _models(options)
+    shape = _Shape.of(target)
+    length = _max_model_len(options, shape)
+    wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
+    target_cpus, draft_cpus = _placement(options, draft is not None)
+    config = EngineConfig(
+        target=str(target.directory),
+        draft=None if draft is None else str(draft.directory),
+        target_name=_display_name(options.target),
+        draft_name=_display_name(options.draft or "smollm2-draft"),
+        speculation=speculation,
+        device=_device(options.device),
+        draft_device=_device(options.draft_device),
+        dtype=options.dtype,
+        load_format=options.load_format,
+        max_model_len=length,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        page_size=PAGE_SIZE,
+        num_pages=_num_pages(options, shape, wanted),
+        draft_num_pages=wanted,
+        target_cpus=target_cpus,
+        draft_cpus=draft_cpus,
+        deterministic=options.deterministic,
+        digest=target.digest,
+        vocab_size=shape.vocab_size,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+    return _within_bounds(config)
+
+
+def _within_bounds(values: _Values) -> _Values:
+    """The same, once its types and bounds are checked, which a plain constructor does not do."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(values), type(values))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"engine options: {error}") from None
+
+
+def _speculation(options: EngineOptions) -> Speculation:
+    speculation = Speculation(options.mode, options.num_speculative_tokens, options.fan_out, options.backup)
+    try:
+        speculation.check()
+    except RequestError as error:
+        raise UsageError(str(error)) from None
+    return _within_bounds(speculation)
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UsageError(f"no device {name!r}; give cpu, cuda or cuda:N")
+    return name
+
+
+def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, checkpoint.Checkpoint | None]:
+    """Target and draft, checked, also against each other. In mode `ar` there is no draft."""
+    name = options.draft or ("smollm2-draft" if options.target == "smollm2" else None)
+    if options.mode == "ar":
+        name = None
+    elif name is None:
+        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
+    weights = options.load_format != "dummy"
+    target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
+    if name is None:
+        return target, None
+    draft = checkpoint.inspect(hub.ensure(name), weights)
+    checkpoint.check_pair(target, draft)
+    return target, draft
+
+
+def _max_model_len(options: EngineOptions, shape: _Shape) -> int:
+    length = options.max_model_len
+    if length is None:
+        length = min(shape.context, _CPU_CONTEXT) if options.device == "cpu" else shape.context
+    if length > shape.context:
+        raise UsageError(f"--max-model-len {length} is more than the {shape.context} tokens of {options.target}")
+    if options.mode != "ar" and options.num_speculative_tokens >= length:
+        raise UsageError(
+            f"--num-speculative-tokens {options.num_speculative_tokens} does not fit into a context of {length} tokens"
+        )
+    return length
+
+
+def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
+    """Pages of the target's KV cache: as many as asked for, else as can be used, within a quarter of the memory."""
+    page_bytes = PAGE_SIZE * shape.kv_values_per_token * _ITEM_BYTES[options.dtype]
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes // page_bytes
+    return min(wanted, _available_bytes() // 4 // page_bytes)
+
+
+def _available_bytes() -> int:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
+    return int(found[1]) * 1024
+
+
+def _placement(options: EngineOptions, has_draft: bool) -> tuple[Cpus, Cpus]:
+    """Cores of target and draft: disjoint unless asked for otherwise. Empty: wherever the system likes."""
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    target = _parse_cpus("--target-cpus", options.target_cpus, allowed)
+    draft = _parse_cpus("--draft-cpus", options.draft_cpus, allowed)
+    if len(allowed) == 1:
+        return target or (), draft or ()
+    if not has_draft:
+        return target or allowed, ()
+    if target is None and draft is None:
+        cut = len(allowed) - max(1, len(allowed) // 4)
+        return allowed[:cut], allowed[cut:]
+    return (
+        tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
+        tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
+    )
+
+
+def _parse_cpus(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
+    """ "0-2,5" as (0, 1, 2, 5)."""
+    if text is None:
+        return None
+    cpus: set[int] = set()
+    for part in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if bounds is None:
+            raise UsageError(f"{flag} {text!r}: expected core numbers such as 0-2,5")
+        cpus.update(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
+    if not cpus or not cpus <= set(allowed):
+        raise UsageError(f"{flag} {text!r}: this process may use the cores {', '.join(map(str, allowed))}")
+    return tuple(sorted(cpus))
+
+
+def _display_name(name: str) -> str:
+    """A model's name for people: no paths."""
+    return Path(name).resolve().name if Path(name).is_dir() else name
+
+
+def _positive(model: checkpoint.Checkpoint, key: str, default: int | None = None) -> int:
+    value = model.config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value <= 0:
+        raise UsageError(f"{model.directory / 'config.json'}: {key} must be a positive number, is {value!r}")
+    return value

@@ -1,0 +1,1 @@
+"""Building blocks of models: plain objects over tensors, for inference only."""

@@ -1,0 +1,80 @@
+"""Attention over keys and values that lie in a cache; the portable backend, plain torch on any device."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def causal_mask(queries: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[queries, 1, queries]: 0 where key j <= query i, -inf elsewhere; for the last keys of a row."""
+    mask = torch.full((queries, queries), -torch.inf, device=device, dtype=dtype).triu(1)
+    return mask[:, None, :]
+
+
+def group(q: Tensor, kv_heads: int) -> Tensor:
+    """q [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]: the queries that share a key head in one matrix."""
+    n, heads, dim = q.shape
+    return q.view(n, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+
+
+def ungroup(out: Tensor, n: int) -> Tensor:
+    """The inverse of `group`, heads flattened: [kv_heads, n * repeat, dim] -> [n, heads * dim]."""
+    kv_heads, _, dim = out.shape
+    return out.view(kv_heads, n, -1, dim).transpose(0, 1).reshape(n, -1)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Causal attention of the last n positions of a sequence: q [n, heads, dim] over keys and values
+    [length, kv_heads, dim] of the whole sequence, query i standing at position length - n + i. -> [n, heads * dim]."""
+    n = q.shape[0]
+    length, kv_heads, _ = keys.shape
+    queries = group(q * scale, kv_heads)
+    scores = torch.bmm(queries, keys.permute(1, 2, 0))
+    if n > 1:
+        recent = scores.view(kv_heads, n, -1, length)[..., length - n :]
+        recent += causal_mask(n, q.device, q.dtype)
+    weights = torch.softmax(scores, dim=-1)
+    return ungroup(torch.bmm(weights, values.transpose(0, 1)), n)
+
+
+def attend_part(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of n queries over keys that all of them share, as a part of a larger softmax.
+
+    q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
+    keys. Returns the normalised output [n, heads, dim] and the log-sum-exp of the scores [n, heads].
+    """
+    n, heads, dim = q.shape
+    length, kv_heads, _ = keys.shape
+    scores = torch.bmm(group(q * scale, kv_heads), keys.permute(1, 2, 0)).view(kv_heads, n, -1, length)
+    if mask is not None:
+        scores[..., length - mask.shape[-1] :] += mask
+    total = torch.logsumexp(scores, dim=-1, keepdim=True)
+    weights = torch.exp(scores - total).view(kv_heads, -1, length)
+    out = ungroup(torch.bmm(weights, values.transpose(0, 1)), n).view(n, heads, dim)
+    return out, total.squeeze(-1).transpose(0, 1).reshape(n, heads)
+
+
+def attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of n queries, each over keys of its own: keys and values [n, length, kv_heads, dim], `mask`
+    [n, 1, 1, length] added to the scores. Returns as `attend_part`."""
+    n, heads, dim = q.shape
+    kv_heads = keys.shape[2]
+    queries = (q * scale).view(n, kv_heads, heads // kv_heads, dim)
+    scores = queries @ keys.permute(0, 2, 3, 1) + mask
+    total = torch.logsumexp(scores, dim=-1, keepdim=True)
+    out = torch.exp(scores - total) @ values.transpose(1, 2)
+    return out.reshape(n, heads, dim), total.reshape(n, heads)
+
+
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """Softmax attention over the union of two disjoint sets of keys from the parts over each: [n, heads, dim].
+
+    exp(a) / (exp(a) + exp(b)) = sigmoid(a - b) for the log-sum-exps a and b.
+    """
+    (out_a, total_a), (out_b, total_b) = first, second
+    share = torch.sigmoid(total_a - total_b).unsqueeze(-1)
+    return torch.lerp(out_b, out_a, share)

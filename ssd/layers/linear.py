@@ -1,0 +1,49 @@
+"""Linear layers whose weights are packed once for the few rows that decoding has."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows the packed layout is laid out for: verification of a few sequences. Measured in docs/performance.md.
+_ROWS_HINT = 16
+
+
+class Linear:
+    """y = x W^T + b for x [n, in] -> y [n, out].
+
+    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
+        self.out_features, self.in_features = weight.shape
+        self._bias = bias
+        self._packed = _can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._packed else weight
+        self._pad_single = self._packed and self._single_row_differs()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._packed:
+            return F.linear(x, self._weight, self._bias)
+        if self._pad_single and x.shape[0] == 1:
+            return self._multiply(x.expand(2, -1).contiguous())[:1]
+        return self._multiply(x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y
+
+    def _single_row_differs(self) -> bool:
+        """For some shapes oneDNN splits the sum of a single row differently from that of several; found by trying."""
+        x = torch.linspace(-1, 1, 2 * self.in_features, dtype=self._weight.dtype).sin().view(2, -1)
+        return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
+
+
+def _can_pack(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and torch.backends.mkldnn.is_available()
+    )

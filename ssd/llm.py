@@ -1,0 +1,93 @@
+"""An engine inside a Python program: `LLM().generate(prompts)`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ssd.client import Client, Completion, Prompt
+from ssd.config import EngineConfig
+from ssd.errors import EngineDeadError, SsdError
+from ssd.launch_config import EngineOptions, resolve
+from ssd.params import Backup, Mode, SamplingParams
+from ssd.supervisor import Engine
+
+
+@contextmanager
+def running(config: EngineConfig) -> Iterator[tuple[Engine, Client]]:
+    """An engine for as long as the block lasts, and a client of it."""
+    engine = Engine(config)
+    try:
+        engine.start()
+        with Client(engine.address) as client:
+            yield engine, client
+    finally:
+        engine.stop(drain=0.0)
+
+
+def cause(engine: Engine, error: EngineDeadError) -> SsdError:
+    """Why the engine of a broken connection ended; the supervisor knows it within moments."""
+    engine.wait(5.0)
+    return engine.failure or error
+
+
+class LLM:
+    """A target and its draft, loaded and running in processes of their own until `close`.
+
+    `target` and `draft` are built-in names, folders or hub names; `draft` None is the built-in draft for the built-in
+    target. `fan_out` is one number, or K + 1 of them. Other options are those of `ssd launch`, with underscores
+    (`EngineOptions`). Raises UsageError for what cannot work, and the cause when the engine does not start.
+    """
+
+    def __init__(
+        self,
+        target: str = "smollm2",
+        draft: str | None = None,
+        *,
+        mode: Mode = "ssd",
+        num_speculative_tokens: int = 4,
+        fan_out: int | Sequence[int] = 3,
+        backup: Backup = "jit",
+        **options: Any,
+    ) -> None:
+        config = resolve(
+            EngineOptions(
+                target=target,
+                draft=draft,
+                mode=mode,
+                num_speculative_tokens=num_speculative_tokens,
+                fan_out=(fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
+                backup=backup,
+                **options,
+            )
+        )
+        with ExitStack() as stack:
+            self.engine, self.client = stack.enter_context(running(config))
+            # Called by `close`, when this object is collected, and at the interpreter's exit; once.
+            self._finalizer = weakref.finalize(self, stack.pop_all().close)
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> list[Completion]:
+        """Complete one prompt or a batch; results come in input order. See `Client.generate`."""
+        batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        try:
+            return self.client.generate(batch, params, chat=chat)
+        except EngineDeadError as error:
+            raise cause(self.engine, error) from None
+
+    def close(self) -> None:
+        """End the engine. Closing twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

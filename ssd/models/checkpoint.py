@@ -1,0 +1,148 @@
+"""A checkpoint folder checked before any process is spawned or memory allocated: config, tensors, tokenizer.
+
+Nothing here trusts the files: lengths, offsets, dtypes and shapes are compared with the bytes that exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssd.errors import UsageError
+from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
+
+__all__ = ["Checkpoint", "TensorInfo", "check_pair", "check_safetensors", "inspect", "read_config"]
+__all__ += ["safetensors_files", "tokenizer_vocabulary"]
+
+_MAX_JSON = 64 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that passed every check. `digest` (hex) names the model: equal for equal files, wherever they are."""
+
+    directory: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    nbytes: int
+    digest: str
+
+
+def inspect(directory: Path, weights: bool = True) -> Checkpoint:
+    """Check the config and every safetensors file of `directory`; UsageError names the first thing wrong.
+
+    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty.
+    """
+    config = read_config(directory)
+    tensors: dict[str, TensorInfo] = {}
+    running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for file in safetensors_files(directory) if weights else []:
+        found = check_safetensors(file)
+        if twice := tensors.keys() & found.keys():
+            raise UsageError(f"{directory}: tensor {min(twice)!r} is in more than one file, {file.name} among them")
+        tensors |= found
+        running.update(sample(file))
+    if weights:
+        _check_index(directory, tensors)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Checkpoint(directory, config, tensors, nbytes, running.hexdigest())
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json as a dict; UsageError when it is missing, no JSON object, or asks for its own code (`auto_map`)."""
+    config = _read_json(directory / "config.json")
+    if "auto_map" in config:
+        raise UsageError(f"{directory / 'config.json'} has auto_map: models that bring their own code are refused")
+    return config
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """model.safetensors, or the shards that model.safetensors.index.json names, all of which exist."""
+    single = directory / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        raise UsageError(f"{directory} has no model.safetensors (weights in other formats are not read)")
+    shards = sorted(set(_weight_map(index).values()))
+    for shard in shards:
+        if not (directory / shard).is_file():
+            raise UsageError(f"{directory}: shard {shard} is missing, {index.name} names it")
+    return [directory / shard for shard in shards]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name to shard file name; a shard outside the folder is refused."""
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise UsageError(f"{index} has no weight_map")
+    for shard in names.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise UsageError(f"{index}: {shard!r} is not the name of a file beside it")
+    return names
+
+
+def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
+    """With shards, every tensor is where the index says."""
+    if (directory / "model.safetensors").is_file():
+        return
+    for name, shard in _weight_map(directory / "model.safetensors.index.json").items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise UsageError(f"{directory}: tensor {name!r} is not in {shard}, where the index says")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_JSON + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path.parent} has no {path.name}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > _MAX_JSON:
+        raise UsageError(f"{path} is larger than {_MAX_JSON} bytes")
+    return parse_object(text, path)
+
+
+def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
+    """Token -> id from tokenizer.json, added tokens included; None when the folder has no tokenizer.json."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return dict(Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True))
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"cannot read {file}: {error}") from error
+
+
+def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
+    """UsageError unless every token id means the same to both models.
+
+    Embeddings padded to different sizes are fine as long as the tokenizers agree. Without two tokenizers to compare,
+    the vocabulary sizes must be equal.
+    """
+    pair = f"target {target.directory} and draft {draft.directory}"
+    files = [model.directory / "tokenizer.json" for model in (target, draft)]
+    if all(file.is_file() for file in files):
+        if files[0].read_bytes() == files[1].read_bytes():
+            return
+        ours, theirs = tokenizer_vocabulary(target.directory), tokenizer_vocabulary(draft.directory)
+        assert ours is not None and theirs is not None
+        if differing := sorted(ours.items() ^ theirs.items()):
+            raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
+    else:
+        sizes = [_vocabulary_size(model) for model in (target, draft)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+
+
+def _vocabulary_size(model: Checkpoint) -> int:
+    size = model.config.get("vocab_size")
+    if type(size) is not int or size <= 0:
+        raise UsageError(f"{model.directory / 'config.json'}: vocab_size must be a positive number, is {size!r}")
+    return size

@@ -1,0 +1,133 @@
+"""Getting one file from the package index the user's pip is configured for: found by pip, resumed, verified."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ssd.errors import UsageError
+
+Report = Callable[[str, int, int], None]
+"""Told (stage, units done, units in all) as work goes on."""
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = 60.0
+
+# pip's public `--report` fetches the whole wheel only to tell its address, so pip's package finder is asked first.
+_ASK_FINDER = """
+import json, sys
+from pip._internal.commands import create_command
+from pip._vendor.packaging.requirements import Requirement
+command = create_command("download")
+options, _ = command.parse_args(["--no-deps", sys.argv[1]])
+with command.main_context():
+    session = command.get_default_session(options)
+    wanted = Requirement(sys.argv[1])
+    finder = command._build_package_finder(options, session)
+    best = finder.find_best_candidate(wanted.name, wanted.specifier).best_candidate
+    verify = session.verify if isinstance(session.verify, str) else None
+    print(json.dumps({"url": best.link.url_without_fragment, "ca_file": verify, "proxies": dict(session.proxies)}))
+"""
+_PIP_REPORT = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a file is (http, https or file), and how pip is configured to get there."""
+
+    url: str
+    ca_file: str | None = None
+    proxies: dict[str, str] = field(default_factory=dict)
+
+
+def locate(requirement: str) -> Location:
+    """The address of the distribution that pip would install for `requirement` ("name==version")."""
+    asked = _python("-c", _ASK_FINDER, requirement)
+    if asked.returncode == 0:
+        return Location(**json.loads(asked.stdout))
+    asked = _python(*_PIP_REPORT, requirement)
+    if asked.returncode == 0:
+        return Location(json.loads(asked.stdout)["install"][0]["download_info"]["url"])
+    complaint = asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"]
+    raise UsageError(f"pip cannot find {requirement}: {complaint[-1]}")
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def fetch(location: Location, part: Path, size: int, sha256: str, report: Report) -> None:
+    """Complete `part` to the `size` bytes with digest `sha256`; what it holds already is kept and continued.
+
+    A dropped connection is resumed as long as each attempt brings something. Raises UsageError when one does not
+    (`part` stays, for the next call) and when the digest is wrong (`part` is deleted).
+    """
+    part.parent.mkdir(parents=True, exist_ok=True)
+    while (have := _size(part)) < size:
+        try:
+            _fetch_rest(location, part, size, report)
+            cause = f"the connection ended after {_size(part)} of {size} bytes"
+        except (OSError, http.client.HTTPException) as error:
+            cause = str(error) or type(error).__name__
+        if _size(part) <= have:
+            raise UsageError(f"download of {location.url} failed: {cause}; run it again to continue")
+    if (actual := digest(part)) != sha256:
+        part.unlink()
+        raise UsageError(
+            f"{location.url} is not the expected file: sha256 {actual}, wanted {sha256}; the download was deleted"
+        )
+
+
+def _fetch_rest(location: Location, part: Path, size: int, report: Report) -> None:
+    """One attempt: append from where `part` ends, or start over when the server ignores the range."""
+    have = _size(part)
+    request = urllib.request.Request(location.url, headers={"Range": f"bytes={have}-"} if have else {})
+    with _open(location, request) as response:
+        resumed = str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
+        done = have if resumed else 0
+        with part.open("ab" if resumed else "wb") as file:
+            while done < size and (chunk := response.read(min(_CHUNK, size - done))):
+                done += file.write(chunk)
+                report("download", done, size)
+
+
+def _open(location: Location, request: urllib.request.Request) -> AbstractContextManager[Any]:
+    import ssl
+
+    if not location.url.startswith(("https://", "http://", "file://")):
+        raise UsageError(f"cannot download from {location.url}")
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=location.ca_file))
+    ]
+    if location.proxies:
+        handlers.append(urllib.request.ProxyHandler(location.proxies))
+    opener = urllib.request.build_opener(*handlers)
+    try:
+        return opener.open(request, timeout=_TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 407):
+            raise UsageError(
+                f"{location.url} wants credentials ({error}): fetch the wheel with `pip download --no-deps` "
+                "and name its folder in PIP_FIND_LINKS"
+            ) from error
+        raise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,130 @@
+"""A Llama GGUF as a Hugging Face checkpoint in fp32: metadata to config.json, blocks to model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssd.errors import UsageError
+from ssd.models.download import Report
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGUFReader, ReaderTensor
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def import_gguf(source: Path, directory: Path, report: Report) -> None:
+    """Write config.json and model.safetensors for the Llama in `source` into the existing folder `directory`.
+
+    Raises UsageError when `source` is no GGUF, of another architecture, or has tensors a Llama does not have.
+    """
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(source)
+    except (ValueError, OSError, IndexError) as error:
+        raise UsageError(f"{source} is not a readable GGUF file: {error}") from error
+    config = llama_config(reader)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_safetensors(directory / "model.safetensors", reader, config, report)
+
+
+def llama_config(reader: GGUFReader) -> dict[str, Any]:
+    """The config.json of a Llama from GGUF metadata."""
+    fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.to")}
+    if fields.get("general.architecture") != "llama":
+        raise UsageError(f"GGUF architecture {fields.get('general.architecture')!r} is not supported, only 'llama'")
+    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    theta = fields.get("llama.rope.freq_base", 10000.0)
+    embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "head_dim": fields.get("llama.rope.dimension_count", hidden // heads),
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "max_position_embeddings": fields["llama.context_length"],
+        "mlp_bias": False,
+        "num_attention_heads": heads,
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
+        # metadata floats are fp32: 1e-05 arrives as 9.999999747e-06
+        "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.7g}"),
+        "rope_theta": theta,
+        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
+        "vocab_size": int(embedding.shape[-1]),
+    }
+
+
+def hugging_face_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; UsageError for a tensor no Llama has."""
+    match name.split("."):
+        case ["blk", layer, part, "weight"] if part in _LAYER:
+            return f"model.layers.{layer}.{_LAYER[part]}.weight"
+        case [part, "weight"] if part in _TOP:
+            return f"{_TOP[part]}.weight"
+    raise UsageError(f"GGUF tensor {name!r} is not part of a plain Llama")
+
+
+def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of the rows of a q or k projection, [heads * head_dim, hidden], within each head.
+
+    Its rotary embedding turns neighbours (0, 1), (2, 3), ...; Hugging Face's turns halves (0, d/2), (1, d/2 + 1), ...
+    """
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _array(tensor: ReaderTensor, config: Mapping[str, Any]) -> np.ndarray:
+    """The tensor in fp32 and in Hugging Face's row order."""
+    import numpy as np
+    from gguf import dequantize
+
+    values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    if tensor.name.endswith("attn_q.weight"):
+        return unpermute(values, config["num_attention_heads"])
+    if tensor.name.endswith("attn_k.weight"):
+        return unpermute(values, config["num_key_value_heads"])
+    return values
+
+
+def _write_safetensors(path: Path, reader: GGUFReader, config: Mapping[str, Any], report: Report) -> None:
+    """Tensor by tensor, so that no more than one is in memory as fp32."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in reader.tensors:
+        shape = [int(dim) for dim in reversed(tensor.shape)]  # GGUF names the fastest dimension first
+        start, end = end, end + 4 * math.prod(shape)
+        header[hugging_face_name(tensor.name)] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in reader.tensors:
+            file.write(_array(tensor, config).astype("<f4", copy=False).tobytes())
+            report("convert", file.tell(), 8 + len(text) + end)

@@ -1,0 +1,129 @@
+"""The header of a safetensors file, checked against the bytes that exist; nothing in it is trusted.
+
+Format: an 8-byte little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), then the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ssd.errors import UsageError
+
+_MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library itself
+_MAX_DIMENSIONS = 8
+_MAX_INTEGER = 1 << 62
+_DTYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2}
+_DTYPE_BYTES |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
+_SAMPLE = 64 << 10
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as its file's header describes it; `dtype` is safetensors' name of it (`BF16`, `F32`, ...)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        return _DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+def check_safetensors(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one file, in the order of their bytes, from its header alone.
+
+    Raises UsageError unless the header fits, every dtype is known, every shape agrees with its bytes, and the tensors
+    fill the rest of the file with neither gap nor overlap.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header, data_start = _read_header(file, path, size)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    header.pop("__metadata__", None)
+    spans = sorted((*_span(path, name, entry), name) for name, entry in header.items())
+    position = 0
+    for start, stop, name in spans:
+        if start != position:
+            raise UsageError(f"{path}: tensor {name!r} {'overlaps another' if start < position else 'follows a gap'}")
+        position = stop
+    promised = data_start + position
+    if promised != size:
+        trouble = "is truncated" if size < promised else "has bytes after its last tensor"
+        raise UsageError(f"{path} {trouble}: header promises {promised} bytes, file has {size}")
+    return {name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), path) for _, _, name in spans}
+
+
+def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """The header object and the offset of the first tensor byte."""
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8:
+        raise UsageError(f"{path} is truncated: {size} bytes are no safetensors file")
+    if length > _MAX_HEADER:
+        raise UsageError(f"{path} is not a safetensors file: a header of {length} bytes is over {_MAX_HEADER}")
+    if 8 + length > size:
+        raise UsageError(f"{path} is truncated: header promises {8 + length} bytes, file has {size}")
+    return parse_object(file.read(length), path), 8 + length
+
+
+def _span(path: Path, name: str, entry: Any) -> tuple[int, int]:
+    """The checked byte range of one header entry, relative to the first tensor byte."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise UsageError(f"{path}: tensor {name!r} has a malformed header entry")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
+        raise UsageError(f"{path}: tensor {name!r} has unknown dtype {dtype!r}")
+    if not _naturals(shape):
+        raise UsageError(f"{path}: tensor {name!r} has a bad shape {shape!r}")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise UsageError(f"{path}: tensor {name!r} has bad offsets {offsets!r}")
+    needed = _DTYPE_BYTES[dtype] * math.prod(shape)
+    if offsets[1] - offsets[0] != needed:
+        raise UsageError(f"{path}: tensor {name!r} {dtype}{shape} needs {needed} bytes, has {offsets[1] - offsets[0]}")
+    return offsets[0], offsets[1]
+
+
+def _naturals(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
+        return False
+    return all(type(item) is int and 0 <= item < _MAX_INTEGER for item in value)
+
+
+def sample(path: Path) -> bytes:
+    """What tells a checked file from another cheaply: its size, its header, and bytes from the middle and the end.
+
+    Fine-tunes of one model have equal headers and sizes, so those alone would not do.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        pieces = [size.to_bytes(8, "little"), file.read(int.from_bytes(prefix, "little"))]
+        for offset in (size // 2, size - _SAMPLE):
+            file.seek(max(0, offset))
+            pieces.append(file.read(_SAMPLE))
+    return b"".join(pieces)
+
+
+def parse_object(text: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in `text`, without duplicate keys; UsageError names `path`, where it came from."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} has bad JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return value

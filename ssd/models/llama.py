@@ -1,0 +1,129 @@
+"""The Llama family: Llama 2 and 3, SmolLM2 and other checkpoints with `model_type` llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.linear import Linear
+from ssd.layers.norm import RMSNorm
+from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.interface import Plan, Shape
+from ssd.models.weights import Weights
+
+Config = Mapping[str, Any]
+
+
+def shape_of(config: Config, max_position: int) -> Shape:
+    """The numbers of a Llama-like config; raises `UsageError` when one is missing."""
+    try:
+        heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+        return Shape(
+            vocab_size=int(config["vocab_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or width // heads),
+            max_position=max_position,
+        )
+    except KeyError as error:
+        raise UsageError(f"config.json lacks {error}") from None
+
+
+def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
+    return weights(f"{name}.bias", size) if present else None
+
+
+class Attention:
+    """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+        width, bias = int(config["hidden_size"]), bool(config.get("attention_bias", False))
+        q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
+        biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
+        self._qkv = Linear(
+            torch.cat([weights(f"{name}.weight", size, width) for name, size in parts]),
+            torch.cat(biases) if biases else None,
+        )
+        self._out = Linear(weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, bias))
+        self._shape, self._layer, self._rotary = shape, layer, rotary
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        heads, kv_heads = self._shape.heads, self._shape.kv_heads
+        projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
+        rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
+        k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
+        return self._out(plan.attend(self._layer, rotated[:, :heads], k, v))
+
+    def normalised(self, qk: Tensor) -> Tensor:
+        """Hook between projection and rotation for families that normalise queries and keys [n, heads + kv, dim]."""
+        return qk
+
+
+class FeedForward:
+    """down(silu(gate(x)) * up(x)), gate and up as one projection (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+        bias = bool(config.get("mlp_bias", False))
+        biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
+        self._gate_up = Linear(
+            torch.cat([weights(f"{name}.weight", inner, width) for name in ("gate_proj", "up_proj")]),
+            torch.cat(biases) if biases else None,
+        )
+        self._down = Linear(weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(F.silu(gate) * up)
+
+
+class Llama:
+    """A decoder of the Llama family; see `ssd.models.interface.Model`."""
+
+    attention: type[Attention] = Attention
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        if config.get("hidden_act", "silu") != "silu":
+            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
+        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)
+        self._rotary = Rotary(frequencies, max_position, dtype)
+        model = weights.below("model")
+        self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
+        self._layers = [
+            self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
+        ]
+        self._norm = RMSNorm(model("norm.weight", width), eps)
+        tied = bool(config.get("tie_word_embeddings", False))
+        self._head = Linear(self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width))
+
+    def _layer(
+        self, config: Config, weights: Weights, index: int, width: int, eps: float
+    ) -> tuple[RMSNorm, Attention, RMSNorm, FeedForward]:
+        return (
+            RMSNorm(weights("input_layernorm.weight", width), eps),
+            self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
+            RMSNorm(weights("post_attention_layernorm.weight", width), eps),
+            FeedForward(config, weights.below("mlp")),
+        )
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        x = self._embedding[token_ids]
+        table = self._rotary.at(plan.positions)
+        for attention_norm, attention, forward_norm, feed_forward in self._layers:
+            x = x + attention(attention_norm(x), table, plan)
+            x = x + feed_forward(forward_norm(x))
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)

@@ -1,0 +1,32 @@
+"""The dense Qwen3 family: Llama with a norm on every query and key head (arXiv 2505.09388)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ssd.layers.norm import RMSNorm
+from ssd.layers.rotary import Rotary
+from ssd.models.interface import Shape
+from ssd.models.llama import Attention, Config, Llama
+from ssd.models.weights import Weights
+
+
+class Qwen3Attention(Attention):
+    """Attention whose query and key heads are normalised before rotation."""
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+        super().__init__(config, shape, weights, layer, rotary)
+        eps = float(config.get("rms_norm_eps", 1e-6))
+        self._q_norm = RMSNorm(weights("q_norm.weight", shape.head_dim), eps)
+        self._k_norm = RMSNorm(weights("k_norm.weight", shape.head_dim), eps)
+
+    def normalised(self, qk: Tensor) -> Tensor:
+        heads = self._shape.heads
+        return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)
+
+
+class Qwen3(Llama):
+    """A dense Qwen3 decoder; see `ssd.models.interface.Model`."""
+
+    attention = Qwen3Attention

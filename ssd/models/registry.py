@@ -1,0 +1,53 @@
+"""Model families by the `model_type` of a checkpoint's config (contract C6).
+
+A family is a class `Family(config, weights, options)` registered under the entry-point group `ssd.models`. The built-in
+ones are entry points of this package, a plugin's are those of its own: there is no second way in.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from ssd.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ssd.models.checkpoint import Checkpoint
+    from ssd.models.interface import Model
+
+GROUP = "ssd.models"
+
+
+def families() -> dict[str, str]:
+    """Family name -> where it comes from ("built in", or the distribution that adds it)."""
+    return {name: _source(entry) for name, entry in sorted(_entries().items())}
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _source(entry: EntryPoint) -> str:
+    return "built in" if entry.value.startswith("ssd.models.") or entry.dist is None else entry.dist.name
+
+
+def check_family(checkpoint: Checkpoint) -> EntryPoint:
+    """The family of a checkpoint; raises `UsageError` naming the known ones."""
+    kind = checkpoint.config.get("model_type")
+    entry = _entries().get(str(kind))
+    if entry is None:
+        known = ", ".join(sorted(_entries())) or "none: is the package installed?"
+        raise UsageError(f"{checkpoint.directory}: model family {kind!r} is not supported (known: {known})")
+    return entry
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Model:
+    """Build the checkpoint's model. `max_position` bounds the positions it will ever see. Raises `UsageError`."""
+    from ssd.models import weights
+
+    source = weights.dummy(dtype, device) if dummy else weights.from_checkpoint(checkpoint, dtype, device)
+    family = check_family(checkpoint).load()
+    model: Model = family(checkpoint.config, source, dtype, device, max_position)
+    return model

@@ -1,0 +1,65 @@
+"""Where a model's tensors come from. A family asks by name and shape; it never sees files."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.models.checkpoint import Checkpoint
+
+Reader = Callable[[str, tuple[int, ...]], Tensor]
+
+
+class Weights:
+    """Tensors below a name prefix, read on demand and checked against the shape the family expects."""
+
+    def __init__(self, read: Reader, has: Callable[[str], bool], prefix: str = "") -> None:
+        self._read, self._has, self._prefix = read, has, prefix
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`; raises `UsageError` when it is missing or shaped differently."""
+        return self._read(self._prefix + name, shape)
+
+    def __contains__(self, name: str) -> bool:
+        return self._has(self._prefix + name)
+
+    def below(self, prefix: str) -> Weights:
+        return Weights(self._read, self._has, f"{self._prefix}{prefix}.")
+
+
+def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`."""
+    from safetensors import safe_open
+
+    files: dict[str, object] = {}
+
+    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            raise UsageError(f"{checkpoint.directory}: tensor {name} is missing")
+        if tuple(info.shape) != shape:
+            raise UsageError(f"{checkpoint.directory}: tensor {name} has shape {tuple(info.shape)}, expected {shape}")
+        path = str(info.file)
+        if path not in files:
+            files[path] = safe_open(path, framework="pt")
+        tensor: Tensor = files[path].get_tensor(name)  # type: ignore[attr-defined]
+        return tensor.to(device, dtype)
+
+    return Weights(read, lambda name: name in checkpoint.tensors)
+
+
+def dummy(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+    """Small random weights for `--load-format dummy`: the cost of a model without its checkpoint. The same name and
+    shape give the same tensor in every process."""
+
+    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=dtype, device=device)
+        return torch.randn(shape, generator=generator).mul_(0.02).to(device, dtype)
+
+    return Weights(read, lambda name: False)

@@ -1,0 +1,77 @@
+"""What a caller may ask of one request. Shared by the client library, the frontend and the target."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ssd.errors import RequestError
+
+Mode = Literal["ar", "sd", "ssd"]
+Backup = Literal["jit", "none"]
+
+MAX_LOOKAHEAD = 16
+MAX_FAN_OUT = 16
+MAX_SEED = 2**63 - 1
+
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+FanOut = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(min_length=1, max_length=MAX_LOOKAHEAD + 1)
+]
+
+
+class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one request is speculated on. It changes speed, never tokens (contract C2).
+
+    `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1).
+    """
+
+    mode: Mode = "ssd"
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] = 4
+    fan_out: FanOut = (3,)
+    backup: Backup = "jit"
+
+    def check(self) -> None:
+        """Raise `RequestError` where the fields contradict each other."""
+        wanted = self.num_speculative_tokens + 1
+        if len(self.fan_out) not in (1, wanted):
+            raise RequestError(
+                "invalid_request",
+                f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)",
+            )
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The law of the tokens and where they end. Names follow the OpenAI API and vLLM.
+
+    `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+    `seed` None means a random one. `logprobs` n asks for the log-probability of each token under the target's
+    unmodified distribution and of the n likeliest alternatives (0: the chosen token alone).
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: Seed | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    speculation: Speculation | None = None
+
+    def check(self) -> None:
+        """Raise `RequestError` for values a decoder would refuse (a plain constructor checks nothing)."""
+        if math.isnan(self.temperature):
+            raise RequestError("invalid_request", "temperature is not a number")
+        try:
+            msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except msgspec.ValidationError as error:
+            raise RequestError("invalid_request", f"sampling parameters: {error}") from None
+        if self.speculation is not None:
+            self.speculation.check()

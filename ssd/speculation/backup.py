@@ -1,0 +1,26 @@
+"""What a missed row does: go now, or wait for a fresh draft (DESIGN, "Misses are a cost model, not a flag")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ssd.speculation.theory import expected_tokens
+
+
+def depth_worth_waiting_for(
+    ready: Sequence[int], missed: int, lookahead: int, acceptance: float, verify_s: float, depth_s: float
+) -> int:
+    """How many fresh draft tokens (0..lookahead) the batch should wait for on behalf of its missed rows.
+
+    `ready` holds the draft tokens of the rows that have some, `missed` counts the rows without; `verify_s` is the time
+    of a verification and `depth_s` that of one drafted token, both in seconds. Maximises expected tokens per second of
+    the whole batch: the waiting of one row is paid by all.
+    """
+    if missed == 0:
+        return 0
+    certain = sum(expected_tokens(acceptance, depth) for depth in ready)
+
+    def rate(depth: int) -> float:
+        return (certain + missed * expected_tokens(acceptance, depth)) / (verify_s + depth * depth_s)
+
+    return max(range(lookahead + 1), key=rate)

@@ -1,0 +1,78 @@
+"""Counter-based Gumbel noise shared by target and draft (ALGORITHM 6, `coupled`; arXiv 2408.07978).
+
+The noise of a token depends on (request seed, absolute position, token id) alone. Integer hash lanes give the same
+bits on every device; only the two logarithms at the end are floating point.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+_MASK64 = 2**64 - 1
+
+
+def _splitmix64(state: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)
+
+
+def _signed32(value: int) -> int:
+    return value - 2**32 if value >= 2**31 else value
+
+
+def _mix32(lanes: Tensor) -> Tensor:
+    """MurmurHash3's 32-bit finaliser (Appleby, public domain) on int32 lanes, in place; multiplication wraps."""
+    lanes ^= (lanes >> 16) & 0xFFFF
+    lanes *= _signed32(0x85EBCA6B)
+    lanes ^= (lanes >> 13) & 0x7FFFF
+    lanes *= _signed32(0xC2B2AE35)
+    lanes ^= (lanes >> 16) & 0xFFFF
+    return lanes
+
+
+def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
+    key = _splitmix64(_splitmix64(seed) ^ position)
+    lanes = torch.arange(vocab_size, dtype=torch.int32, device=device)
+    lanes *= _signed32(0x9E3779B1)
+    lanes += _signed32(key & 0xFFFFFFFF)
+    _mix32(lanes)
+    lanes ^= _signed32(key >> 32)
+    return _mix32(lanes)
+
+
+def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
+
+    31 bits make u; E keeps its relative resolution near 0, which is where the Gumbel is large and decides.
+    """
+    bits = hash_lanes(seed, position, vocab_size, device) & 0x7FFFFFFF
+    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+class NoiseCache:
+    """Recently used noise vectors by (seed, position): chains, rows and retries at a position share one vector."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._capacity = max(64, most_bytes // (4 * vocab_size))
+        self._vectors: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+
+    def __call__(self, seed: int, position: int) -> Tensor:
+        """float32 [vocab_size]; see `gumbel`."""
+        key = (seed, position)
+        vector = self._vectors.get(key)
+        if vector is None:
+            vector = self._vectors[key] = gumbel(seed, position, self._vocab_size, self._device)
+            if len(self._vectors) > self._capacity:
+                self._vectors.popitem(last=False)
+        else:
+            self._vectors.move_to_end(key)
+        return vector

@@ -1,0 +1,114 @@
+"""From logits to tokens: one function for all modes, so that `ar`, `sd` and `ssd` cannot differ (contract C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_BLOCK = 128
+_NUCLEUS = 256
+
+
+class Law(NamedTuple):
+    """How logits become a distribution. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 switch a filter off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+Noise = Callable[[int, int], Tensor]
+
+
+def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) -> Tensor:
+    """Scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
+
+    Row i stands at absolute position `positions[i]`. Greedy: the logits themselves. Otherwise the filtered logits at
+    the law's temperature plus the Gumbel noise of (seed, position), so that argmax is a sample (ALGORITHM 6).
+    """
+    if law.temperature == 0.0:
+        return logits.float()
+    scaled = filtered(logits.float() / law.temperature, law)
+    for row, position in zip(scaled, positions, strict=True):
+        row += noise(law.seed, position)
+    return scaled
+
+
+def filtered(scaled: Tensor, law: Law) -> Tensor:
+    """`scaled` [n, V] (logits over temperature) with the tokens outside min-p, top-k and top-p at -inf.
+
+    Ties at a border are kept, except where that would depend on sorting: top-p keeps the tokens whose probability is at
+    least that of the last one needed to reach p.
+    """
+    if law.min_p > 0.0:
+        floor = scaled.amax(-1, keepdim=True) + torch.log(torch.tensor(law.min_p, dtype=scaled.dtype))
+        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
+    if 0 < law.top_k < scaled.shape[-1]:
+        kth = torch.topk(scaled, law.top_k).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    if law.top_p < 1.0:
+        floor = torch.stack([_nucleus_floor(row, law.top_p) for row in scaled])
+        scaled = scaled.masked_fill(scaled < floor[:, None], -torch.inf)
+    return scaled
+
+
+def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
+    """The logit of the last token needed for probability `top_p` (Holtzman et al., arXiv 1904.09751), from [V].
+
+    The likeliest few nearly always suffice; sorting a whole vocabulary takes milliseconds.
+    """
+    total = torch.logsumexp(row, dim=-1)
+    for count in (_NUCLEUS, row.shape[-1]):
+        best = torch.topk(row, min(count, row.shape[-1])).values
+        short = (best - total).exp().cumsum(-1) < top_p
+        if not short[-1]:
+            return best[short.sum()]
+    return best[-1]
+
+
+def argmax(scores: Tensor) -> list[int]:
+    """The id of the largest score of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
+    finite maximum, which has no sample.
+
+    Two passes over blocks: reducing without indices is several times faster than `Tensor.argmax` on a CPU.
+    """
+    rows, vocab_size = scores.shape
+    if vocab_size % _BLOCK:
+        best = scores.max(-1)
+        return _checked(best.indices, best.values)
+    blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
+    highest = blocks.amax(-1)
+    block = highest.argmax(-1)
+    inside = blocks[torch.arange(rows, device=scores.device), block].max(-1)
+    return _checked(block * _BLOCK + inside.indices, inside.values)
+
+
+def _checked(ids: Tensor, values: Tensor) -> list[int]:
+    return [
+        token if value == value and abs(value) != float("inf") else -1
+        for token, value in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def ranked(scores: Tensor, count: int) -> list[list[int]]:
+    """The `count` best ids of each row of [n, V], best first; among equals in no particular order.
+
+    Exact: the best tokens lie in the blocks with the best maxima.
+    """
+    rows, vocab_size = scores.shape
+    count = min(count, vocab_size)
+    if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
+        plain: list[list[int]] = torch.topk(scores, count).indices.tolist()
+        return plain
+    blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
+    chosen = torch.topk(blocks.amax(-1), count).indices.sort(-1).values
+    inside = blocks.gather(1, chosen[..., None].expand(rows, count, _BLOCK)).reshape(rows, -1)
+    best = torch.topk(inside, count).indices
+    ids = chosen.gather(1, best // _BLOCK) * _BLOCK + best % _BLOCK
+    best_ids: list[list[int]] = ids.tolist()
+    return best_ids

@@ -1,0 +1,1 @@
+"""The target process: truth lives here (contract C1)."""

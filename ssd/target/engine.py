@@ -1,0 +1,156 @@
+"""One step of the target: schedule, verify, commit, look up. No process, socket or board in here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+
+from torch import Tensor
+
+from ssd.config import EngineConfig
+from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.runner import Runner
+from ssd.ipc.messages import Emission, FinishReason, Submit, TokenLogprob
+from ssd.speculation.acceptance import coupled
+from ssd.target.proposer import Proposer, Result
+from ssd.target.scheduler import Scheduled, Scheduler
+from ssd.target.sequence import Sequence
+from ssd.target.verifier import Verifier
+
+
+class TargetEngine:
+    """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids."""
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, proposer: Proposer, stop_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        salt = f"{config.digest}/{config.dtype}"
+        self.pool = PagePool(config.num_pages, config.page_size, salt)
+        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self.proposer = proposer
+        self._config, self._runner, self._stop_token_ids = config, runner, stop_token_ids
+        self._verifier = Verifier(runner.model.shape.vocab_size, runner.model.device)
+        self._forward_ended = 0.0
+
+    def submit(self, submit: Submit) -> None:
+        table = PageTable(self.pool)
+        default, longest = self._config.speculation, self._config.max_model_len
+        self.scheduler.add(Sequence.from_submit(submit, default, longest, table, time.perf_counter()))
+
+    def abort(self, request: int) -> None:
+        """Forget a request; called between steps, so that no step in flight can touch its pages."""
+        sequence = self.scheduler.find(request)
+        if sequence is not None:
+            self._forget([sequence])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[Emission]:
+        """Advance every sequence that the batch has room for; returns what clients must be told."""
+        for sequence in self.scheduler.admit():
+            self.proposer.admit(sequence)
+        waited = self.proposer.settle(self.scheduler.running)
+        batch, preempted = self.scheduler.schedule()
+        if preempted:
+            self.proposer.release(preempted)
+        if not batch:
+            return []
+        began = time.perf_counter()
+        logits = self._runner.forward([part.row for part in batch])
+        ended = time.perf_counter()
+        self._account(batch, waited, began, ended)
+        return self._finish(batch, self._commit(batch, self._verifier.samples(logits, batch)), logits)
+
+    def _account(self, batch: Items[Scheduled], waited: float, began: float, ended: float) -> None:
+        """Every second of a round is verification, waiting for the draft, or overhead (contract C10)."""
+        between = began - self._forward_ended - waited
+        for part in batch:
+            sequence = part.sequence
+            if sequence.round > 0:
+                sequence.timing.verify += ended - began
+                sequence.timing.wait += waited
+                sequence.timing.overhead += between
+        self._forward_ended = ended
+
+    def _commit(self, batch: Items[Scheduled], samples: Items[list[int]]) -> list[Result | None]:
+        """Append what the samples allow and move the computed length (I1); None for prefill chunks and failures."""
+        results: list[Result | None] = []
+        for part, own in zip(batch, samples, strict=True):
+            sequence, drafted = part.sequence, part.drafted
+            known = len(part.row.token_ids) - drafted
+            sequence.proposal = []
+            if not own:
+                sequence.computed += known
+                results.append(None)
+                continue
+            outcome = coupled(part.row.token_ids[known:], own)
+            result = Result(sequence, sequence.round, len(sequence.tokens), drafted, outcome)
+            sequence.computed += known + outcome.accepted
+            sequence.count_round(outcome, drafted)
+            sequence.tokens += own[: outcome.accepted + 1]
+            results.append(result)
+        return results
+
+    def _finish(self, batch: Items[Scheduled], results: Items[Result | None], logits: Tensor) -> list[Emission]:
+        """Ends, emissions, the prefix cache, the next proposals."""
+        ends = [self._cut(result) for result in results]
+        logprobs = self._verifier.logprobs(logits, batch, [tokens for tokens, _ in ends])
+        now = time.perf_counter()
+        emissions, alive, over = [], [], []
+        for result, (tokens, reason), probabilities in zip(results, ends, logprobs, strict=True):
+            if result is None:
+                continue
+            sequence = result.sequence
+            sequence.timing.first_token = sequence.timing.first_token or now
+            sequence.timing.last_token = now
+            if reason is None:
+                alive.append(result)
+            else:
+                over.append(sequence)
+            if reason != "error":
+                sequence.table.share_computed(sequence.tokens, sequence.computed)
+            emissions.append(self._emission(sequence, tokens, probabilities, reason))
+        self.proposer.outcomes(alive)
+        self._forget(over)
+        return emissions
+
+    def _emission(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
+    ) -> Emission:
+        metrics = None if reason is None else sequence.metrics(self.proposer.step_seconds)
+        error = "the model produced values that are not numbers" if reason == "error" else ""
+        return Emission(sequence.request, tokens, logprobs, reason, metrics, error)
+
+    def _cut(self, result: Result | None) -> tuple[list[int], FinishReason | None]:
+        """The new tokens of a result, cut where the request ends, and why it ends."""
+        if result is None:
+            return [], None
+        sequence = result.sequence
+        tokens = sequence.tokens[result.base :]
+        for index, token in enumerate(tokens):
+            reason = self._reason(sequence, token, result.base + index + 1)
+            if reason is not None:
+                kept = tokens[: index + (reason != "error")]
+                sequence.tokens[result.base :] = kept
+                sequence.computed = min(sequence.computed, len(sequence.tokens))
+                return kept, reason
+        return tokens, None
+
+    def _reason(self, sequence: Sequence, token: int, length: int) -> FinishReason | None:
+        """Why a sequence ends with `token` as its last of `length`, or None."""
+        params = sequence.params
+        if token < 0:
+            return "error"
+        if token in params.stop_token_ids or (token in self._stop_token_ids and not params.ignore_eos):
+            return "stop"
+        if length - sequence.prompt_length >= params.max_tokens or length >= sequence.max_model_len:
+            return "length"
+        return None
+
+    def _forget(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            self.scheduler.remove(sequence)
+        if sequences:
+            self.proposer.release(sequences)

@@ -1,0 +1,111 @@
+"""The target process: sockets around `TargetEngine`. Single-threaded; requests are read between steps."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+
+from ssd.config import EngineConfig
+from ssd.execution.runner import Runner, device_of
+from ssd.ipc import sockets
+from ssd.ipc.board import BoardReader
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Message, Ready, Refused, Step, Submit
+from ssd.ipc.process import Child
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.stopping import stop_token_ids
+from ssd.target.board_proposer import BoardProposer
+from ssd.target.engine import TargetEngine
+from ssd.target.proposer import NoProposer, Proposer
+
+log = logging.getLogger("ssd.target")
+
+
+def main(child: Child) -> None:
+    """Load, say ready, serve until the supervisor ends this process."""
+    socket = sockets.router(child.context, child.address(sockets.ENGINE))
+    _Target(child, socket, load(child.config)).serve()
+
+
+def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
+    """The target model with its cache, and its end-of-sequence ids; warmed up for the first request."""
+    torch.set_grad_enabled(False)
+    checkpoint = inspect(Path(config.target))
+    dtype, device = getattr(torch, config.dtype), device_of(config.device)
+    model = registry.load(checkpoint, dtype, device, config.max_model_len, config.load_format == "dummy")
+    runner = Runner(model, config.num_pages, config.page_size, config.deterministic)
+    runner.warm_up(1 + config.speculation.num_speculative_tokens)
+    return runner, stop_token_ids(checkpoint)
+
+
+class _Target:
+    def __init__(self, child: Child, socket: zmq.Socket[Any], loaded: tuple[Runner, frozenset[int]]) -> None:
+        self._child, self._socket = child, socket
+        self._frontend, self._draft = b"", b""
+        self._draft_epoch = 0
+        config, (runner, stops) = child.config, loaded
+        self._board: BoardProposer | None = None
+        if config.draft is not None:
+            reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
+            self._board = BoardProposer(reader, self._to_draft)
+        proposer: Proposer = NoProposer() if self._board is None else self._board
+        self._engine = TargetEngine(config, runner, proposer, stops)
+
+    def serve(self) -> None:
+        self._child.ready()
+        while True:
+            if not self._engine.busy:
+                self._socket.poll()
+            self._read()
+            emissions = self._engine.step()
+            if emissions and not sockets.send(self._socket, Step(emissions), self._child.epoch, self._frontend):
+                self._lost_frontend()
+
+    def _read(self) -> None:
+        """Handle every message that is there."""
+        while True:
+            try:
+                received = sockets.receive(self._socket, PEER_TO_TARGET)
+            except BadFrame as error:
+                log.warning("dropped a frame from %s", error)
+                continue
+            if received is None:
+                return
+            peer, epoch, message = received
+            if isinstance(message, Hello):
+                self._hello(peer, epoch, message)
+            elif isinstance(message, Submit):
+                self._engine.submit(message)
+            elif isinstance(message, Abort):
+                self._engine.abort(message.request)
+
+    def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
+        config = self._child.config
+        if hello.digest != config.digest:
+            reason = f"this target serves {config.target_name}; the {hello.role} was started for another model"
+            self._answer(peer, Refused(reason))
+            return
+        self._answer(peer, Ready())
+        if hello.role == "frontend":
+            self._frontend = peer
+        elif self._board is not None and epoch >= self._draft_epoch:
+            self._draft, self._draft_epoch = peer, epoch
+            self._board.join(epoch, self._engine.scheduler.running)
+
+    def _answer(self, peer: bytes, message: Message) -> None:
+        if not sockets.send(self._socket, message, self._child.epoch, peer):
+            log.warning("%r was gone before it was answered", peer)
+
+    def _to_draft(self, message: Message) -> bool:
+        return sockets.send(self._socket, message, self._draft_epoch, self._draft)
+
+    def _lost_frontend(self) -> None:
+        """Nobody is left to hear the results: release everything the frontend had asked for."""
+        log.warning("the frontend does not take results; its requests are dropped")
+        scheduler = self._engine.scheduler
+        for sequence in [*scheduler.running, *scheduler.waiting]:
+            self._engine.abort(sequence.request)

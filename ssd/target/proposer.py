@@ -1,0 +1,58 @@
+"""Where draft tokens come from, seen from the target: advice that may be late, wrong or missing (contract C1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import NamedTuple, Protocol
+
+from ssd.speculation.acceptance import Outcome
+from ssd.target.sequence import Sequence
+
+
+class Result(NamedTuple):
+    """The outcome of one verification: `base` committed tokens before it; `sequence` has committed it already.
+    `drafted` draft tokens were verified."""
+
+    sequence: Sequence
+    round: int
+    base: int
+    drafted: int
+    outcome: Outcome
+
+
+class Proposer(Protocol):
+    """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean time of a tree step of the draft, 0 when there is none to report."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """A sequence begins, or begins again: its committed tokens are all there is to know."""
+
+    def outcomes(self, results: Items[Result]) -> None:
+        """One step's outcomes: propose what is cached for them."""
+
+    def settle(self, sequences: Items[Sequence]) -> float:
+        """The next launch is near: wait for missing proposals as long as it pays; returns the seconds waited."""
+
+    def release(self, sequences: Items[Sequence]) -> None:
+        """Sequences that ended or lost their pages."""
+
+
+class NoProposer:
+    """Plain decoding."""
+
+    step_seconds = 0.0
+
+    def admit(self, sequence: Sequence) -> None:
+        pass
+
+    def outcomes(self, results: Items[Result]) -> None:
+        pass
+
+    def settle(self, sequences: Items[Sequence]) -> float:
+        return 0.0
+
+    def release(self, sequences: Items[Sequence]) -> None:
+        pass

@@ -1,0 +1,126 @@
+"""Real processes: whoever dies, answers stay the same and nothing stays behind (RELIABILITY 1, contract C1, C9)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ssd.client import Client
+from ssd.errors import EngineDeadError, UsageError
+from ssd.launch_config import EngineOptions, resolve
+from ssd.params import SamplingParams, Speculation
+from ssd.supervisor import Engine
+from tests.faults.engine import descriptors, gone, running_engine, shared_memory
+
+PROMPT = "The capital of France is"
+HOST = """
+import sys
+from ssd.launch_config import EngineOptions, resolve
+from ssd.supervisor import Engine
+engine = Engine(resolve(EngineOptions()))
+engine.start()
+print(engine.address, *engine.pids.values(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with running_engine() as engine:
+        yield engine
+
+
+def params(mode: str = "ssd", tokens: int = 96) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode))  # type: ignore[arg-type]
+
+
+def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
+    shm, before = shared_memory(), descriptors()
+    with running_engine() as engine, Client(engine.address) as client:
+        pids = engine.pids
+        directory = Path(engine.address.removeprefix("ipc://")).parent
+        assert set(pids) == {"target", "draft", "frontend"}
+        assert directory.stat().st_mode & 0o777 == 0o700
+        client.generate(PROMPT, params(tokens=4))
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert not directory.exists()
+    assert shared_memory() == shm
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_losing_the_draft_changes_no_token(engine: Engine, fault: signal.Signals) -> None:
+    with Client(engine.address) as client:
+        expected = client.generate(PROMPT, params("ar")).token_ids
+        ids: list[int] = []
+        for count, chunk in enumerate(client.stream(PROMPT, params())):
+            if count == 5:
+                draft = engine.pids["draft"]
+                os.kill(draft, fault)
+            ids += chunk.token_ids
+        assert ids == expected
+        if fault != signal.SIGKILL:
+            os.kill(draft, signal.SIGKILL)
+        assert gone(draft, within_s=2)
+
+
+def test_a_restarted_draft_proposes_again(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        draft = engine.pids.get("draft")
+        if draft is not None:  # it may just be on its way back from the test before
+            os.kill(draft, signal.SIGKILL)
+        # Bounded by the number of requests, not by a clock: each one takes a while, the draft is back after some.
+        for _ in range(200):
+            completion = client.generate(PROMPT, params(tokens=48))
+            if completion.metrics.hits > 0:
+                return
+        pytest.fail("200 requests without a single hit after the draft was restarted")
+
+
+def test_the_death_of_the_target_ends_every_request_with_its_cause() -> None:
+    with running_engine() as engine, Client(engine.address) as client:
+        with pytest.raises(EngineDeadError):
+            for count, _ in enumerate(client.stream(PROMPT, params(tokens=500))):
+                if count == 3:
+                    os.kill(engine.pids["target"], signal.SIGKILL)
+        assert engine.wait(timeout=5)
+        assert isinstance(engine.failure, EngineDeadError)
+        assert "target" in str(engine.failure) and "SIGKILL" in str(engine.failure)
+
+
+@pytest.mark.parametrize("stopped_draft", [False, True])
+def test_children_end_with_a_killed_supervisor(stopped_draft: bool) -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert host.stdout is not None and host.stdin is not None
+    address, *pids = host.stdout.readline().split()
+    if stopped_draft:
+        os.kill(int(pids[2]), signal.SIGSTOP)
+    host.kill()
+    host.wait()
+    assert all(gone(int(pid), within_s=2) for pid in pids)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
+    host.stdin.close()
+    host.stdout.close()
+
+
+def test_a_child_that_cannot_start_is_the_message(tmp_path: Path) -> None:
+    config = resolve(EngineOptions())
+    broken = tmp_path / "model"
+    broken.mkdir()
+    source = Path(config.draft or "")
+    for file in source.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    text = (broken / "config.json").read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 5')
+    (broken / "config.json").write_text(text)
+    engine = Engine(msgspec.structs.replace(config, draft=str(broken)))
+    with pytest.raises(UsageError, match=r"layers\.4\..* is missing"):
+        engine.start()

@@ -1,0 +1,251 @@
+"""Checkpoint checks: a good folder passes, every hostile one is refused with a message that names the cause."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ssd.errors import UsageError
+from ssd.models import checkpoint
+from ssd.models.hub import BUILTIN
+
+Entries = dict[str, Any]
+
+
+def entry(dtype: str, shape: list[Any], start: int, stop: int) -> Entries:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def raw(header: Any, data: int, length: int | None = None) -> bytes:
+    """A safetensors file with any header, `data` zero bytes, and optionally a lie about the header's length."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(data)
+
+
+GOOD = {"a": entry("F32", [2, 2], 0, 16), "b": entry("BF16", [3], 16, 22)}
+
+HOSTILE = {
+    "empty file": (b"", "truncated"),
+    "seven bytes": (b"\0" * 7, "truncated"),
+    "data cut short": (raw(GOOD, 21), "truncated: header promises 159 bytes, file has 158"),
+    "header longer than the file": (raw(GOOD, 22, 1000), "truncated: header promises 1008 bytes, file has 159"),
+    "header over the bound": (raw(GOOD, 22, 2**63), "over 100000000"),
+    "bytes after the last tensor": (raw(GOOD, 23), "after its last tensor"),
+    "not JSON": (raw(b"{nope", 0), "bad JSON"),
+    "not UTF-8": (raw(b'{"\xff": 1}', 0), "bad JSON"),
+    "nested too deep": (raw(b"[" * 200_000, 0), "bad JSON"),
+    "a list": (raw([], 0), "expected a JSON object, found list"),
+    "one name twice": (raw(b'{"a": 1, "a": 2}', 0), "twice"),
+    "overlap": (raw({"a": GOOD["a"], "b": entry("U8", [8], 8, 16)}, 16), "'b' overlaps"),
+    "gap": (raw({"a": GOOD["a"], "b": entry("U8", [8], 24, 32)}, 32), "'b' follows a gap"),
+    "gap at the front": (raw({"a": entry("U8", [8], 8, 16)}, 16), "'a' follows a gap"),
+    "dims do not match bytes": (raw({"a": entry("F32", [2, 3], 0, 16)}, 16), "needs 24 bytes, has 16"),
+    "dims whose product wraps": (raw({"a": entry("F32", [2**32, 2**32], 0, 0)}, 0), "needs 73786976294838206464"),
+    "a million dims": (raw({"a": entry("U8", [2**61] * 1_000_000, 0, 0)}, 0), "bad shape"),
+    "negative dim": (raw({"a": entry("U8", [-1, -8], 0, 8)}, 8), "bad shape"),
+    "fractional dim": (raw({"a": entry("U8", [8.0], 0, 8)}, 8), "bad shape"),
+    "boolean dim": (raw({"a": entry("U8", [True], 0, 1)}, 1), "bad shape"),
+    "unknown dtype": (raw({"a": entry("F4096", [8], 0, 8)}, 8), "unknown dtype 'F4096'"),
+    "dtype is no string": (raw({"a": entry(["F32"], [2], 0, 8)}, 8), "unknown dtype"),  # type: ignore[arg-type]
+    "offsets reversed": (raw({"a": entry("U8", [8], 8, 0)}, 8), "bad offsets"),
+    "offset negative": (raw({"a": entry("U8", [8], -8, 0)}, 8), "bad offsets"),
+    "three offsets": (raw({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8, 8]}}, 8), "bad offsets"),
+    "entry without shape": (raw({"a": {"dtype": "U8", "data_offsets": [0, 8]}}, 8), "malformed"),
+    "entry is a number": (raw({"a": 8}, 8), "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_safetensors_are_refused(name: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[name]
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        checkpoint.check_safetensors(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    whole = raw(GOOD, 22)
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(UsageError, match="truncated"):
+            checkpoint.check_safetensors(file)
+
+
+def test_a_file_of_the_library_is_read_as_the_library_wrote_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    arrays = {"w": np.zeros((3, 5), np.float16), "empty": np.zeros((0, 4), np.float32), "scalar": np.array(1, np.int64)}
+    save_file(arrays, file, metadata={"format": "np"})
+    found = checkpoint.check_safetensors(file)
+    assert {name: info.shape for name, info in found.items()} == {"w": (3, 5), "empty": (0, 4), "scalar": ()}
+    assert {name: info.nbytes for name, info in found.items()} == {name: array.nbytes for name, array in arrays.items()}
+    assert found["w"].dtype == "F16" and found["w"].file == file
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no config.json"),
+        ("", "bad JSON"),
+        ("{", "bad JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"auto_map": {"AutoModel": "evil.Model"}}', "auto_map"),
+    ],
+)
+def test_bad_configs_are_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        checkpoint.read_config(tmp_path)
+
+
+def sharded(directory: Path) -> dict[str, Any]:
+    """Two shards with one tensor each, and their index."""
+    save_file({"a": np.ones(4, np.float32)}, directory / "one.safetensors")
+    save_file({"b": np.ones(2, np.float32)}, directory / "two.safetensors")
+    (directory / "config.json").write_text('{"vocab_size": 8}')
+    return {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+
+
+def write_index(directory: Path, index: dict[str, Any]) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    write_index(tmp_path, sharded(tmp_path))
+    found = checkpoint.inspect(tmp_path)
+    assert {name: info.file.name for name, info in found.tensors.items()} == sharded(tmp_path)["weight_map"]
+    assert found.nbytes == 24 and found.config == {"vocab_size": 8}
+
+
+def _shard_gone(directory: Path, index: dict[str, Any]) -> None:
+    (directory / "two.safetensors").unlink()
+
+
+def _shard_elsewhere(directory: Path, index: dict[str, Any]) -> None:
+    index["weight_map"]["b"] = "../two.safetensors"
+
+
+def _tensor_gone(directory: Path, index: dict[str, Any]) -> None:
+    index["weight_map"]["c"] = "two.safetensors"
+
+
+def _tensor_in_another_shard(directory: Path, index: dict[str, Any]) -> None:
+    index["weight_map"] |= {"a": "two.safetensors", "b": "one.safetensors"}
+
+
+def _tensor_twice(directory: Path, index: dict[str, Any]) -> None:
+    save_file({"a": np.ones(4, np.float32), "b": np.ones(2, np.float32)}, directory / "two.safetensors")
+
+
+def _no_map(directory: Path, index: dict[str, Any]) -> None:
+    del index["weight_map"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_shard_gone, "shard two.safetensors is missing"),
+        (_shard_elsewhere, "'../two.safetensors' is not the name of a file beside it"),
+        (_tensor_gone, "tensor 'c' is not in two.safetensors"),
+        (_tensor_in_another_shard, "tensor 'a' is not in two.safetensors"),
+        (_tensor_twice, "tensor 'a' is in more than one file"),
+        (_no_map, "no weight_map"),
+    ],
+)
+def test_bad_shards_are_refused(spoil: Callable[[Path, dict[str, Any]], None], message: str, tmp_path: Path) -> None:
+    index = sharded(tmp_path)
+    spoil(tmp_path, index)
+    write_index(tmp_path, index)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        checkpoint.inspect(tmp_path)
+
+
+def test_a_folder_without_safetensors_is_refused_unless_weights_are_not_wanted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UsageError, match=r"no model\.safetensors"):
+        checkpoint.inspect(tmp_path)
+    assert checkpoint.inspect(tmp_path, weights=False).tensors == {}
+
+
+def model(directory: Path, values: np.ndarray, config: str = '{"vocab_size": 8}') -> checkpoint.Checkpoint:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(config)
+    save_file({"w": values}, directory / "model.safetensors")
+    return checkpoint.inspect(directory)
+
+
+def test_the_digest_tells_models_apart_and_not_folders(tmp_path: Path) -> None:
+    ones = np.ones(100_000, np.float32)
+    digest = model(tmp_path / "a", ones).digest
+    assert model(tmp_path / "b", ones).digest == digest
+    assert model(tmp_path / "c", ones * 2).digest != digest
+    assert model(tmp_path / "d", ones.reshape(100, 1000)).digest != digest
+    assert model(tmp_path / "e", ones, '{"vocab_size": 9}').digest != digest
+
+
+def words(directory: Path, vocabulary: dict[str, int], model_type: str = "WordLevel") -> None:
+    tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": model_type, "vocab": vocabulary}}
+    tokenizer["model"]["unk_token"] = "?"  # type: ignore[index]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[checkpoint.Checkpoint, checkpoint.Checkpoint]:
+    return model(tmp_path / "t", np.ones(4)), model(tmp_path / "d", np.ones(4), '{"vocab_size": 16}')
+
+
+Pair = tuple[checkpoint.Checkpoint, checkpoint.Checkpoint]
+
+
+def test_a_pair_with_one_vocabulary_is_accepted_in_any_order_and_padding(pair: Pair) -> None:
+    words(pair[0].directory, {"?": 0, "a": 1, "b": 2})
+    words(pair[1].directory, {"b": 2, "a": 1, "?": 0})
+    checkpoint.check_pair(*pair)
+
+
+def test_a_pair_with_tokens_swapped_is_refused_by_name(pair: Pair) -> None:
+    words(pair[0].directory, {"?": 0, "a": 1, "b": 2})
+    words(pair[1].directory, {"?": 0, "a": 2, "b": 1})
+    with pytest.raises(UsageError, match="'a' is not the same token") as caught:
+        checkpoint.check_pair(*pair)
+    assert str(pair[0].directory) in str(caught.value) and str(pair[1].directory) in str(caught.value)
+
+
+def test_without_tokenizers_the_vocabulary_sizes_decide(pair: Pair) -> None:
+    checkpoint.check_pair(pair[0], pair[0])
+    words(pair[0].directory, {"?": 0})
+    with pytest.raises(UsageError, match="vocabularies of 8 and 16 tokens"):
+        checkpoint.check_pair(*pair)
+
+
+def test_without_a_usable_vocabulary_size_the_config_is_named(pair: Pair, tmp_path: Path) -> None:
+    odd = model(tmp_path / "odd", np.ones(4), '{"vocab_size": "8"}')
+    with pytest.raises(UsageError, match=r"odd/config\.json: vocab_size"):
+        checkpoint.check_pair(odd, odd)
+
+
+def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
+    assert checkpoint.tokenizer_vocabulary(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"cannot read .*tokenizer\.json"):
+        checkpoint.tokenizer_vocabulary(tmp_path)
+
+
+def test_the_packaged_draft_passes() -> None:
+    draft = checkpoint.inspect(BUILTIN["smollm2-draft"].directory)
+    assert draft.nbytes == 22_023_552 and draft.tensors["model.embed_tokens.weight"].shape == (49152, 192)
+    vocabulary = checkpoint.tokenizer_vocabulary(draft.directory)
+    assert vocabulary is not None and vocabulary["<|im_end|>"] == 2
+    checkpoint.check_pair(draft, draft)
