@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TypeAlias, overload
 
 import msgspec
@@ -96,7 +96,7 @@ class Client:
         *,
         messages: Sequence[ChatMessage] | None = None,
         token_ids: Sequence[int] | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """Yield what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
 
         The request begins with the first `next`; closing the generator before its end cancels it.

@@ -77,11 +77,7 @@ class Engine:
         self._changed = threading.Condition()
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
         self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
-        self._directory = run_directory()
-        self._wake_read, self._wake_write = os.pipe()
-        self._death_read, self._death_write = os.pipe()
-        self._board_fd = memory_file("ssd-board", board.size_bytes(config.max_num_seqs))
-        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
+        self._descriptors: list[int] = []
 
     @property
     def address(self) -> str:
@@ -94,6 +90,11 @@ class Engine:
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
+        self._directory = run_directory()
+        self._wake_read, self._wake_write = os.pipe()
+        self._death_read, self._death_write = os.pipe()
+        self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
+        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
@@ -109,6 +110,8 @@ class Engine:
 
     def stop(self, drain: float | None = None) -> None:
         """Let open requests finish for `drain` seconds (default: the configuration's), then end every process."""
+        if self._thread.ident is None:
+            return  # never started
         limit = self.config.shutdown_timeout if drain is None else drain
         with self._changed:
             if self._state == "ready" and limit > 0:
@@ -119,9 +122,6 @@ class Engine:
                 self._state = "stopping"
                 os.write(self._wake_write, b"s")
         self._thread.join()
-        self._close()
-
-    def _close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -46,15 +46,15 @@ def main(
                 name = _name(setting, temperature, batch)
                 if name in done or only not in name:
                     continue
-                ids, seconds = _run(llm, prompts, setting, temperature, tokens)
+                ids, figures = _run(llm, prompts, setting, temperature, tokens)
                 expected = kept.setdefault(f"T{temperature}", ids)  # the first run of a temperature is `ar`'s
                 reference.write_text(json.dumps(kept))
                 different = [i for i, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b]
                 exceptions = [_exception(prompts[i], ids[i], expected[i], temperature, i) for i in different]
-                line = {"name": name, "prompts": len(ids), "equal": len(ids) - len(different), "seconds": seconds}
+                line = {"name": name, "prompts": len(ids), "equal": len(ids) - len(different), **figures}
                 with out.open("a") as file:
                     file.write(json.dumps(line | {"exceptions": exceptions}) + "\n")
-                click.echo(f"{name}: {len(ids) - len(different)}/{len(ids)} equal, {seconds:.0f} s {exceptions or ''}")
+                click.echo(f"{line} {exceptions or ''}")
 
 
 def _name(setting: Speculation, temperature: float, batch: int) -> str:
@@ -69,14 +69,21 @@ def _name(setting: Speculation, temperature: float, batch: int) -> str:
 
 def _run(
     llm: LLM, prompts: list[str], setting: Speculation, temperature: float, tokens: int
-) -> tuple[list[list[int]], float]:
+) -> tuple[list[list[int]], dict[str, float]]:
+    """The ids, and what shows that there was speculation."""
     params = [
         SamplingParams(temperature=temperature, seed=1000 + i, max_tokens=tokens, ignore_eos=True, speculation=setting)
         for i in range(len(prompts))
     ]
     began = time.perf_counter()
     results = llm.generate(prompts, params)
-    return [result.token_ids for result in results], time.perf_counter() - began
+    metrics = [result.metrics for result in results]
+    figures = {
+        "acceptance_length": 1 + sum(m.accepted_tokens for m in metrics) / sum(m.rounds for m in metrics),
+        "hit_rate": sum(m.hits for m in metrics) / max(1, sum(m.hits + m.misses for m in metrics)),
+        "seconds": time.perf_counter() - began,
+    }
+    return [result.token_ids for result in results], {name: round(value, 3) for name, value in figures.items()}
 
 
 def _exception(prompt: str, ids: list[int], expected: list[int], temperature: float, index: int) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class _LazyGroup(click.Group):
             _fail(error.format_message(), error.exit_code)
         except SsdError as error:
             _fail(str(error), error.exit_code)
-        except (KeyboardInterrupt, click.Abort) as error:
-            sys.exit(getattr(error, "exit_code", 130))
+        except click.Abort as error:
+            sys.exit(getattr(error.__cause__, "exit_code", 130))  # click makes an Abort of what interrupted
         except BrokenPipeError:
             # Who read our output has left; nothing more can be said, not even by the interpreter at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -166,6 +166,8 @@ class DraftEngine:
     def _ranked(self, logits: Tensor, parts: Sequence[tuple[Tree, Sequence[int]]]) -> list[list[int]]:
         """Rank each row of `logits` by the score that decides its sample (ALGORITHM 6); `parts` name, run by run, the
         tree and the positions that the rows are about."""
+        if not len(logits):
+            return []  # prompt chunks only
         if any(tree.law.temperature > 0 for tree, _ in parts):
             runs = zip(logits.split([len(positions) for _, positions in parts]), parts, strict=True)
             logits = torch.cat([perturbed(run, tree.law, where, self._noise) for run, (tree, where) in runs])

@@ -72,7 +72,6 @@ class _Draft:
 
     def _hello(self) -> None:
         config = self._child.config
-        self._socket.poll(-1, zmq.POLLOUT)
         sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest), self._child.epoch)
 
     def _read(self) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,6 @@ class Child:
         self._tell(Status(self.start.role, "failed", message[:65536], exit_code))
 
     def _tell(self, status: Status) -> None:
-        # With IMMEDIATE a first send can come before the connection is up: wait for it, within bounds.
-        self.supervisor.poll(5000, zmq.POLLOUT)
         sockets.send(self.supervisor, status, self.epoch)
 
     def close(self) -> None:
@@ -94,8 +91,8 @@ def run(main: Callable[[Child], None]) -> None:
         child.failed(str(error), code)
     except Exception as error:
         code = 1
-        logging.getLogger("ssd").debug("%s", traceback.format_exc())
-        child.failed(f"{type(error).__name__}: {error}\n{traceback.format_exc()}", code)
+        logging.getLogger("ssd").exception("a bug, or a broken machine:")
+        child.failed(f"{type(error).__name__}: {error}", code)
     child.close()
     os._exit(code)
 

@@ -31,11 +31,14 @@ def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BY
 def dealer(
     context: zmq.Context[Any], address: str, identity: bytes | None = None, max_bytes: int = INTERNAL_BYTES
 ) -> zmq.Socket[bytes]:
-    """A connected DEALER; messages are queued only while the connection is up (IMMEDIATE)."""
+    """A connected DEALER; what is sent before the connection is up waits for it, at most HIGH_WATER_MARK messages.
+
+    Not IMMEDIATE: with it libzmq 4.3.5 discards what had arrived unread when the peer disconnects, and has been seen to
+    abort the process over half a message.
+    """
     socket = context.socket(zmq.DEALER)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
     _limit(socket, max_bytes, linger_ms=0)
     socket.connect(address)
     return socket

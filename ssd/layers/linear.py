@@ -36,7 +36,12 @@ class Linear:
         return y
 
     def _single_row_differs(self) -> bool:
-        """For some shapes oneDNN splits the sum of a single row differently from that of several; found by trying."""
+        """For some shapes oneDNN splits the sum of a single row differently from that of several; found by trying.
+
+        Rounding to 16 bits hides the difference in all but one of some thousand numbers, where a trial would miss it.
+        """
+        if self._weight.dtype != torch.float32:
+            return True
         x = torch.linspace(-1, 1, 2 * self.in_features, dtype=self._weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
 

@@ -35,6 +35,16 @@ def shape_of(config: Config, max_position: int) -> Shape:
         raise UsageError(f"config.json lacks {error}") from None
 
 
+def slides(config: Config) -> bool:
+    """Whether some layer attends to a window only. Qwen's configs name a window and say beside it if it is used."""
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
+        return False
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return int(config["num_hidden_layers"]) > int(config.get("max_window_layers", 0))
+    return "sliding_attention" in kinds
+
+
 def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
     return weights(f"{name}.bias", size) if present else None
 
@@ -94,6 +104,8 @@ class Llama:
     ) -> None:
         if config.get("hidden_act", "silu") != "silu":
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        if slides(config):
+            raise UsageError("sliding-window attention is not supported")
         self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
         width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
         frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)

@@ -119,7 +119,9 @@ class TargetEngine:
     def _emission(
         self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
     ) -> Emission:
-        metrics = None if reason is None else sequence.metrics(self.proposer.step_seconds)
+        # A stop string ends a request in the frontend: then these are the last figures it has.
+        known = reason is not None or bool(sequence.params.stop)
+        metrics = sequence.metrics(self.proposer.step_seconds) if known else None
         error = "the model produced values that are not numbers" if reason == "error" else ""
         return Emission(sequence.request, tokens, logprobs, reason, metrics, error)
 

@@ -1,0 +1,308 @@
+"""What the command line says and how it ends, without an engine or with a scripted one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ssd import __version__
+from ssd.cli.main import main
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import ChatMessage, Emission, Metrics, Submit
+from ssd.params import Speculation
+from ssd.supervisor import Engine
+from tests.scripted_engine import (
+    MODEL,
+    PATIENCE_S,
+    ScriptedEngine,
+    engine_config,
+    following,
+    gateway_thread,
+    scripted_engine,
+)
+
+PAIR = ["--target", str(MODEL), "--draft", str(MODEL)]
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad input has to be found before anything starts."""
+
+    def start(self: Engine, timeout: float = 0.0) -> None:
+        raise AssertionError("a process would have been started")
+
+    monkeypatch.setattr(Engine, "start", start)
+
+
+def ssd(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
+    assert result.exit_code == exit_code, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+    assert result.stdout == ""
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-k", "-1"], ["-k", "-1"]),
+        (["-k", "0"], ["-k", "0"]),
+        (["-k", "99"], ["-k", "99"]),
+        (["--max-model-len", "4", "-k", "4"], ["--num-speculative-tokens 4", "context of 4 tokens"]),
+        (["--max-model-len", "100000"], ["--max-model-len 100000", "8192"]),
+        (["--fan-out", "0"], ["--fan-out", "'0'"]),
+        (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
+        (["--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
+        (["--max-tokens", "0"], ["--max-tokens", "0"]),
+        (["--temperature", "nan"], ["temperature is not a number"]),
+        (["--temperature", "-1"], ["temperature"]),
+        (["--temperature", "warm"], ["--temperature", "warm"]),
+        (["--top-p", "0"], ["top_p"]),
+        (["--min-p", "2"], ["min_p"]),
+        (["--seed", "-1"], ["--seed"]),
+        (["--logprobs", "21"], ["--logprobs"]),
+        (["--stop", ""], ["stop"]),
+        (["--kv-cache-memory-bytes", "100000"], ["no room for the KV cache", "--kv-cache-memory-bytes"]),
+        (["--target-cpus", "4095"], ["--target-cpus", "may use the cores"]),
+        (["--draft-cpus", "zero"], ["--draft-cpus", "0-2,5"]),
+        (["--device", "tpu"], ["tpu"]),
+        (["--mode", "fast"], ["--mode", "fast"]),
+        (["--nonsense"], ["--nonsense"]),
+    ],
+)
+def test_options_out_of_range_are_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
+    assert_refused(ssd("generate", "hello", *PAIR, *arguments), *words)
+
+
+@pytest.mark.parametrize("prompt", ["", "\udcff"])
+def test_prompts_that_are_no_text_are_refused(prompt: str) -> None:
+    assert_refused(ssd("generate", *PAIR, prompt), "the prompt")
+
+
+def test_a_prompt_or_a_file_must_be_given_but_not_both(tmp_path: Path) -> None:
+    assert_refused(ssd("generate", *PAIR), "PROMPT")
+    assert_refused(ssd("generate", *PAIR, "hello", "--prompts-file", tmp_path), "PROMPT")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["cannot read", "No such file"]),
+        (b"", ["holds no prompts"]),
+        (b"\xff\xfe", ["not UTF-8"]),
+        (b'{"prompt": "fine"}\n{"prompt": \n', ["line 2", "not JSON"]),
+        (b'{"prompt": "fine"}\n\n["prompt"]\n', ["line 3", "object"]),
+        (b'{"prompt": 3}\n', ["line 1", "prompt"]),
+        (b'{"prompt": ""}\n', ["line 1", "empty"]),
+        (b'{"prompt": "\\ud800"}\n', ["line 1"]),
+    ],
+)
+def test_a_bad_prompts_file_is_named_with_its_line(tmp_path: Path, content: bytes | None, words: list[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    assert_refused(ssd("generate", *PAIR, "--prompts-file", file), str(file), *words)
+
+
+def test_a_directory_as_prompts_file_is_refused(tmp_path: Path) -> None:
+    assert_refused(ssd("generate", *PAIR, "--prompts-file", tmp_path), "cannot read", str(tmp_path))
+
+
+def test_a_model_that_does_not_exist_is_refused() -> None:
+    assert_refused(ssd("generate", "hello", "--target", "nonesuch", "--mode", "ar"), "nonesuch", "smollm2")
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    assert_refused(ssd("generate", "hello", "--target", tmp_path, "--mode", "ar"), str(tmp_path), "config.json")
+
+
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    assert_refused(ssd("generate", "hello", "--target", tmp_path, "--mode", "ar"), str(weights))
+
+
+def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][5]["content"] = "<|something else|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    result = ssd("generate", "hello", "--target", MODEL, "--draft", tmp_path)
+    assert_refused(result, str(MODEL), str(tmp_path), "tokenizer")
+
+
+def test_speculation_without_a_draft_is_refused() -> None:
+    assert_refused(ssd("generate", "hello", "--target", MODEL), "needs a draft", "--mode ar")
+
+
+def test_launch_checks_the_same_options() -> None:
+    assert_refused(ssd("launch", *PAIR, "--max-model-len", "100000"), "8192")
+    assert_refused(ssd("serve", *PAIR, "-k", "-1"), "-k")
+
+
+def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_TARGET", "nonesuch")
+    assert_refused(ssd("generate", "hello"), "nonesuch")
+    monkeypatch.setenv("SSD_NUM_SPECULATIVE_TOKENS", "many")
+    assert_refused(ssd("launch"), "many")
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert_refused(ssd("fly"), "fly")
+
+
+# -- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_and_version() -> None:
+    for name in ("generate", "launch", "demo", "pull", "models"):
+        assert name in ssd("--help").stdout
+        assert ssd(name, "--help").exit_code == 0
+    assert __version__ in ssd("--version").stdout
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import ssd; ssd.SamplingParams; ssd.LLM",
+        "import ssd.client, ssd.frontend.gateway",
+        "from ssd.cli.main import main; main(['--help'])",
+        "from ssd.cli.main import main; main(['generate', '--help'])",
+        "from ssd.cli.main import main; main(['generate', ''])",
+        "from ssd.cli.main import main; main(['launch', '--max-model-len', '0'])",
+    ],
+)
+def test_heavy_libraries_stay_out_of_the_command_line_and_the_frontend(statement: str) -> None:
+    script = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'transformers')\n"
+        "atexit.register(lambda: print('loaded:', [name for name in heavy if name in sys.modules]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script + statement], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "loaded: []", result.stderr
+
+
+def test_the_help_of_the_group_loads_no_command() -> None:
+    script = "import sys\ntry:\n from ssd.cli.main import main; main(['--help'])\nfinally: print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert not {"zmq", "msgspec", "rich", "ssd.cli.generate"} & set(result.stdout.splitlines()[-1].split())
+
+
+# -- with a running engine --------------------------------------------------------------------------------------------
+
+TOKENIZER = Tokenizer(MODEL)
+METRICS = Metrics(mode="ssd", rounds=3, mean_acceptance_length=1.5, hit_rate=0.25, tokens_per_second=40.0)
+
+
+def echo(submit: Submit) -> Iterator[Emission]:
+    """The prompt again, then the seed and the lookahead; endless for the prompt `forever`."""
+    if submit.token_ids == TOKENIZER.encode("forever"):
+        yield from (Emission(submit.request, [28120]) for _ in itertools.count())
+    assert submit.params.speculation is not None
+    numbers = TOKENIZER.encode(f" {submit.params.seed} {submit.params.speculation.num_speculative_tokens}")
+    yield Emission(submit.request, submit.token_ids)
+    yield Emission(submit.request, numbers, finish_reason="length", metrics=METRICS)
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    with ExitStack() as stack:
+        engine = stack.enter_context(scripted_engine())
+        config = engine_config(draft=str(MODEL), speculation=Speculation("ssd", 2))
+        stack.enter_context(gateway_thread(engine, config))
+        stack.enter_context(following(engine, echo))
+        yield engine
+
+
+def test_text_goes_to_stdout_and_the_numbers_to_stderr(engine: ScriptedEngine) -> None:
+    result = ssd("generate", "hello there", "--raw", "--seed", "5", "--address", engine.address)
+    assert result.exit_code == 0
+    assert result.stdout == "hello there 5 2\n"
+    (line,) = result.stderr.splitlines()
+    assert "40.0 tok/s" in line
+    assert "acceptance length 1.50" in line
+    assert "hit rate 25%" in line
+
+
+def test_json_is_one_object_with_the_documented_fields(engine: ScriptedEngine) -> None:
+    result = ssd("generate", "hello", "--raw", "--json", "--seed", "5", "-k", "3", "--address", engine.address)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    (line,) = result.stdout.splitlines()
+    completion = json.loads(line)
+    assert list(completion) == ["text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "metrics"]
+    ids = TOKENIZER.encode("hello")
+    assert completion["text"] == "hello 5 3"
+    assert completion["prompt_token_ids"] == ids
+    assert completion["finish_reason"] == "length"
+    assert completion["usage"] == {"prompt_tokens": len(ids), "completion_tokens": len(completion["token_ids"])}
+    documented = ["mode", "rounds", "mean_acceptance_length", "hit_rate", "tokens_per_second", "verify_ms"]
+    assert {*documented, "draft_wait_ms", "round_overhead_ms"} <= set(completion["metrics"])
+
+
+def test_chat_is_the_default_of_a_model_with_a_template(engine: ScriptedEngine) -> None:
+    result = ssd("generate", "hi", "--json", "--address", engine.address)
+    assert json.loads(result.stdout)["prompt_token_ids"] == TOKENIZER.encode_chat([ChatMessage("user", "hi")])
+
+
+def test_a_prompts_file_gives_one_object_a_line_in_input_order(engine: ScriptedEngine, tmp_path: Path) -> None:
+    prompts = [f"number {n}\u2028end" for n in range(20)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n\n".join(json.dumps({"id": 1, "prompt": text}, ensure_ascii=False) for text in prompts))
+    result = ssd("generate", "--raw", "--seed", "1", "--prompts-file", file, "--address", engine.address)
+    assert [json.loads(line)["text"] for line in result.stdout.split("\n") if line] == [
+        f"{text} 1 2" for text in prompts
+    ]
+
+
+def test_what_the_running_engine_refuses_ends_with_its_reason(engine: ScriptedEngine) -> None:
+    result = ssd("generate", "word " * 500, "--raw", "--address", engine.address)
+    assert_refused(result, "501 tokens", "context of 256", exit_code=1)
+
+
+def test_a_running_engine_cannot_be_given_another_model(engine: ScriptedEngine) -> None:
+    assert_refused(ssd("generate", "a", "--target", MODEL, "--address", engine.address), "--target", "--address")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_the_request_and_is_told_in_the_exit_status(
+    engine: ScriptedEngine, number: signal.Signals, status: int
+) -> None:
+    command = [sys.executable, "-m", "ssd.cli.main", "generate", "forever", "--raw", "--address", engine.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(5)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == status
+        assert errors.strip() == b""
+
+
+def test_a_reader_that_leaves_is_no_traceback(engine: ScriptedEngine) -> None:
+    command = [sys.executable, "-m", "ssd.cli.main", "generate", "forever", "--raw", "--address", engine.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(5)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(PATIENCE_S) == 1

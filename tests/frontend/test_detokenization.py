@@ -1,0 +1,139 @@
+"""Incremental text equals the text of all ids, whatever the tokens and however they are divided over calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Reference
+from tokenizers import decoders, normalizers
+from tokenizers.models import BPE
+
+from ssd.frontend.detokenization import Detokenizer
+from ssd.frontend.tokenization import Tokenizer
+from tests.scripted_engine import MODEL
+
+TOKENIZER = Tokenizer(MODEL)
+VOCABULARY = 49152
+
+# Not every byte is in this vocabulary, so that some rare characters cannot be written in it.
+texts = (st.text(max_size=40) | st.text(alphabet="ab é日本語🙂👩‍👧\n", max_size=40)).filter(
+    lambda text: "\ufffd" not in text and TOKENIZER.decode(TOKENIZER.encode(text)) == text
+)
+any_ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
+borders = st.lists(st.integers(0, 60), max_size=8)
+
+
+def divide(ids: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
+    edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    return [list(ids[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def run(chunks: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[str], int, bool]:
+    """(pieces of text, tokens that count, whether a stop string was found)."""
+    detokenizer, pieces, count = Detokenizer(TOKENIZER, stop), [], 0
+    for chunk in chunks:
+        text, used = detokenizer.feed(chunk)
+        pieces.append(text)
+        count += used
+        if detokenizer.stopped:
+            break
+    pieces.append(detokenizer.finish())
+    return pieces, count, detokenizer.stopped
+
+
+@given(texts, borders)
+def test_text_comes_back_whole_and_no_piece_splits_a_character(text: str, cuts: list[int]) -> None:
+    pieces, _, _ = run(divide(TOKENIZER.encode(text), cuts))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(any_ids, borders)
+def test_arbitrary_ids_give_what_decode_gives(ids: list[int], cuts: list[int]) -> None:
+    pieces, count, stopped = run(divide(ids, cuts))
+    assert "".join(pieces) == TOKENIZER.decode(ids)
+    assert (count, stopped) == (len(ids), False)
+
+
+@given(st.data())
+def test_a_stop_string_cuts_where_it_begins(data: st.DataObject) -> None:
+    text = data.draw(texts.filter(bool))
+    start = data.draw(st.integers(0, len(text) - 1))
+    stop = text[start : data.draw(st.integers(start + 1, min(len(text), start + 12)))]
+    ids = TOKENIZER.encode(text)
+    pieces, count, stopped = run(divide(ids, data.draw(borders)), [stop])
+    assert stopped
+    assert "".join(pieces) == text[: text.find(stop)]
+    # The last token that counts is the one that completes the stop string.
+    assert stop in TOKENIZER.decode(ids[:count])
+    assert stop not in TOKENIZER.decode(ids[: count - 1])
+
+
+@settings(max_examples=200)
+@given(st.text("ab🙂", max_size=30), borders, st.lists(st.text("ab🙂", min_size=1, max_size=4), max_size=4))
+def test_the_division_over_calls_changes_nothing(text: str, cuts: list[int], stop: list[str]) -> None:
+    ids = TOKENIZER.encode(text)
+    pieces, count, stopped = run(divide(ids, cuts), stop)
+    single, single_count, single_stopped = run([[token] for token in ids], stop)
+    assert ("".join(pieces), count, stopped) == ("".join(single), single_count, single_stopped)
+    assert stopped == any(s in text for s in stop)
+    assert not any(s in "".join(pieces) for s in stop)
+
+
+def test_what_may_become_a_stop_string_is_held_back() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ["\n\nEND"])
+    assert detokenizer.feed(TOKENIZER.encode("text\n\nEN"))[0] == "text"
+    assert detokenizer.feed(TOKENIZER.encode("ough"))[0] == "\n\nENough"
+    assert detokenizer.feed(TOKENIZER.encode("\n\n"))[0] == ""
+    assert detokenizer.finish() == "\n\n"
+    assert not detokenizer.stopped
+
+
+def test_half_a_character_waits_for_the_other_half() -> None:
+    first, *rest = TOKENIZER.encode("🦥")
+    detokenizer = Detokenizer(TOKENIZER)
+    assert rest, "the example needs a character of several tokens"
+    assert detokenizer.feed([first]) == ("", 1)
+    assert detokenizer.feed(rest) == ("🦥", len(rest))
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_decode_shows_it() -> None:
+    ids = TOKENIZER.encode("a🦥")[:-1]
+    assert "".join(run([[token] for token in ids])[0]) == TOKENIZER.decode(ids)
+    assert TOKENIZER.decode(ids).endswith("\ufffd")
+
+
+def test_a_stop_string_may_complete_at_the_very_end() -> None:
+    ids = TOKENIZER.encode("a🦥")[:-1]
+    pieces, _, stopped = run([ids], ["\ufffd"])
+    assert ("".join(pieces), stopped) == ("a", True)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer of the Llama 2 kind: bytes of unknown characters as tokens, a space stripped at the beginning."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdeé"]
+    model = BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Reference(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    directory = tmp_path_factory.mktemp("sentencepiece")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)
+
+
+@given(text=st.text("ab é🙂日", max_size=20), cuts=borders)
+def test_tokenizers_that_treat_the_first_token_differently(
+    sentencepiece: Tokenizer, text: str, cuts: list[int]
+) -> None:
+    ids = sentencepiece.encode(text)
+    detokenizer = Detokenizer(sentencepiece)
+    pieces = [detokenizer.feed(chunk)[0] for chunk in divide(ids, cuts)]
+    assert "".join([*pieces, detokenizer.finish()]) == sentencepiece.decode(ids) == text
+    assert not any("\ufffd" in piece for piece in pieces)

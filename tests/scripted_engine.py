@@ -1,0 +1,224 @@
+"""A target that follows a script, behind the real protocol, and the real gateway in front of it; no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from ssd.config import EngineConfig
+from ssd.frontend.gateway import Gateway
+from ssd.ipc import sockets
+from ssd.ipc.messages import (
+    CHILD_TO_SUPERVISOR,
+    PEER_TO_TARGET,
+    Abort,
+    Drain,
+    Emission,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+)
+from ssd.ipc.process import Child, Start
+from ssd.params import Speculation
+
+MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"
+PATIENCE_S = 20.0
+
+Script = Callable[[Submit], Iterable[Emission]]
+
+
+def engine_config(**changes: Any) -> EngineConfig:
+    """A small engine around the packaged tokenizer, with plain decoding unless told otherwise."""
+    plain = EngineConfig(
+        target=str(MODEL),
+        target_name="scripted",
+        speculation=Speculation("ar"),
+        max_model_len=256,
+        digest="d1",
+        vocab_size=49152,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+class ScriptedTarget:
+    """The target's ROUTER in the hands of a test: it reads what the gateway sends and emits what the test says."""
+
+    def __init__(self, address: str) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.open: set[int] = set()
+        self.aborted: list[int] = []
+        self._router = sockets.router(self.context, address)
+        self._peer = b""
+        self._submits: deque[Submit] = deque()
+
+    def shake_hands(self, refusal: str | None = None) -> Hello:
+        self._peer, hello = self._receive()
+        assert isinstance(hello, Hello)
+        self._send(Ready() if refusal is None else Refused(refusal))
+        return hello
+
+    def next_submit(self) -> Submit:
+        return self._until(lambda: self._submits.popleft() if self._submits else None)
+
+    def wait_abort(self, request: int) -> None:
+        self._until(lambda: request in self.aborted or None)
+
+    def step(self, *emissions: Emission) -> None:
+        self.open -= {emission.request for emission in emissions if emission.finish_reason is not None}
+        self._send(Step(list(emissions)))
+
+    def garbage(self, *frames: bytes) -> None:
+        self._router.send_multipart([self._peer, *frames])
+
+    def pump(self, timeout_ms: int = 0) -> None:
+        """Take in what has arrived."""
+        while self._router.poll(timeout_ms):
+            _, message = self._receive()
+            if isinstance(message, Submit):
+                self._submits.append(message)
+                self.open.add(message.request)
+            elif isinstance(message, Abort):
+                self.aborted.append(message.request)
+                self.open.discard(message.request)
+            timeout_ms = 0
+
+    def follow(self, script: Script, stop: threading.Event) -> None:
+        """Answer every request by `script`, one emission of each in turn, until `stop`."""
+        running: dict[int, Iterator[Emission]] = {}
+        while not stop.is_set():
+            self.pump(1 if running else 20)
+            while self._submits:
+                submit = self._submits.popleft()
+                running[submit.request] = iter(script(submit))
+            for request in [request for request in running if request not in self.open]:
+                del running[request]
+            emissions = [emission for stream in running.values() if (emission := next(stream, None)) is not None]
+            if emissions:
+                self.step(*emissions)
+
+    def _until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := condition()) is None:
+            assert time.monotonic() < deadline, "the gateway did not send what was expected"
+            self.pump(100)
+        return found
+
+    def _receive(self) -> tuple[bytes, Any]:
+        assert self._router.poll(int(1000 * PATIENCE_S)), "nothing came from the gateway"
+        received = sockets.receive(self._router, PEER_TO_TARGET)
+        assert received is not None
+        return received[0], received[2]
+
+    def _send(self, message: Message) -> None:
+        assert sockets.send(self._router, message, to=self._peer)
+
+
+class ScriptedEngine:
+    """Supervisor, target and clients' address of one gateway."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.address = f"ipc://{directory}/{sockets.CLIENT}"
+        self.target = ScriptedTarget(f"ipc://{directory}/{sockets.ENGINE}")
+        self._supervisor = sockets.router(self.target.context, f"ipc://{directory}/{sockets.SUPERVISOR}")
+
+    def status(self) -> str:
+        """The next status of the gateway: its state, and its message if it has one."""
+        assert self._supervisor.poll(int(1000 * PATIENCE_S)), "no status from the gateway"
+        received = sockets.receive(self._supervisor, CHILD_TO_SUPERVISOR)
+        assert received is not None
+        return str(received[2].state + (received[2].message and f": {received[2].message}"))
+
+    def drain(self) -> None:
+        assert sockets.send(self._supervisor, Drain(), to=b"frontend")
+
+    def close(self) -> None:
+        self.target.context.destroy(linger=0)
+
+
+@contextmanager
+def scripted_engine() -> Iterator[ScriptedEngine]:
+    """Sockets in a directory with a short path."""
+    directory = tempfile.mkdtemp(prefix="ssd-test-", dir="/tmp")
+    engine = ScriptedEngine(directory)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        shutil.rmtree(directory, ignore_errors=True)  # a gateway that ends removes it too
+
+
+@contextmanager
+def gateway_thread(engine: ScriptedEngine, config: EngineConfig) -> Iterator[Gateway]:
+    """The real gateway in a thread, ready; drained at the end."""
+    child = Child(Start("frontend", 7, engine.directory, config, (), -1, -1))
+    gateway = Gateway(child)
+
+    def run() -> None:
+        gateway.connect()
+        child.ready()
+        gateway.serve()
+        child.stopped()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        engine.target.shake_hands()
+        assert engine.status() == "ready"
+        yield gateway
+    finally:
+        if thread.is_alive():
+            engine.drain()
+        while thread.is_alive():
+            engine.target.pump(10)
+            if engine.target.open:
+                engine.target.step(*[Emission(request, [], finish_reason="abort") for request in engine.target.open])
+        thread.join()
+        child.close()
+
+
+@contextmanager
+def gateway_process(engine: ScriptedEngine, config: EngineConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """The real gateway as its own process, as the supervisor starts it; not waited for."""
+    death_read, death_write = os.pipe()
+    start = Start("frontend", 7, engine.directory, config, (), death_read, death_read)
+    payload = os.memfd_create("start")
+    os.write(payload, msgspec.json.encode(start))
+    os.lseek(payload, 0, os.SEEK_SET)
+    process = subprocess.Popen([sys.executable, "-m", "ssd.frontend", str(payload)], pass_fds=(payload, death_read))
+    os.close(payload)
+    os.close(death_read)
+    try:
+        yield process
+    finally:
+        os.close(death_write)
+        process.wait(PATIENCE_S)
+
+
+@contextmanager
+def following(engine: ScriptedEngine, script: Script) -> Iterator[None]:
+    """Let the target answer by itself, in a thread, while the test talks as a client."""
+    stop = threading.Event()
+    thread = threading.Thread(target=engine.target.follow, args=(script, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

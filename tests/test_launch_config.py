@@ -1,0 +1,104 @@
+"""Names, sizes and cores become a configuration that fits the models and the machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from ssd import launch_config
+from ssd.config import EngineConfig
+from ssd.errors import UsageError
+from ssd.launch_config import EngineOptions, resolve
+from tests.scripted_engine import MODEL
+
+# The packaged model: 4 layers, 1 KV head of 64, 8192 positions.
+PAGE_BYTES = 16 * 2 * 4 * 64
+
+
+def config(**options: Any) -> EngineConfig:
+    return resolve(EngineOptions(**{"target": str(MODEL), "draft": str(MODEL), **options}))
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The cores that this process may use, for the test to change."""
+    allowed: set[int] = {0, 1, 2, 3, 4, 5, 6, 7}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    return allowed
+
+
+def test_the_models_are_named_and_described() -> None:
+    found = config()
+    assert (found.target, found.draft, found.target_name) == (str(MODEL), str(MODEL), "smollm2-draft")
+    assert found.vocab_size == 49152
+    assert len(found.digest) == 64
+
+
+def test_without_speculation_no_draft_is_loaded() -> None:
+    assert config(mode="ar").draft is None
+
+
+def test_the_context_is_limited_by_the_model_and_by_default_on_a_cpu() -> None:
+    assert config().max_model_len == 2048
+    assert config(device="cuda").max_model_len == 8192
+    assert config(max_model_len=8192).max_model_len == 8192
+    with pytest.raises(UsageError, match="8193 is more than the 8192"):
+        config(max_model_len=8193)
+
+
+def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = 8 * (2048 // 16 + 1)
+    assert (config().num_pages, config().draft_num_pages) == (wanted, wanted)
+    monkeypatch.setattr(launch_config, "_available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
+    assert config().num_pages == 200
+    assert config(dtype="bfloat16").num_pages == 400
+    assert config(kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
+    with pytest.raises(UsageError, match="no room for the KV cache"):
+        config(kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
+
+
+def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
+    assert (config().target_cpus, config().draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
+    assert (config(mode="ar").target_cpus, config(mode="ar").draft_cpus) == (tuple(range(8)), ())
+    cores -= {0, 1, 3, 4, 6, 7}
+    assert (config().target_cpus, config().draft_cpus) == ((2,), (5,))
+    cores -= {2}
+    assert (config().target_cpus, config().draft_cpus) == ((), ())
+
+
+def test_cores_that_are_given_leave_the_others_to_the_other(cores: set[int]) -> None:
+    found = config(target_cpus="0-1, 5")
+    assert (found.target_cpus, found.draft_cpus) == ((0, 1, 5), (2, 3, 4, 6, 7))
+    found = config(draft_cpus="7")
+    assert (found.target_cpus, found.draft_cpus) == (tuple(range(7)), (7,))
+    found = config(target_cpus="0", draft_cpus="0")
+    assert (found.target_cpus, found.draft_cpus) == ((0,), (0,))
+
+
+@pytest.mark.parametrize("text", ["8", "0-8", "", "a", "1-", "3-1", "-1", "0;1"])
+def test_cores_that_do_not_exist_are_refused(cores: set[int], text: str) -> None:
+    with pytest.raises(UsageError, match="--target-cpus"):
+        config(target_cpus=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 1000}, "max_num_seqs"),
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 8, "max_model_len": 8}, "does not fit into a context of 8"),
+        ({"fan_out": (1, 2)}, "fan-out lists 2"),
+        ({"fan_out": ()}, "fan_out"),
+        ({"fan_out": (99,)}, "fan_out"),
+        ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
+        ({"device": "cuda:x"}, "cuda:x"),
+        ({"revision": "main"}, "revision"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**options)
