@@ -86,7 +86,7 @@ class Engine:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
-        return {role: process.handle.pid for role, process in self._processes.items()}
+        return {role: process.handle.pid for role, process in self._processes.copy().items()}
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""

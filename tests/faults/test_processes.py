@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from ssd.client import Client
 from ssd.errors import EngineDeadError, UsageError
+from ssd.ipc.process import run_directory
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
 from ssd.supervisor import Engine
@@ -110,6 +112,35 @@ def test_children_end_with_a_killed_supervisor(stopped_draft: bool) -> None:
     assert not Path(address.removeprefix("ipc://")).parent.exists()
     host.stdin.close()
     host.stdout.close()
+
+
+def test_children_end_with_a_supervisor_killed_while_they_load() -> None:
+    """Also before anyone is ready; here the whole group is killed at once, as a terminal or a service manager does."""
+    script = HOST.replace("engine.start()", "import threading; threading.Thread(target=engine.start).start()").replace(
+        "print(", "\nwhile len(engine.pids) < 3: pass\nprint("
+    )
+    host = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert host.stdout is not None
+    address, *pids = host.stdout.readline().split()
+    assert len(pids) == 3
+    os.killpg(host.pid, signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
+    assert all(gone(int(pid), within_s=2) for pid in pids)
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent)  # nobody was left to do it; the next start has its own
+
+
+def test_a_long_tmpdir_does_not_break_socket_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    directory = run_directory()
+    try:
+        assert len(f"{directory}/supervisor.sock") < 107
+        assert directory.stat().st_mode & 0o777 == 0o700
+    finally:
+        directory.rmdir()
 
 
 def test_a_child_that_cannot_start_is_the_message(tmp_path: Path) -> None:

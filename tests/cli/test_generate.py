@@ -1,0 +1,112 @@
+"""`ssd generate` and `ssd launch` on the real pair, as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.engine import gone
+
+COMMAND = [sys.executable, "-m", "ssd.cli.main"]
+PROMPT = "Once upon a time there was a"
+FIELDS = {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "metrics"}
+METRICS = {
+    "mode",
+    "rounds",
+    "mean_acceptance_length",
+    "hit_rate",
+    "tokens_per_second",
+    "verify_ms",
+    "draft_wait_ms",
+    "round_overhead_ms",
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def children(pid: int) -> dict[str, int]:
+    """Roles and pids of the engine processes that a command has started."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        for number in child.read_text().split():
+            command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
+            found[command[2].removeprefix("ssd.")] = int(number)
+    return found
+
+
+def test_json_is_one_object_with_every_promised_field() -> None:
+    done = run("generate", PROMPT, "--raw", "--json", "--max-tokens", "24", "--ignore-eos", "-k", "4", "--fan-out", "3")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) >= FIELDS
+    assert set(result["metrics"]) >= METRICS
+    assert result["metrics"]["mode"] == "ssd"
+    assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 24}
+
+
+def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path) -> None:
+    prompts = ["One, two, three,", "The capital of France is", "def add(a, b):"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    done = run("generate", "--prompts-file", str(file), "--raw", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    single = run("generate", prompts[1], "--raw", "--json", "--max-tokens", "8")
+    assert len(results) == 3
+    assert results[1]["token_ids"] == json.loads(single.stdout)["token_ids"]
+
+
+def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr() -> None:
+    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "200"]
+    undisturbed = run(*arguments)
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    assert process.stdout is not None
+    begun = process.stdout.read(20)  # the answer has begun
+    os.kill(children(process.pid)["draft"], signal.SIGKILL)
+    rest, stderr = process.communicate()
+    assert process.returncode == 0
+    assert (begun + rest).decode() == undisturbed.stdout
+    assert "draft was lost" in stderr.decode()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_says_so_and_leaves_nothing(number: signal.Signals, status: int) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.read(10)
+    pids = children(process.pid)
+    assert set(pids) == {"target", "draft", "frontend"}
+    process.send_signal(number)
+    _, stderr = process.communicate()
+    assert process.returncode == status
+    assert "Traceback" not in stderr
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+
+
+def test_launch_serves_other_commands_and_drains_on_a_signal() -> None:
+    server = subprocess.Popen([*COMMAND, "launch"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().removeprefix("ready: ").strip()
+    pids = children(server.pid)
+    done = run("generate", "The capital of France is", "--raw", "--json", "--max-tokens", "4", "--address", address)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+    server.send_signal(signal.SIGINT)
+    server.communicate()
+    assert server.returncode == 0
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert not Path(address.removeprefix("ipc://")).parent.exists()

@@ -1,0 +1,77 @@
+"""The library on the real pair, from prompt to text, through all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ssd import LLM, SamplingParams
+from ssd.errors import RequestError
+from ssd.params import Mode, Speculation
+
+PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q: What is 7 times 8?\nA:"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(max_num_seqs=4) as llm:
+        yield llm
+
+
+def params(mode: Mode, temperature: float, **speculation: object) -> list[SamplingParams]:
+    return [
+        SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=48,
+            ignore_eos=True,
+            speculation=Speculation(mode, **speculation),  # type: ignore[arg-type]
+        )
+        for seed in range(len(PROMPTS))
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batched", [False, True])
+def test_every_mode_says_the_same(llm: LLM, temperature: float, batched: bool) -> None:
+    def ids(mode: Mode, **speculation: object) -> list[list[int]]:
+        asked = params(mode, temperature, **speculation)
+        if batched:
+            return [completion.token_ids for completion in llm.generate(PROMPTS, asked)]
+        return [llm.generate([p], [a])[0].token_ids for p, a in zip(PROMPTS, asked, strict=True)]
+
+    expected = ids("ar")
+    assert all(len(tokens) == 48 for tokens in expected)
+    assert ids("sd") == expected
+    assert ids("ssd") == expected
+    assert ids("ssd", num_speculative_tokens=2, fan_out=(4, 2, 5), backup="none") == expected
+
+
+def test_speculation_hits_and_is_accepted(llm: LLM) -> None:
+    """Floors far below what the built-in draft does, far above what a broken cache or a wrong draft would do."""
+    completions = llm.generate(PROMPTS, params("ssd", 0.0))
+    hits = sum(c.metrics.hits for c in completions)
+    rounds = sum(c.metrics.hits + c.metrics.misses for c in completions)
+    accepted = sum(c.metrics.accepted_tokens for c in completions)
+    assert hits / rounds > 0.1
+    assert accepted / rounds > 0.1
+    sd = llm.generate(PROMPTS, params("sd", 0.0))
+    assert sum(c.metrics.accepted_tokens for c in sd) / sum(c.metrics.rounds for c in sd) > 0.2
+
+
+def test_chat_answers_and_counts(llm: LLM) -> None:
+    (completion,) = llm.generate("What is the capital of France?", SamplingParams(max_tokens=64), chat=True)
+    assert "Paris" in completion.text
+    assert completion.finish_reason == "stop"
+    assert completion.usage.prompt_tokens == len(completion.prompt_token_ids)
+    assert completion.usage.completion_tokens == len(completion.token_ids)
+    assert completion.metrics.rounds * completion.metrics.mean_acceptance_length == pytest.approx(
+        len(completion.token_ids) - 1, abs=completion.metrics.mean_acceptance_length
+    )
+
+
+def test_a_refused_prompt_leaves_the_engine_alone(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="the context of 2048 tokens"):
+        llm.generate("word " * 4000)
+    assert llm.generate("The capital of France is", SamplingParams(max_tokens=4))[0].token_ids

@@ -1,0 +1,49 @@
+"""What packing weights gains: all matrix products of one SmolLM2-135M forward, fp32, plain and packed, one core.
+
+taskset -c 0 python tools/measure_linear.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import click
+import torch
+import torch.nn.functional as F
+
+from ssd.layers.linear import Linear
+
+# (out, in) of a layer's four projections, thirty times, and of the head.
+SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)] * 30 + [(49152, 576)]
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", default=15, show_default=True)
+def main(repeats: int) -> None:
+    torch.set_num_threads(1)
+    weights = [torch.randn(shape) * 0.02 for shape in SHAPES]
+    packed = [Linear(weight) for weight in weights]
+    click.echo("rows   plain ms   packed ms   packed GB/s")
+    gigabytes = sum(weight.numel() for weight in weights) * 4 / 1e9
+    with torch.inference_mode():
+        for rows in (1, 2, 5, 8, 16, 64):
+            inputs = {size: torch.randn(rows, size) for size in (576, 1536)}
+            plain_s = _median(lambda x=inputs: [F.linear(x[w.shape[1]], w) for w in weights], repeats)  # type: ignore[misc]
+            packed_s = _median(lambda x=inputs: [layer(x[layer.in_features]) for layer in packed], repeats)  # type: ignore[misc]
+            click.echo(f"{rows:4} {plain_s * 1e3:10.1f} {packed_s * 1e3:11.1f} {gigabytes / packed_s:13.1f}")
+
+
+def _median(run: Callable[[], object], repeats: int) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
