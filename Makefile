@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --quiet
+PIP := $(BIN)/python -m pip install --quiet
 STAMP := .venv/.stamp
 
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 pull: venv ## fetch the built-in model pair (93 MB, once)
 	$(BIN)/ssd pull smollm2
 
-demo: venv ## plain, speculative and speculative speculative decoding side by side
+demo: venv ## one prompt answered in ssd mode and in ar mode, with the figures
 	$(BIN)/ssd demo
 
 test: venv pull ## run the tests

@@ -50,5 +50,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.num_pages * self.page_size < self.max_model_len:
             raise UsageError(
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
-                f"sequence of --max-model-len {self.max_model_len}; raise --kv-cache-memory-bytes or lower it"
+                f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )

@@ -138,10 +138,10 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, checkpoint.C
     name = options.draft or ("smollm2-draft" if options.target == "smollm2" else None)
     if options.mode == "ar":
         name = None
-    elif name is None:
-        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
     weights = options.load_format != "dummy"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
+    if name is None and options.mode != "ar":
+        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
     if name is None:
         return target, None
     draft = checkpoint.inspect(hub.ensure(name), weights)

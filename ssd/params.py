@@ -15,6 +15,7 @@ Backup = Literal["jit", "none"]
 
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = 16
+MAX_CHAINS = 63
 MAX_SEED = 2**63 - 1
 
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
@@ -43,6 +44,16 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "invalid_request",
                 f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)",
             )
+        if self.chains > MAX_CHAINS:
+            raise RequestError(
+                "invalid_request",
+                f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared",
+            )
+
+    @property
+    def chains(self) -> int:
+        """The budget B = F_0 + ... + F_K."""
+        return self.fan_out[0] * (self.num_speculative_tokens + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -150,7 +150,7 @@ class Engine:
 
     def _serve(self, context: zmq.Context[Any]) -> None:
         self._socket = sockets.router(context, f"ipc://{self._directory}/{sockets.SUPERVISOR}")
-        self._set("starting")
+        self._advance("new", "starting")
         for role in ("target", "frontend", "draft"):
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)
@@ -170,7 +170,10 @@ class Engine:
                 sockets.send(self._socket, Drain(), to=b"frontend")
             if self._restarts.due is not None and time.monotonic() >= self._restarts.due:
                 self._restarts.due = None
-                self._spawn("draft")
+                try:
+                    self._spawn("draft")
+                except OSError as error:
+                    self._lost_draft(f"cannot start it: {error}")
 
     def _poll_ms(self) -> int:
         if self._restarts.due is None:
@@ -190,6 +193,7 @@ class Engine:
             stdout=subprocess.DEVNULL,
             pass_fds=(payload, self._death_read, start.board_fd),
             env=_environment(len(cpus)),
+            process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
         )
         os.close(payload)
         os.close(start.board_fd)
@@ -212,13 +216,13 @@ class Engine:
                 process.ready = True
                 if self._state == "starting":
                     if all(p.ready for p in self._processes.values()):
-                        self._set("ready")
+                        self._advance("starting", "ready")
                 elif status.role == "draft":
                     log.warning("the draft is back (pid %d)", process.handle.pid)
             elif status.state == "failed":
                 process.failure = status
-            elif status.state == "stopped" and self._state == "draining":
-                self._state = "stopping"
+            elif status.state == "stopped":
+                self._advance("draining", "stopping")
 
     def _ended(self, process: _Process) -> None:
         """A child is gone: a lost draft costs speed only (C1); anything else ends the engine with its cause."""
@@ -230,12 +234,16 @@ class Engine:
             return
         cause = process.failure.message if process.failure else _describe_exit(code)
         if process.role == "draft" and self._state != "starting":
-            delay = self._restarts.died(time.monotonic())
-            then = "it stays off" if delay is None else f"restarting it in {delay:.1f} s"
-            log.warning("the draft was lost (%s); generation goes on without it, %s", cause, then)
+            self._lost_draft(cause)
             return
         self.failure = self._as_error(process, cause)
-        self._state = "stopping"
+        self._set("stopping")
+
+    def _lost_draft(self, cause: str) -> None:
+        """Say so, and when it will be tried again."""
+        delay = self._restarts.died(time.monotonic())
+        then = "it stays off" if delay is None else f"restarting it in {delay:.1f} s"
+        log.warning("the draft was lost (%s); generation goes on without it, %s", cause, then)
 
     def _as_error(self, process: _Process, cause: str) -> SsdError:
         if process.failure and process.failure.exit_code == 2:
@@ -254,6 +262,13 @@ class Engine:
                 process.handle.wait()
             os.close(process.pidfd)
         self._processes.clear()
+
+    def _advance(self, before: str, after: str) -> None:
+        """Change the state unless someone has changed it meanwhile: a stop that was asked for stays asked for."""
+        with self._changed:
+            if self._state == before:
+                self._state = after
+                self._changed.notify_all()
 
     def _set(self, state: str) -> None:
         with self._changed:

@@ -105,7 +105,7 @@ def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> l
 
 def _read(file: Path, params: SamplingParams) -> list[str]:
     try:
-        lines = file.read_text("utf-8").split("\n")  # not splitlines, which takes more than newlines
+        lines = file.read_text("utf-8-sig").split("\n")  # not splitlines, which takes more than newlines
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def _read(file: Path, params: SamplingParams) -> list[str]:
 def _prompt_of(line: str, params: SamplingParams, where: str) -> str:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise UsageError(f'{where}: expected an object with a "prompt" of text')

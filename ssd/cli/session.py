@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from ssd.client import Client, Completion
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError
 from ssd.ipc.messages import ChatMessage
+from ssd.ipc.process import log_level
 from ssd.llm import cause, running
 from ssd.params import SamplingParams
 
@@ -37,7 +37,7 @@ def process_setup() -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("ssd: %(message)s"))
     log = logging.getLogger("ssd")
-    log.setLevel(os.environ.get("SSD_LOG", "WARNING"))
+    log.setLevel(log_level())
     log.addHandler(handler)
     before = signal.signal(signal.SIGTERM, terminate)
     try:

@@ -1,7 +1,6 @@
 """`python -m ssd.draft FD`: the draft process."""
 
-from ssd.draft.process import main
 from ssd.ipc.process import run
 
 if __name__ == "__main__":
-    run(main)
+    run("ssd.draft.process")

@@ -15,9 +15,9 @@ from ssd.draft.tree import Chain, Tree
 from ssd.execution.batch import Row, output_indices
 from ssd.execution.pages import OutOfPages, PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.board import ENTRIES, BoardWriter
+from ssd.ipc.board import BoardWriter
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release
-from ssd.params import MAX_LOOKAHEAD
+from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import perturbed, ranked
 
@@ -25,8 +25,8 @@ log = logging.getLogger("ssd.draft")
 
 # Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
 _PREFILL_CHUNK = 128
-# The last entry of a slot belongs to the line.
-_MOST_CHAINS = ENTRIES - 1
+# Its entry on the board; chains have the others.
+_LINE = MAX_CHAINS
 
 Paths = Sequence[tuple[Tree, Row]]
 Chains = Sequence[tuple[Tree, list[Chain]]]
@@ -43,7 +43,7 @@ class DraftEngine:
         self._runner, self._board, self._epoch = runner, board, epoch
         self._vocab_size = min(vocab_size, model.shape.vocab_size)
         self.pool = PagePool(config.draft_num_pages, config.page_size)
-        cells = config.max_num_seqs * _chains(config)
+        cells = config.max_num_seqs * config.speculation.chains
         self._arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)
         self._noise = NoiseCache(self._vocab_size, model.device)
         self._max_position = model.shape.max_position
@@ -71,7 +71,6 @@ class DraftEngine:
                 self._drop(request)
 
     def _outcome(self, tree: Tree, row: Outcome) -> None:
-        cells = [chain.cell for chain in tree.chains]
         try:
             winner = tree.outcome(row)
             if winner is not None:
@@ -80,10 +79,11 @@ class DraftEngine:
             log.warning("request %d goes on without a draft: %s", tree.request, error)
             self._drop(tree.request)
             return
-        finally:
-            self._arena.give_back(cells)
-            tree.chains = []
+        self._arena.give_back([chain.cell for chain in tree.chains])
+        tree.chains = []
         tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
+        # A chain for this very outcome may have been published while it was on its way: it would hide the line.
+        self._board.clear(tree.slot)
         self._publish_line(tree)
 
     def _promote(self, tree: Tree, winner: Chain) -> None:
@@ -136,7 +136,7 @@ class DraftEngine:
     def _growing(self, tree: Tree) -> list[Chain]:
         """The chains of a tree that want another token, new ones included."""
         for fork, token in tree.new_forks():
-            cell = self._arena.take() if len(tree.chains) < _MOST_CHAINS else None
+            cell = self._arena.take() if len(tree.chains) < MAX_CHAINS else None
             if cell is None:
                 break
             tree.chains.append(Chain(fork, [token], cell, entry=len(tree.chains)))
@@ -183,7 +183,7 @@ class DraftEngine:
     def _publish_line(self, tree: Tree) -> None:
         """Offer the line to a target that waits for it."""
         if tree.answers is not None and tree.line:
-            self._board.publish(tree.slot, [ENTRIES - 1], [tree.answers], [tree.line[: tree.lookahead]])
+            self._board.publish(tree.slot, [_LINE], [tree.answers], [tree.line[: tree.lookahead]])
 
     def _deepened(self, tree: Tree, growing: list[Chain], ranks: list[list[int]]) -> None:
         """Every chain is one token longer; what the target can use of it goes to the board."""
@@ -205,9 +205,3 @@ def _branches(tree: Tree, growing: list[Chain]) -> Branches:
         [chain.cell for chain in growing],
         [chain.computed for chain in growing],
     )
-
-
-def _chains(config: EngineConfig) -> int:
-    """Chains that one sequence may have under the configured fan-out."""
-    fan_out, lookahead = config.speculation.fan_out, config.speculation.num_speculative_tokens
-    return min(_MOST_CHAINS, fan_out[0] * (lookahead + 1) if len(fan_out) == 1 else sum(fan_out))

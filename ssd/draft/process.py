@@ -37,7 +37,7 @@ def load(config: EngineConfig) -> Runner:
     """The draft model with a cache of its own (contract C1)."""
     torch.set_grad_enabled(False)
     assert config.draft is not None
-    checkpoint = inspect(Path(config.draft))
+    checkpoint = inspect(Path(config.draft), weights=config.load_format != "dummy")
     dtype, device = getattr(torch, config.dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)

@@ -1,21 +1,6 @@
-"""`python -m ssd.frontend FD`: started by the supervisor."""
+"""`python -m ssd.frontend FD`: the frontend process."""
 
-from __future__ import annotations
-
-import threading
-
-from ssd.frontend.gateway import Gateway
-from ssd.ipc.process import Child, run
-
-
-def main(child: Child) -> None:
-    gateway = Gateway(child)
-    gateway.connect()
-    child.ready()
-    gateway.serve()
-    child.stopped()
-    threading.Event().wait()  # the supervisor ends this process; an exit of its own would look like a crash
-
+from ssd.ipc.process import run
 
 if __name__ == "__main__":
-    run(main)
+    run("ssd.frontend.process")

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ssd.params import MAX_LOOKAHEAD
+from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 
-ENTRIES = 64
+ENTRIES = MAX_CHAINS + 1  # one more for the line
 _VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
 _IDS = 9
 _WORDS = _IDS + MAX_LOOKAHEAD
@@ -31,7 +31,11 @@ _HEADER_WORDS = 8  # progress, depth steps, nanoseconds in depth steps; the rest
 _PROGRESS, _STEPS, _STEP_NS = range(3)
 
 Words = npt.NDArray[np.int64]
-_WEIGHTS = (np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+# SplitMix64's finaliser: weights on an even grid would not see differences that cancel, such as +1, -2, +1.
+_SPREAD = np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+_SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+_SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+_WEIGHTS = (_SPREAD ^ (_SPREAD >> np.uint64(31))) | np.uint64(1)
 
 
 class Key(NamedTuple):

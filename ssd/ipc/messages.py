@@ -264,7 +264,7 @@ class Status(Message, frozen=True):
     """A child's word about itself; `failed` carries its own cause and the exit code that the cause deserves."""
 
     role: Name
-    state: Literal["loading", "ready", "failed", "stopped"]
+    state: Literal["ready", "failed", "stopped"]
     message: Annotated[str, Meta(max_length=65536)] = ""
     exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 import os
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from ssd.config import EngineConfig
-from ssd.errors import SsdError
+from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import Status
 
@@ -70,22 +70,23 @@ class Child:
         self.context.destroy()
 
 
-def run(main: Callable[[Child], None]) -> None:
-    """Entry point of every child: `python -m ssd.<role> FD`. Calls `main`, reports how it ended, never returns."""
+def run(module: str) -> None:
+    """Entry point of every child: `python -m ssd.<role> FD`. Calls `main(child)` of `module`, reports how it ended,
+    never returns.
+
+    The module is imported last: loading torch takes a second, in which the parent may already die.
+    """
     descriptor = int(sys.argv[1])
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
-    logging.basicConfig(
-        stream=sys.stderr, level=os.environ.get("SSD_LOG", "WARNING"), format=f"ssd {start.role}: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=log_level(), format=f"ssd {start.role}: %(message)s")
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides what it means
     _die_with_parent(start)
     child = Child(start)
     code = 0
     try:
-        main(child)
+        importlib.import_module(module).main(child)
     except SsdError as error:
         code = error.exit_code
         child.failed(str(error), code)
@@ -95,6 +96,14 @@ def run(main: Callable[[Child], None]) -> None:
         child.failed(f"{type(error).__name__}: {error}", code)
     child.close()
     os._exit(code)
+
+
+def log_level() -> str:
+    """The level of SSD_LOG (DEBUG, INFO, WARNING, ERROR); raises `UsageError` for any other word."""
+    level = os.environ.get("SSD_LOG", "WARNING").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise UsageError(f"SSD_LOG is {level!r}; give DEBUG, INFO, WARNING or ERROR")
+    return level
 
 
 def _die_with_parent(start: Start) -> None:
@@ -126,6 +135,6 @@ def run_directory() -> Path:
     import tempfile
 
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(parent) <= 60 and os.access(parent, os.W_OK | os.X_OK):
+        if parent and len(os.fsencode(parent)) <= 60 and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="ssd-", dir=parent))
     raise SsdError("no writable directory with a short path for the engine's sockets (tried TMPDIR and /tmp)")

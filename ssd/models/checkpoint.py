@@ -52,10 +52,13 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json as a dict; UsageError when it is missing, no JSON object, or asks for its own code (`auto_map`)."""
-    config = _read_json(directory / "config.json")
+    """config.json as a dict; UsageError when it is missing, no JSON object, or asks for code of its own or for
+    quantised weights, which are not supported."""
+    config = read_json(directory / "config.json")
     if "auto_map" in config:
         raise UsageError(f"{directory / 'config.json'} has auto_map: models that bring their own code are refused")
+    if "quantization_config" in config:
+        raise UsageError(f"{directory / 'config.json'} has quantization_config: quantised weights are not read")
     return config
 
 
@@ -76,7 +79,7 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name to shard file name; a shard outside the folder is refused."""
-    names = _read_json(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{index} has no weight_map")
     for shard in names.values():
@@ -94,7 +97,7 @@ def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
             raise UsageError(f"{directory}: tensor {name!r} is not in {shard}, where the index says")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_JSON + 1)

@@ -20,19 +20,16 @@ Config = Mapping[str, Any]
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
-    """The numbers of a Llama-like config; raises `UsageError` when one is missing."""
-    try:
-        heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-        return Shape(
-            vocab_size=int(config["vocab_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or width // heads),
-            max_position=max_position,
-        )
-    except KeyError as error:
-        raise UsageError(f"config.json lacks {error}") from None
+    """The numbers of a Llama-like config; raises KeyError when one is missing."""
+    heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+    return Shape(
+        vocab_size=int(config["vocab_size"]),
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or width // heads),
+        max_position=max_position,
+    )
 
 
 def slides(config: Config) -> bool:
@@ -106,6 +103,8 @@ class Llama:
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
         if slides(config):
             raise UsageError("sliding-window attention is not supported")
+        if config.get("quantization_config"):
+            raise UsageError("quantised checkpoints are not supported")
         self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
         width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
         frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)

@@ -49,5 +49,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
 
     source = weights.dummy(dtype, device) if dummy else weights.from_checkpoint(checkpoint, dtype, device)
     family = check_family(checkpoint).load()
-    model: Model = family(checkpoint.config, source, dtype, device, max_position)
+    try:
+        model: Model = family(checkpoint.config, source, dtype, device, max_position)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
+        raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     return model

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
-from ssd.models.checkpoint import Checkpoint
+from ssd.errors import UsageError
+from ssd.models.checkpoint import Checkpoint, read_json
 
 
 def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
@@ -13,8 +12,11 @@ def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     sources = [checkpoint.config]
     path = checkpoint.directory / "generation_config.json"
     if path.is_file():
-        sources.append(json.loads(path.read_text(encoding="utf-8")))
+        sources.append(read_json(path))
     for source in sources:
-        ids = source.get("eos_token_id")
-        found.update([ids] if isinstance(ids, int) else ids or [])
+        ids = source.get("eos_token_id") or []
+        listed = ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token, int) for token in listed):
+            raise UsageError(f"{checkpoint.directory}: eos_token_id {ids!r} is neither a number nor a list of numbers")
+        found.update(listed)
     return frozenset(found)

@@ -17,18 +17,15 @@ Reader = Callable[[str, tuple[int, ...]], Tensor]
 class Weights:
     """Tensors below a name prefix, read on demand and checked against the shape the family expects."""
 
-    def __init__(self, read: Reader, has: Callable[[str], bool], prefix: str = "") -> None:
-        self._read, self._has, self._prefix = read, has, prefix
+    def __init__(self, read: Reader, prefix: str = "") -> None:
+        self._read, self._prefix = read, prefix
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`; raises `UsageError` when it is missing or shaped differently."""
         return self._read(self._prefix + name, shape)
 
-    def __contains__(self, name: str) -> bool:
-        return self._has(self._prefix + name)
-
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, self._has, f"{self._prefix}{prefix}.")
+        return Weights(self._read, f"{self._prefix}{prefix}.")
 
 
 def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -49,7 +46,7 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.de
         tensor: Tensor = files[path].get_tensor(name)  # type: ignore[attr-defined]
         return tensor.to(device, dtype)
 
-    return Weights(read, lambda name: name in checkpoint.tensors)
+    return Weights(read)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
@@ -62,4 +59,4 @@ def dummy(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.randn(shape, generator=generator).mul_(0.02).to(device, dtype)
 
-    return Weights(read, lambda name: False)
+    return Weights(read)

@@ -51,7 +51,7 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
     if 0 < law.top_k < scaled.shape[-1]:
         kth = torch.topk(scaled, law.top_k).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    if law.top_p < 1.0:
+    if law.top_p < 1.0 and len(scaled):  # a prefill chunk has no rows
         floor = torch.stack([_nucleus_floor(row, law.top_p) for row in scaled])
         scaled = scaled.masked_fill(scaled < floor[:, None], -torch.inf)
     return scaled

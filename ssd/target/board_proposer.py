@@ -12,7 +12,7 @@ from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.target.proposer import Result
 from ssd.target.sequence import Sequence
 
-# A wait that brings nothing this often in a row opens the breaker; it is tried again every so many rounds.
+# A request that waits in vain this often in a row waits no more, but for a trial every so many rounds.
 _STRIKES = 3
 _PROBE_EVERY = 16
 _POLL_S = 20e-6
@@ -31,13 +31,14 @@ class _Measured:
 
 class BoardProposer:
     """See `ssd.target.proposer.Proposer`. `send` posts a message to the draft without blocking and says whether it
-    went; while the draft is away (`leave`) every row simply has no draft tokens."""
+    went; while the draft is away every row simply has no draft tokens."""
 
     def __init__(self, board: BoardReader, send: Callable[[Message], bool]) -> None:
         self._board, self._send = board, send
         self._epoch: int | None = None
         self._open: dict[int, tuple[Sequence, Key, int]] = {}  # request -> (sequence, its miss, round to verify)
-        self._strikes, self._rounds, self._deaf = 0, 0, False
+        self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
+        self._rounds, self._deaf = 0, False
         self._acceptance = _Measured(0.5)
         self._token_wait_s = _Measured(0.005)
         self._verify_s = _Measured(0.02)
@@ -52,15 +53,11 @@ class BoardProposer:
 
     def join(self, epoch: int, running: Items[Sequence]) -> None:
         """A draft said hello: from now on only its epoch counts, and it is told about every running sequence."""
-        self._epoch, self._strikes, self._deaf = epoch, 0, False
+        self._epoch, self._deaf = epoch, False
+        self._strikes.clear()
         self._open.clear()
         for sequence in running:
             self.admit(sequence)
-
-    def leave(self) -> None:
-        """The draft is gone."""
-        self._epoch = None
-        self._open.clear()
 
     def _tell(self, message: Message) -> None:
         """Post to the draft. Once a message is lost its picture is wrong: it is asked to start over when it reads."""
@@ -68,10 +65,11 @@ class BoardProposer:
             return
         if self._deaf:
             self._deaf = not self._send(Rejoin())
-        elif not self._send(message):
+        elif self._send(message):
+            return
+        else:
             self._deaf = True
-        if self._deaf:
-            self._open.clear()
+        self._open.clear()  # what was just said is lost: no answer will come
 
     # -- Proposer ---------------------------------------------------------------------------------------------------
 
@@ -97,6 +95,7 @@ class BoardProposer:
     def release(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
             self._open.pop(sequence.request, None)
+            self._strikes.pop(sequence.request, None)
         self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
 
     def outcomes(self, results: Items[Result]) -> None:
@@ -145,8 +144,6 @@ class BoardProposer:
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
         """How many tokens each open row waits for; empty when waiting does not pay or has been in vain lately."""
-        if self._strikes >= _STRIKES and self._rounds % _PROBE_EVERY:
-            return {}
         ready = [len(s.proposal) for s in sequences if s.request not in self._open and s.round > 0]
         missed = [s for s, _, _ in self._open.values() if s.speculation.mode == "ssd"]
         longest = max((s.lookahead for s in missed), default=0)
@@ -157,7 +154,12 @@ class BoardProposer:
             s.request: s.lookahead if s.speculation.mode == "sd" else min(worth, s.lookahead)
             for s, _, _ in self._open.values()
         }
-        return {request: depth for request, depth in depths.items() if depth > 0}
+        probing = self._rounds % _PROBE_EVERY == 0
+        return {
+            request: depth
+            for request, depth in depths.items()
+            if depth > 0 and (probing or self._strikes.get(request, 0) < _STRIKES)
+        }
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or the deadline passes; keep whatever is there."""
@@ -174,7 +176,9 @@ class BoardProposer:
             if done or now >= deadline:
                 break
             time.sleep(_POLL_S)
+        for request in depths:
+            answered = bool(self._open[request][0].proposal)
+            self._strikes[request] = 0 if answered else self._strikes.get(request, 0) + 1
         got = max(len(s.proposal) for s, _, _ in self._open.values())
-        self._strikes = 0 if got else self._strikes + 1
         if got:
             self._token_wait_s.note((now - began) / got)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import zmq
 
 from ssd.config import EngineConfig
+from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
@@ -24,6 +26,8 @@ from ssd.target.proposer import NoProposer, Proposer
 
 log = logging.getLogger("ssd.target")
 
+_FRONTEND_PATIENCE_S, _RETRY_S = 5.0, 0.005
+
 
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
@@ -34,7 +38,7 @@ def main(child: Child) -> None:
 def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
     """The target model with its cache, and its end-of-sequence ids; warmed up for the first request."""
     torch.set_grad_enabled(False)
-    checkpoint = inspect(Path(config.target))
+    checkpoint = inspect(Path(config.target), weights=config.load_format != "dummy")
     dtype, device = getattr(torch, config.dtype), device_of(config.device)
     model = registry.load(checkpoint, dtype, device, config.max_model_len, config.load_format == "dummy")
     runner = Runner(model, config.num_pages, config.page_size, config.deterministic)
@@ -62,8 +66,8 @@ class _Target:
                 self._socket.poll()
             self._read()
             emissions = self._engine.step()
-            if emissions and not sockets.send(self._socket, Step(emissions), self._child.epoch, self._frontend):
-                self._lost_frontend()
+            if emissions:
+                self._deliver(Step(emissions))
 
     def _read(self) -> None:
         """Handle every message that is there."""
@@ -103,9 +107,10 @@ class _Target:
     def _to_draft(self, message: Message) -> bool:
         return sockets.send(self._socket, message, self._draft_epoch, self._draft)
 
-    def _lost_frontend(self) -> None:
-        """Nobody is left to hear the results: release everything the frontend had asked for."""
-        log.warning("the frontend does not take results; its requests are dropped")
-        scheduler = self._engine.scheduler
-        for sequence in [*scheduler.running, *scheduler.waiting]:
-            self._engine.abort(sequence.request)
+    def _deliver(self, step: Step) -> None:
+        """Results are never dropped: a slow frontend slows the target, one that reads nothing for long ends it."""
+        for _ in range(int(_FRONTEND_PATIENCE_S / _RETRY_S)):
+            if sockets.send(self._socket, step, self._child.epoch, self._frontend):
+                return
+            time.sleep(_RETRY_S)
+        raise SsdError(f"the frontend took no results for {_FRONTEND_PATIENCE_S:.0f} s")

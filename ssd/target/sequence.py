@@ -10,6 +10,9 @@ from ssd.params import SamplingParams, Speculation
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.sampling import Law
 
+# Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
+_GREEDY_BELOW = 1e-5
+
 
 @dataclass
 class Timing:
@@ -67,7 +70,8 @@ class Sequence:
     ) -> Sequence:
         """`params.seed` must be filled in; `default` is used where the request does not say how to speculate."""
         params = submit.params
-        law = Law(params.temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
+        temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
+        law = Law(temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
         return cls(
             request=submit.request,
             tokens=list(submit.token_ids),

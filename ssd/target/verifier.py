@@ -53,7 +53,7 @@ class Verifier:
                 wanted.append(None)
                 continue
             table = torch.log_softmax(rows[: len(emitted)].float(), dim=-1)
-            best = torch.topk(table, count) if count else None
+            best = torch.topk(table, min(count, table.shape[-1])) if count else None
             wanted.append([_entry(table, best, index, token) for index, token in enumerate(emitted)])
         return wanted
 
