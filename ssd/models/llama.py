@@ -103,8 +103,6 @@ class Llama:
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
         if slides(config):
             raise UsageError("sliding-window attention is not supported")
-        if config.get("quantization_config"):
-            raise UsageError("quantised checkpoints are not supported")
         self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
         width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
         frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)

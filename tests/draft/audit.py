@@ -1,0 +1,133 @@
+"""What a draft's state is checked against: its own plain forward, and a cache filled afresh."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssd.draft.engine import DraftEngine
+from ssd.draft.tree import Tree
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from ssd.params import Speculation
+from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.sampling import Law
+from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, Texts, config, params
+from tests.exactness.plain import Plain
+from tests.models import tiny
+
+GREEDY = Law()
+SAMPLED = Law(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, seed=77)
+PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 22, 13)]
+
+
+@dataclass(frozen=True)
+class World:
+    """A target (in float64, and deterministic in float32), a draft that agrees with it about every other time, and by
+    that draft's plain forward: the next token after a text under a law, and the likeliest ones, best first."""
+
+    target: Runner
+    single: Runner
+    draft: Runner
+    next: Callable[[tuple[int, ...], Law], int]
+    best: Callable[[tuple[int, ...], Law], list[int]]
+
+
+def world_in(folder: Path, **knobs: Any) -> World:
+    """Write the checkpoints of a world and load them."""
+    target = tiny.llama(folder / "target", seed=3, **knobs)
+    draft = tiny.noisy_copy(target, folder / "draft", noise=0.03)
+    plain = Plain(draft)
+    return World(
+        tiny.runner(target, torch.float64),
+        tiny.runner(target, torch.float32, deterministic=True),
+        tiny.runner(draft, torch.float64),
+        cache(plain.next),
+        cache(lambda text, law: plain.scores(text, law).topk(20).indices.tolist()),
+    )
+
+
+def plainly(world: World, prompts: list[list[int]], temperature: float, tokens: int) -> Texts:
+    """What the target writes without any draft."""
+    return Pair(config(Speculation("ar")), world.target).run(prompts, params(len(prompts), tokens, temperature))
+
+
+class Auditor:
+    """After every message and every step: the draft's cache, its candidates, and what the target could read."""
+
+    def __init__(self, world: World, draft: Draft) -> None:
+        self._world, self._draft = world, draft
+        self._fresh = Runner(draft.runner.model, 64, PAGE_SIZE)
+        self.depths: set[int] = set()
+        self.lines: set[int] = set()
+        self.forks: set[tuple[int, int]] = set()
+        draft.watch = self
+
+    def __call__(self, engine: DraftEngine) -> None:
+        engine.pool.check()
+        for tree in engine.trees.values():
+            self._check_cache(tree)
+            self._check_candidates(tree)
+            self._check_published(tree)
+
+    def _check_cache(self, tree: Tree) -> None:
+        """Keys and values of the path are those of a fresh prefill, whatever was accepted, rejected or promoted."""
+        assert tree.table.missing(tree.computed) == 0
+        if tree.computed == 0:
+            return
+        self._fresh.forward([Row(tree.path[: tree.computed], 0, range(64), outputs=0)])
+        cache = self._draft.runner.cache
+        slots = cache.slots(tree.table.pages, 0, tree.computed)
+        for kept, fresh in ((cache.keys, self._fresh.cache.keys), (cache.values, self._fresh.cache.values)):
+            assert (kept[:, slots] - fresh[:, : tree.computed]).abs().max() <= 1e-10
+
+    def _check_candidates(self, tree: Tree) -> None:
+        """The likeliest next tokens at every node, without the one that is being verified there."""
+        in_flight = tree.line[: tree.in_flight or 0]
+        for fork in {chain.fork for chain in tree.chains}:
+            found = [chain.tokens[0] for chain in tree.chains if chain.fork == fork]
+            wanted = fan_out_at(fork, len(in_flight), tree.speculation.fan_out)
+            best = self._world.best(tuple(tree.tokens + in_flight[:fork]), tree.law)
+            expected = [token for token in best if token not in in_flight[fork : fork + 1]][:wanted]
+            assert found == expected
+            self.forks.add((fork, len(in_flight)))
+
+    def _check_published(self, tree: Tree) -> None:
+        """What the board says at any depth is what the draft alone would write after that outcome."""
+        for chain in tree.chains:
+            ids = self._draft.board.lookup(tree.slot, tree.key(chain.fork, chain.tokens[0])) or []
+            assert len(ids) == min(chain.computed, tree.lookahead)
+            self._check_text([*tree.tokens, *tree.line[: chain.fork], chain.tokens[0]], ids, tree.law)
+            self.depths.add(len(ids))
+        if tree.answers is not None:
+            ids = self._draft.board.lookup(tree.slot, tree.answers) or []
+            assert ids == tree.line[: tree.lookahead]
+            self._check_text(tree.tokens, ids, tree.law)
+            self.lines.add(len(ids))
+
+    def _check_text(self, text: list[int], ids: list[int], law: Law) -> None:
+        for index, token in enumerate(ids):
+            assert token == self._world.next((*text, *ids[:index]), law)
+
+
+def drive(target: ScriptedTarget, choice: random.Random) -> None:
+    """One round of a sequence: some outcome, likely or not, hit or missed, taken up whole, in part or not at all."""
+    draft = target.draft
+    draft.steps = choice.choice((0, 1, 2, 3, None))
+    accepted = choice.choice((len(target.in_flight), choice.randint(0, len(target.in_flight))))
+    refused = target.in_flight[accepted : accepted + 1]
+    prepared = [c.tokens[0] for c in draft.engine.trees[target.request].chains if c.fork == accepted]
+    unlikely = [token for token in range(60) if token not in refused]
+    token = choice.choice(prepared if prepared and choice.random() < 0.7 else unlikely)
+    most = choice.choice((target.speculation.num_speculative_tokens,) * 3 + (0, 1, 2))
+    wait = most > 0 and choice.random() < 0.7
+    hit = target.outcome(accepted, token, most, wait, late=choice.choice((0, 0, 1, 2)))
+    if not hit and target.waiting:
+        draft.work(choice.choice((0, 1, 3, None)))
+        target.launch(most)

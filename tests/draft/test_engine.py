@@ -1,0 +1,191 @@
+"""The draft beside a target: what it publishes and what it keeps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ssd.execution.runner import Runner
+from ssd.params import FanOut, Mode, Speculation
+from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, world_in
+from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
+from tests.models import tiny
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_in(tmp_path_factory.mktemp("world"))
+
+
+# -- a draft that is the target (RELIABILITY 5, level 4) --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("mode", "lookahead", "fan_out"),
+    [
+        *((("sd", k, (3,))) for k in (1, 4, 8)),
+        *(("ssd", k, (f,)) for k in (1, 4, 8) for f in (1, 3)),
+        ("ssd", 1, (2, 3)),
+        ("ssd", 4, (4, 3, 2, 2, 4)),
+        ("ssd", 8, (3, 3, 2, 2, 2, 1, 1, 1, 4)),
+    ],
+    ids=str,
+)
+def test_a_draft_that_is_the_target_is_always_right(
+    world: World, mode: Mode, lookahead: int, fan_out: FanOut, temperature: float
+) -> None:
+    """Every drafted token is accepted and every outcome was prepared for; equal output alone would not show a draft
+    whose keys and values have gone bad."""
+    settings = config(Speculation(mode, lookahead, fan_out), deterministic=True)
+    draft = Draft(settings, Runner(world.single.model, 400, PAGE_SIZE, deterministic=True))
+    tokens = 1 + 6 * (lookahead + 1)
+    texts = Pair(settings, world.single, draft).run(
+        [tiny.token_ids(n, n) for n in (3, 16, 41)], params(3, tokens, temperature)
+    )
+    for metrics in texts.metrics:
+        assert metrics.rounds == 6
+        assert metrics.accepted_tokens == metrics.drafted_tokens == 6 * lookahead
+        assert metrics.misses == 0
+        assert metrics.hits == (5 if mode == "ssd" else 0)
+    draft.assert_empty()
+
+
+# -- what is published, and what is kept ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["neighbours", "scattered"])
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        Speculation("ssd", 4, (3,)),
+        Speculation("ssd", 3, (1, 2, 1, 4)),
+        Speculation("ssd", 8, (1,)),
+        Speculation("sd", 4),
+    ],
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}",
+)
+def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
+    world: World, speculation: Speculation, scattered: bool
+) -> None:
+    """Three sequences of different laws, forty rounds of random outcomes each, interrupted at random depths."""
+    draft = Draft(config(speculation), world.draft)
+    held = scatter(draft) if scattered else []
+    audit = Auditor(world, draft)
+    choice = random.Random(f"{speculation} {scattered}")
+    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
+    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
+    for _ in range(40):
+        target = choice.choice(targets)
+        if len(target.tokens) < 180:
+            drive(target, choice)
+        assert draft.engine.trees[target.request].tokens == target.tokens
+    everything = set(range(1, speculation.num_speculative_tokens + 1))
+    if speculation.mode == "ssd":
+        assert audit.depths >= everything
+        assert {fork < taken for fork, taken in audit.forks} == {True, False}
+        assert any(0 < taken < speculation.num_speculative_tokens for _, taken in audit.forks)
+    assert audit.lines >= everything
+    hits = sum(target.hits for target in targets)
+    assert hits > 5 if speculation.mode == "ssd" else hits == 0
+    for target in targets:
+        target.release()
+    draft.engine.pool.release(held)
+    draft.assert_empty()
+
+
+def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
+    """Pages that a promoted chain had filled are written again after its rejection; a prompt that reads as the chain
+    did must not be given them."""
+    speculation = Speculation("ssd", 8, (2,))
+    draft = Draft(config(speculation), world.draft)
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, PROMPTS[1][:6], GREEDY, speculation)
+    assert target.outcome(0, draft.engine.trees[0].chains[0].tokens[0], 8)
+    rejected = [*target.tokens, *target.in_flight]
+    assert len(rejected) == 15
+    for _ in range(9):
+        target.outcome(0, next(t for t in range(99) if t not in target.in_flight[:1]), 8)
+    other = ScriptedTarget(draft, 1, [*rejected, 1], GREEDY, speculation)
+    assert draft.engine.trees[1].table.pages[0] == draft.engine.trees[0].table.pages[0]
+    for one in (target, other):
+        one.release()
+    draft.assert_empty()
+
+
+def scatter(draft: Draft) -> list[int]:
+    """Take every other page of the draft, so that no two neighbours are free."""
+    pages = [draft.engine.pool.allocate() for _ in range(draft.engine.pool.count)]
+    draft.engine.pool.release([page for page in pages if page % 2])
+    return [page for page in pages if page % 2 == 0]
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_real_target_never_spoils_the_drafts_cache(world: World, mode: Mode, temperature: float) -> None:
+    """Accepted, rejected and promoted tokens as they come from a target that agrees now and then; long prompts, which
+    the draft computes in pieces, and shared ones."""
+    settings = config(Speculation(mode, 4, (3,)))
+    draft = Draft(settings, world.draft)
+    Auditor(world, draft)
+    prompts = [tiny.token_ids(n, n) for n in (5, 150, 30)] + [tiny.token_ids(30, 30)[:20]]
+    texts = Pair(settings, world.target, draft).run(prompts, params(4, 14, temperature))
+    assert texts.ids == plainly(world, prompts, temperature, 14).ids
+    assert 0 < sum(m.accepted_tokens for m in texts.metrics) < sum(m.drafted_tokens for m in texts.metrics)
+    if mode == "ssd":
+        assert sum(m.hits for m in texts.metrics) and sum(m.misses for m in texts.metrics)
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_a_chain_that_came_a_moment_too_late_does_not_hide_the_backup(world: World, late: int) -> None:
+    """The target finds nothing and waits; before the draft hears of it, it publishes that very chain. The target must
+    see it grow beyond that."""
+    speculation = Speculation("ssd", 4, (3,))
+    draft = Draft(config(speculation), world.draft, steps=0)
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, PROMPTS[0], GREEDY, speculation)
+    draft.work(1)
+    assert not target.outcome(0, world.best(tuple(PROMPTS[0]), GREEDY)[0], most=4, late=late)
+    assert target.waiting
+    draft.work()
+    target.launch(4)
+    assert len(target.in_flight) == 4
+
+
+@pytest.mark.parametrize("vocab_size", [131, 512])
+def test_prompts_that_take_several_steps(tmp_path: Path, vocab_size: int) -> None:
+    """Steps that bring no token at all, and steps in which others' chains grow beside a piece of a long prompt; also
+    with a vocabulary that is ranked in blocks."""
+    world = world_in(tmp_path, vocab_size=vocab_size)
+    speculation = Speculation("ssd", 3, (2,))
+    draft = Draft(config(speculation, max_model_len=250, vocab_size=vocab_size), world.draft)
+    Auditor(world, draft)
+    choice = random.Random(0)
+    laws = (GREEDY, SAMPLED, GREEDY, SAMPLED)
+    targets = []
+    for request, (law, length) in enumerate(zip(laws, (200, 130, 5, 8), strict=True)):
+        draft.steps = None if request == 0 else 1
+        targets.append(ScriptedTarget(draft, request, tiny.token_ids(length, request, vocab_size), law, speculation))
+    draft.work()
+    for target in targets:
+        for _ in range(2):
+            drive(target, choice)
+
+
+def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) -> None:
+    """Chains end where the model's positions end, without an accident."""
+    speculation = Speculation("ssd", 4, (1,))
+    draft = Draft(config(speculation, max_model_len=tiny.MAX_POSITION), world.draft)
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, tiny.token_ids(tiny.MAX_POSITION - 7, 1), GREEDY, speculation)
+    longest = 0
+    while len(target.tokens) < tiny.MAX_POSITION:
+        tree = draft.engine.trees[0]
+        longest = max(longest, *(tree.base + chain.fork + chain.computed for chain in tree.chains))
+        target.outcome(0, tree.chains[0].tokens[0], 2)
+    assert longest == tiny.MAX_POSITION
+    target.release()
+    draft.assert_empty()

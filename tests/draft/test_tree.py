@@ -1,0 +1,241 @@
+"""The draft's picture of one sequence, as plain values: what it prepares for, what wins, what is left to compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd.draft.tree import Chain, Tree
+from ssd.execution.pages import PagePool, PageTable
+from ssd.ipc.board import Key
+from ssd.ipc.messages import Admit, Outcome
+from ssd.params import Speculation
+
+EPOCH, REQUEST, ROUND = 3, 11, 5
+PROMPT = [50, 51, 52]
+SSD = Speculation("ssd", 3, (2,))
+
+
+def tree_of(speculation: Speculation = SSD) -> Tree:
+    """A tree as it is after `Admit`, before any token is computed."""
+    admit = Admit(
+        REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
+        speculation=speculation,
+    )  # fmt: skip
+    return Tree(admit, EPOCH, PageTable(PagePool(64, 4)))
+
+
+def compute(tree: Tree, ranks: dict[int, list[int]]) -> None:
+    """Compute all that is pending, as the engine does; `ranks` by node."""
+    while pending := tree.pending(100):
+        count = len(pending)
+        tree.table.grow(tree.computed + count)
+        last = tree.computed + count - tree.base
+        outputs = tree.outputs(count)
+        tree.extended(count, [ranks[node] for node in range(last - outputs + 1, last + 1)])
+
+
+def grow(tree: Tree, chains: dict[tuple[int, int], list[int]], depth: int) -> None:
+    """Give `tree` these chains, {(fork, t*): c_1, c_2, ...}, `depth` tokens of each computed."""
+    for cell, ((fork, token), rest) in enumerate(chains.items()):
+        tokens = [token, *rest][: depth + 1]
+        ranks = [[following, 99] for following in tokens[1:]]
+        tree.chains.append(Chain(fork, tokens, cell, entry=cell, computed=depth, ranks=ranks))
+
+
+def outcome(accepted: int, token: int, in_flight: int, round_number: int = ROUND) -> Outcome:
+    return Outcome(REQUEST, round_number, accepted, token, in_flight)
+
+
+def after_a_win(in_flight: int, speculation: Speculation = SSD) -> Tree:
+    """The round after the prefill: (0, 7) won with its chain 1 2 3 4, of which so many tokens are in flight."""
+    tree = tree_of(speculation)
+    compute(tree, {0: [7, 8, 9]})
+    grow(tree, {(0, 7): [1, 2, 3, 4], (0, 8): [5, 6, 5, 6]}, depth=4)
+    winner = tree.outcome(outcome(0, 7, in_flight))
+    assert winner is not None
+    tree.computed += winner.computed
+    tree.chains = []
+    return tree
+
+
+# -- what is prepared for ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_forks_before_the_prompt_is_computed() -> None:
+    tree = tree_of()
+    assert tree.pending(2) == PROMPT[:2]
+    assert tree.outputs(2) == 0
+    assert not tree.extended(2, [])
+    assert tree.new_forks() == []
+    assert tree.pending(2) == PROMPT[2:] and tree.outputs(1) == 1
+
+
+def test_the_first_outcome_has_no_accepted_tokens() -> None:
+    tree = tree_of()
+    compute(tree, {0: [7, 8, 9]})
+    assert tree.new_forks() == [(0, 7), (0, 8)]
+    assert tree.new_forks() == []
+
+
+def test_the_token_in_flight_is_no_candidate_and_full_acceptance_excludes_nothing() -> None:
+    tree = after_a_win(in_flight=3)
+    tree.ranks = {0: [1, 20, 21], 1: [22, 2, 23], 2: [24, 25, 3], 3: [4, 3, 26]}
+    assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 24), (2, 25), (3, 4), (3, 3)]
+
+
+def test_a_token_that_was_not_taken_may_come_after_full_acceptance() -> None:
+    """The chain is 1 2 3 4, the target took two: the token after them may well be 3."""
+    tree = after_a_win(in_flight=2)
+    tree.ranks = {0: [1, 20, 21], 1: [2, 22, 23], 2: [3, 24, 25]}
+    assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 3), (2, 24)]
+
+
+def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
+    speculation = Speculation("ssd", 3, (1, 2, 1, 4))
+    ranks = [60, 61, 62, 63, 64]
+    for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 4]), (0, [4])):
+        tree = after_a_win(in_flight, speculation)
+        tree.ranks = {node: ranks for node in range(4)}
+        forks = [fork for fork, _ in tree.new_forks()]
+        assert [forks.count(node) for node in range(in_flight + 1)] == expected
+
+
+def test_a_winners_candidates_were_known_when_it_was_drafted() -> None:
+    """Promoted ranks give all forks at once: nothing is left to compute but what the chain had not reached."""
+    tree = after_a_win(in_flight=3)
+    assert tree.pending(100) == []
+    assert tree.new_forks() == [(0, 99), (1, 99), (2, 99), (3, 4), (3, 99)]
+
+
+def test_forks_come_as_their_ranks_become_known() -> None:
+    tree = tree_of()
+    compute(tree, {0: [7, 8, 9]})
+    grow(tree, {(0, 7): [1, 2, 3]}, depth=2)
+    winner = tree.outcome(outcome(0, 7, in_flight=2))
+    assert winner is not None
+    tree.computed, tree.chains = tree.computed + winner.computed, []
+    assert tree.line == [1, 2]
+    assert tree.new_forks() == [(0, 99), (1, 99)]
+    assert tree.pending(100) == [2]
+    compute(tree, {2: [30, 31, 32]})
+    assert tree.new_forks() == [(2, 30), (2, 31)]
+
+
+# -- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_of_an_outcome_names_the_verification_in_flight() -> None:
+    tree = after_a_win(in_flight=3)
+    assert tree.tokens == [*PROMPT, 7]
+    assert tree.key(2, 24) == Key(EPOCH, REQUEST, ROUND + 1, len(PROMPT) + 1, 2, 24)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_a_miss_keeps_what_was_accepted_and_no_more(accepted: int) -> None:
+    tree = after_a_win(in_flight=3)
+    assert tree.computed == 7
+    assert tree.outcome(outcome(accepted, 90, 0, ROUND + 1)) is None
+    assert tree.tokens == [*PROMPT, 7, *[1, 2, 3][:accepted], 90]
+    assert tree.computed == 4 + accepted
+    assert tree.line == [] and tree.ranks == {}
+    assert tree.pending(100) == [90]
+    assert tree.new_forks() == []
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 3])
+def test_a_hit_brings_the_chain_that_was_prepared_for_it(accepted: int) -> None:
+    tree = after_a_win(in_flight=3)
+    grow(tree, {(0, 24): [40, 41], (2, 25): [42, 43], (2, 24): [44, 45], (3, 24): [46, 47]}, depth=2)
+    winner = tree.outcome(outcome(accepted, 24, 2, ROUND + 1))
+    assert winner is not None and (winner.fork, winner.tokens[0]) == (accepted, 24)
+    assert tree.line == {0: [40, 41], 2: [44, 45], 3: [46, 47]}[accepted]
+    assert tree.computed == 4 + accepted  # the chain's keys and values come on top once they are moved
+    assert tree.ranks == dict(enumerate([[tree.line[0], 99], [tree.line[1], 99]]))
+
+
+def test_more_in_flight_than_the_chain_has_is_cut() -> None:
+    tree = tree_of()
+    compute(tree, {0: [7, 8, 9]})
+    grow(tree, {(0, 7): [1, 2, 3]}, depth=2)
+    tree.outcome(outcome(0, 7, in_flight=3))
+    assert tree.in_flight == 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [outcome(0, 9, 0, ROUND), outcome(0, 9, 0, ROUND + 2), outcome(3, 9, 0, ROUND + 1), outcome(64, 9, 0, ROUND + 1)],
+    ids=["an old round", "a lost round", "more than was in flight", "far more"],
+)
+def test_an_outcome_that_cannot_follow_is_refused(row: Outcome) -> None:
+    tree = after_a_win(in_flight=2)
+    before = (list(tree.tokens), list(tree.line), tree.round, tree.computed)
+    with pytest.raises(ValueError, match="does not follow"):
+        tree.outcome(row)
+    assert (tree.tokens, tree.line, tree.round, tree.computed) == before
+
+
+# -- the backup -------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_miss_the_line_grows_to_the_lookahead_while_the_target_waits() -> None:
+    tree = after_a_win(in_flight=3)
+    key = tree.key(1, 90)
+    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    assert tree.answers == key
+    tree.table.grow(20)
+    for token in (61, 62, 63):
+        assert tree.new_forks() == []
+        assert len(tree.pending(100)) == 1 and tree.outputs(1) == 1
+        assert tree.extended(1, [[token, 70, 71]])
+    assert tree.line == [61, 62, 63]
+    # The last token is computed as well: its candidates will be wanted.
+    assert tree.pending(100) == [63]
+    assert not tree.extended(1, [[64, 70, 71]])
+    assert tree.pending(100) == []
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3])
+def test_the_target_takes_as_much_of_the_line_as_it_likes(taken: int) -> None:
+    tree = after_a_win(in_flight=3)
+    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    compute(tree, {0: [61, 70, 71], 1: [62, 70, 71], 2: [63, 70, 71], 3: [64, 70, 71]})
+    tree.launched(ROUND + 2, taken)
+    assert tree.answers is None
+    expected = [(node, token) for node in range(taken) for token in (70, 71)]
+    assert tree.new_forks() == [*expected, (taken, 61 + taken), (taken, 70)]
+    with pytest.raises(ValueError, match="does not follow"):
+        tree.outcome(outcome(taken + 1, 9, 0, ROUND + 2))
+    tree.outcome(outcome(taken, 9, 0, ROUND + 2))
+    assert tree.tokens[-taken - 1 :] == [*[61, 62, 63][:taken], 9]
+
+
+def test_a_launch_of_another_round_is_ignored() -> None:
+    tree = after_a_win(in_flight=3)
+    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    tree.launched(ROUND + 1, 2)
+    assert tree.in_flight is None
+    tree.launched(ROUND + 2, 0)
+    tree.launched(ROUND + 2, 3)
+    assert tree.in_flight == 0
+
+
+def test_ordinary_speculation_prepares_for_no_outcome() -> None:
+    tree = tree_of(Speculation("sd", 3))
+    compute(tree, {0: [7, 8, 9]})
+    assert tree.new_forks() == []
+    tree.outcome(outcome(0, 7, -1))
+    compute(tree, {node: [60 + node, 70, 71] for node in range(4)})
+    assert tree.line == [60, 61, 62]
+    tree.launched(ROUND + 1, 3)
+    assert tree.new_forks() == []
+
+
+def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
+    """Without it there would be no candidates for the first outcome."""
+    pool = PagePool(64, 4)
+    first = PageTable(pool)
+    first.grow(8)
+    first.share_computed(list(range(8)), 8)
+    admit = Admit(1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation())
+    tree = Tree(admit, EPOCH, PageTable(pool))
+    assert tree.computed == 4 and tree.pending(100) == [4, 5, 6, 7] and tree.outputs(4) == 1

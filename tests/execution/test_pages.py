@@ -1,0 +1,304 @@
+"""The invariants of the target's memory (DESIGN), against a model that remembers what is in every slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ssd.execution import pages as pages_module
+from ssd.execution.pages import OutOfPages, PagePool, PageTable
+
+Prefix = tuple[int, ...]
+
+# Two token ids and short texts: prefixes collide all the time.
+texts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+@dataclass
+class Sequence:
+    """As the engine keeps one: `computed` of its `tokens` have keys and values in the pages of `table`."""
+
+    tokens: list[int]
+    table: PageTable
+    computed: int = 0
+
+
+class Pages(RuleBasedStateMachine):
+    """Sequences begin, are computed in pieces, verify drafts, end. `slots` is the memory: which text a slot's key and
+    value were computed from, the token itself included, since a key depends on everything before it."""
+
+    @initialize(count=st.integers(2, 12), size=st.integers(1, 4))
+    def empty(self, count: int, size: int) -> None:
+        self.pool = PagePool(count, size, "model")
+        self.size = size
+        self.slots: dict[tuple[int, int], Prefix] = {}
+        self.alive: list[Sequence] = []
+        self.texts: list[list[int]] = []  # the tokens of every sequence there ever was
+
+    def owners(self, page: int) -> int:
+        return sum(page in sequence.table.pages for sequence in self.alive)
+
+    def place(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return sequence.table.pages[position // self.size], position % self.size
+
+    @rule(tokens=texts)
+    def begin(self, tokens: list[int]) -> None:
+        """A prefix hit leaves a token to compute (I5), consists of whole pages, and they hold just that prefix."""
+        self.texts.append(tokens)
+        sequence = Sequence(tokens, PageTable(self.pool))
+        self.alive.append(sequence)
+        sequence.computed = sequence.table.adopt_prefix(tokens)
+        assert sequence.computed < len(tokens)
+        assert sequence.computed == len(sequence.table.pages) * self.size
+        for position in range(sequence.computed):
+            assert self.slots[self.place(sequence, position)] == tuple(tokens[: position + 1])
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), more=texts)
+    def begin_like_another(self, data: st.DataObject, more: list[int]) -> None:
+        """With all that another sequence, perhaps long gone, had up to now."""
+        self.begin(data.draw(st.sampled_from(self.texts))[:14] + more)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), draft=st.lists(st.integers(0, 1), max_size=5))
+    def step(self, data: st.DataObject, draft: list[int]) -> None:
+        """A row: a piece of what is known, and when it reaches the end, drafts of which some are accepted."""
+        sequence = data.draw(st.sampled_from(self.alive))
+        known = data.draw(st.integers(1, len(sequence.tokens) - sequence.computed))
+        if sequence.computed + known < len(sequence.tokens):
+            draft = []
+        row = sequence.tokens[: sequence.computed + known] + draft
+        if not self.grown(sequence, len(row)):
+            return
+        for position in range(sequence.computed, len(row)):
+            page, offset = self.place(sequence, position)
+            assert self.owners(page) == 1, "a page that others read was written to (I3)"
+            self.slots[page, offset] = tuple(row[: position + 1])
+        sequence.computed += known
+        if sequence.computed == len(sequence.tokens):
+            accepted = data.draw(st.integers(0, len(draft)))
+            sequence.tokens += [*draft[:accepted], data.draw(st.integers(0, 1))]
+            sequence.computed += accepted
+            before = list(sequence.table.pages), self.pool.available
+            sequence.table.share_computed(sequence.tokens, sequence.computed)
+            assert (sequence.table.pages, self.pool.available) == before, "rolling back moved pages (I4)"
+
+    def grown(self, sequence: Sequence, length: int) -> bool:
+        """Room is made unless there is truly none: then every page of the pool belongs to somebody alive."""
+        missing, available = sequence.table.missing(length), self.pool.available
+        try:
+            sequence.table.grow(length)
+        except OutOfPages:
+            assert missing > available and all(self.owners(page) for page in range(self.pool.count))
+            return False
+        assert missing <= available and len(sequence.table.pages) * self.size >= length
+        return True
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.alive))
+        self.alive.remove(sequence)
+        sequence.table.free()
+        assert sequence.table.pages == []
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        """Preemption: the pages go; as nobody takes any in between, what could be found before is found after."""
+        sequence = data.draw(st.sampled_from(self.alive))
+        findable = cached(self.pool, sequence.tokens)
+        sequence.table.free()
+        sequence.computed = sequence.table.adopt_prefix(sequence.tokens)
+        assert sequence.computed == findable
+
+    @invariant()
+    def books_balance(self) -> None:
+        """I7, and the same from the outside: live pages are those that somebody has."""
+        self.pool.check()
+        live = {page for sequence in self.alive for page in sequence.table.pages}
+        assert self.pool.live == len(live) and self.pool.live + self.pool.available == self.pool.count
+
+    @invariant()
+    def what_is_computed_stays(self) -> None:
+        """I1, and nobody overwrote a slot below a computed length (I3); a table's pages only ever grow at the end."""
+        for sequence in self.alive:
+            assert sequence.computed <= len(sequence.tokens)
+            assert len(set(sequence.table.pages)) == len(sequence.table.pages)
+            for position in range(sequence.computed):
+                assert self.slots[self.place(sequence, position)] == tuple(sequence.tokens[: position + 1])
+
+    def teardown(self) -> None:
+        for sequence in getattr(self, "alive", []):
+            sequence.table.free()
+            self.pool.check()
+        if hasattr(self, "pool"):
+            assert self.pool.live == 0 and self.pool.available == self.pool.count
+
+
+Pages.TestCase.settings = settings(deadline=None, max_examples=300, stateful_step_count=40)
+TestPages = Pages.TestCase
+
+
+# -- one thing at a time ----------------------------------------------------------------------------------------------
+
+
+def computed(pool: PagePool, tokens: list[int]) -> PageTable:
+    """A sequence whose tokens are all computed and shared."""
+    table = PageTable(pool)
+    table.adopt_prefix(tokens)
+    table.grow(len(tokens))
+    table.share_computed(tokens, len(tokens))
+    return table
+
+
+def cached(pool: PagePool, tokens: list[int]) -> int:
+    """How many tokens of a prompt would be found now (looking moves the pages to the end of the queue)."""
+    table = PageTable(pool)
+    found = table.adopt_prefix(tokens)
+    table.free()
+    return found
+
+
+@pytest.mark.parametrize(("length", "found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
+def test_a_fully_cached_prompt_leaves_a_query(length: int, found: int) -> None:
+    text = list(range(13))
+    pool = PagePool(8, 4)
+    computed(pool, text)
+    assert cached(pool, text[:length]) == found
+
+
+def test_the_content_of_released_pages_is_found() -> None:
+    pool = PagePool(8, 4)
+    computed(pool, list(range(9))).free()
+    assert pool.live == 0 and cached(pool, list(range(9))) == 8
+
+
+def test_only_what_is_accepted_is_found() -> None:
+    """A page with one rejected or missing token is nobody else's (I2)."""
+    pool, text = PagePool(8, 4), list(range(12))
+    table = PageTable(pool)
+    table.grow(12)
+    table.share_computed(text, 7)
+    assert cached(pool, text) == 4
+    table.share_computed(text, 8)
+    assert cached(pool, text) == 8
+
+
+def test_a_page_is_found_below_its_own_prefix_only() -> None:
+    pool = PagePool(8, 2)
+    computed(pool, [1, 2, 3, 4])
+    assert cached(pool, [3, 4, 9]) == 0 and cached(pool, [1, 2, 3, 5, 9]) == 2
+
+
+def test_token_ids_do_not_run_together() -> None:
+    """1, 23 and 12, 3 are written with the same digits: both are found, each for itself."""
+    pool = PagePool(8, 2)
+    tables = [computed(pool, [1, 23, 4, 4]), computed(pool, [12, 3, 4, 4])]
+    for text, table in zip(([1, 23, 4, 4, 0], [12, 3, 4, 4, 0]), tables, strict=True):
+        assert PageTable(pool).adopt_prefix(text) == 4 and pool.match(text) == table.pages
+
+
+def test_eviction_takes_the_oldest_and_of_a_text_the_tail() -> None:
+    pool, old, new = PagePool(4, 2), [1, 1, 2, 2, 9], [3, 3, 4, 4, 9]
+    for text in (old, new):
+        computed(pool, text[:4]).free()
+    expected = [(4, 4), (2, 4), (0, 4), (0, 2), (0, 0)]
+    private = PageTable(pool)
+    for taken, left in enumerate(expected):
+        private.grow(2 * taken)
+        # Looking at the old text first and at the new one second keeps their order in the queue.
+        assert (cached(pool, old), cached(pool, new)) == left
+
+
+def test_what_was_used_lately_is_evicted_last() -> None:
+    pool = PagePool(2, 2)
+    for text in ([1, 1], [2, 2]):
+        computed(pool, text).free()
+    assert cached(pool, [1, 1, 0]) == 2
+    PageTable(pool).grow(2)
+    assert cached(pool, [1, 1, 0]) == 2 and cached(pool, [2, 2, 0]) == 0
+
+
+def test_pages_in_use_are_never_evicted() -> None:
+    pool = PagePool(3, 2)
+    keeper = computed(pool, [1, 1, 2, 2])
+    table = PageTable(pool)
+    table.grow(2)
+    with pytest.raises(OutOfPages):
+        table.grow(4)
+    assert cached(pool, [1, 1, 2, 2, 0]) == 4
+    assert len(table.pages) == 1 and not set(table.pages) & set(keeper.pages)
+
+
+def test_out_of_pages_keeps_what_it_got() -> None:
+    """The scheduler frees somebody else's and asks again."""
+    pool = PagePool(4, 2)
+    other, table = computed(pool, [5, 6]), PageTable(pool)
+    with pytest.raises(OutOfPages):
+        table.grow(8)
+    assert len(table.pages) == 3
+    other.free()
+    table.grow(8)
+    assert len(table.pages) == 4
+
+
+def test_equal_texts_computed_side_by_side_do_not_share() -> None:
+    """The later one keeps its private pages; a third finds those of the first, and all of it can be given back."""
+    pool = PagePool(6, 2)
+    tables = [PageTable(pool) for _ in range(2)]
+    for table in tables:
+        table.grow(4)
+    for table in tables:
+        table.share_computed([1, 2, 3, 4], 4)
+        pool.check()
+    assert pool.match([1, 2, 3, 4, 5]) == tables[0].pages
+    pool.release(tables[0].pages)
+    for table in tables:
+        table.free()
+        pool.check()
+    assert pool.live == 0 and cached(pool, [1, 2, 3, 4, 5]) == 4
+
+
+def test_salt_and_page_size_separate() -> None:
+    """Two models, types or page sizes never agree on the identity of a page."""
+    identities = set()
+    for salt, size in (("a/float32", 2), ("b/float32", 2), ("a/bfloat16", 2), ("a/float32", 4)):
+        pool = PagePool(4, size, salt)
+        identities.add(pool.share([0, 1], [1, 2, 3, 4], size, 0, b""))
+    assert len(identities) == 4
+
+
+def test_hashes_find_and_ids_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should two pages ever collide, the second text does not get the first one's keys and values."""
+    monkeypatch.setattr(pages_module, "chain_hash", lambda parent, ids: b"the same for all")
+    pool = PagePool(4, 2)
+    computed(pool, [1, 2])
+    assert cached(pool, [3, 4, 5]) == 0 and cached(pool, [1, 2, 5]) == 2
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 8))
+def test_a_sequence_alone_lies_in_neighbouring_pages(pages: int, size: int) -> None:
+    """So that its keys are read without gathering them."""
+    pool = PagePool(32, size)
+    table = PageTable(pool)
+    for length in range(1, pages * size + 1):
+        table.grow(length)
+    assert table.pages == list(range(table.pages[0], table.pages[0] + pages))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 8))
+def test_missing_is_what_growing_takes(have: int, wanted: int, size: int) -> None:
+    pool = PagePool(128, size)
+    table = PageTable(pool)
+    table.grow(have)
+    before, missing = len(table.pages), table.missing(wanted)
+    table.grow(wanted)
+    assert len(table.pages) - before == missing
+    assert len(table.pages) * size >= wanted and (missing == 0 or (len(table.pages) - 1) * size < wanted)

@@ -1,0 +1,250 @@
+"""Whatever bytes the memory holds, a lookup answers with ids that were written for that outcome, or not at all."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ssd.ipc import board as layout
+from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Key, Words, size_bytes
+from ssd.params import MAX_LOOKAHEAD
+
+ROOT = Path(__file__).parents[2]
+SLOTS, VOCAB = 3, 1000
+KEY = Key(epoch=2, request=7, round=3, base=40, accepted=1, token=99)
+HEADER, WORDS = layout._HEADER_WORDS, layout._WORDS
+
+chains = st.lists(st.integers(0, VOCAB - 1), max_size=MAX_LOOKAHEAD)
+words = st.integers(-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A board with both sides, and its words to scribble on."""
+
+    descriptor: int
+    writer: BoardWriter
+    reader: BoardReader
+    words: Words
+
+    def entry(self, slot: int, number: int) -> Words:
+        start = HEADER + (slot * ENTRIES + number) * WORDS
+        return self.words[start : start + WORDS]
+
+
+def make() -> Shared:
+    descriptor = os.memfd_create("board")
+    os.ftruncate(descriptor, size_bytes(SLOTS))
+    raw: Words = np.frombuffer(mmap.mmap(descriptor, size_bytes(SLOTS)), dtype=np.int64)
+    return Shared(descriptor, BoardWriter(descriptor, SLOTS), BoardReader(descriptor, SLOTS, VOCAB), raw)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    board = make()
+    yield board
+    os.close(board.descriptor)
+
+
+@pytest.fixture(autouse=True)
+def wipe(shared: Shared) -> None:
+    start_over(shared)
+
+
+def start_over(shared: Shared) -> None:
+    shared.words[:] = 0
+    shared.reader.rejected = 0
+
+
+# -- what is written is found -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(0, SLOTS - 1), st.dictionaries(st.integers(0, ENTRIES - 1), chains, min_size=1, max_size=8))
+def test_round_trip(shared: Shared, slot: int, by_entry: dict[int, list[int]]) -> None:
+    """Every chain under its own outcome, in its own slot, cut where the reader wants it cut."""
+    start_over(shared)
+    keys = [KEY._replace(token=entry) for entry in by_entry]
+    shared.writer.publish(slot, list(by_entry), keys, list(by_entry.values()))
+    for key, chain in zip(keys, by_entry.values(), strict=True):
+        assert shared.reader.lookup(slot, key) == chain
+        assert shared.reader.lookup(slot, key, 2) == chain[:2]
+        assert shared.reader.lookup((slot + 1) % SLOTS, key) is None
+
+
+def test_a_chain_grows_under_the_readers_eyes(shared: Shared) -> None:
+    """Registered, then a depth at a time (anytime publishing); a later write replaces the earlier one."""
+    assert shared.reader.lookup(0, KEY) is None
+    for depth in range(MAX_LOOKAHEAD + 1):
+        shared.writer.publish(0, [5], [KEY], [list(range(depth))])
+        assert shared.reader.lookup(0, KEY) == list(range(depth))
+    shared.writer.publish(0, [5], [KEY], [[8]])
+    assert shared.reader.lookup(0, KEY) == [8]
+
+
+@pytest.mark.parametrize("field", Key._fields)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_outcome_is_a_miss(shared: Shared, field: str, change: int) -> None:
+    """A stale epoch, another request, round or base, another accepted length or token."""
+    shared.writer.publish(1, [0], [KEY], [[1, 2, 3]])
+    assert shared.reader.lookup(1, KEY._replace(**{field: getattr(KEY, field) + change})) is None
+    assert shared.reader.lookup(1, KEY) == [1, 2, 3] and shared.reader.rejected == 0
+
+
+def test_a_cleared_slot_is_empty_and_its_neighbours_are_not(shared: Shared) -> None:
+    for slot in range(SLOTS):
+        shared.writer.publish(slot, [0, 63], [KEY, KEY._replace(token=1)], [[1], [2]])
+    shared.writer.clear(1)
+    assert [shared.reader.lookup(slot, KEY) for slot in range(SLOTS)] == [[1], None, [1]]
+
+
+def test_telemetry(shared: Shared) -> None:
+    shared.writer.tick()
+    shared.writer.tick(0.25)
+    shared.writer.tick(0.5)
+    assert shared.reader.telemetry() == (3, 2, 0.75)
+
+
+# -- what is damaged is not -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chain", [[VOCAB], [1, 2, VOCAB + 5, 3], [-1], [0, 2**40]])
+def test_ids_outside_the_vocabulary_are_refused_and_counted(shared: Shared, chain: list[int]) -> None:
+    """Although their checksum is right: the writer itself is wrong."""
+    shared.writer.publish(0, [0], [KEY], [chain])
+    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+
+
+@pytest.mark.parametrize("depth", [-1, -(2**63), MAX_LOOKAHEAD + 1, 2**62])
+def test_an_impossible_depth_is_refused_and_counted(shared: Shared, depth: int) -> None:
+    shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
+    entry = shared.entry(0, 0)
+    entry[layout._DEPTH] = depth
+    entry[layout._CHECKSUM] = layout._checksum(entry[None])[0]
+    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+
+
+@pytest.mark.parametrize("word", range(WORDS))
+def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared, word: int) -> None:
+    """Every bit of every word of an entry."""
+    for bit in range(64):
+        shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
+        shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
+        assert shared.reader.lookup(0, KEY) in ([[1, 2, 3]] if word == layout._VERSION else [None])
+
+
+@settings(deadline=None, max_examples=500)
+@given(chains, st.lists(st.tuples(st.integers(0, WORDS - 1), st.integers(0, 63)), max_size=12))
+def test_flipped_bits_never_give_a_wrong_answer(shared: Shared, chain: list[int], flips: list[tuple[int, int]]) -> None:
+    start_over(shared)
+    shared.writer.publish(0, [0], [KEY], [chain])
+    for word, bit in flips:
+        shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
+    assert shared.reader.lookup(0, KEY) in (chain, None)
+
+
+@settings(deadline=None, max_examples=500)
+@given(chains, chains, st.lists(st.booleans(), min_size=WORDS, max_size=WORDS))
+@example([5, 6, 7, 8, 9], [6, 1, 5, 2, 10], [word not in (9, 11, 13) for word in range(WORDS)])  # sums cancel
+def test_a_torn_entry_never_gives_a_wrong_answer(
+    shared: Shared, one: list[int], two: list[int], mask: list[bool]
+) -> None:
+    """Any mixture of the words of two writes for the same outcome, versions included."""
+    start_over(shared)
+    entry = shared.entry(0, 0)
+    shared.writer.publish(0, [0], [KEY], [one])
+    first = entry.copy()
+    shared.writer.publish(0, [0], [KEY], [two])
+    entry[:] = np.where(mask, first, entry)
+    assert shared.reader.lookup(0, KEY) in (one, two, None)
+
+
+def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
+    """Three ids changed by +n, -2n, +n at equal distances, as tearing may: an even grid of weights would not see it."""
+    shared.writer.publish(0, [0], [KEY], [[500] * MAX_LOOKAHEAD])
+    entry = shared.entry(0, 0)
+    ids = entry[layout._IDS :]
+    for step in (1, 2, 4):
+        for first in range(MAX_LOOKAHEAD - 2 * step):
+            for size in (1, 3, 17):
+                ids[[first, first + step, first + 2 * step]] += np.array([size, -2 * size, size])
+                assert shared.reader.lookup(0, KEY) is None
+                ids[:] = 500
+    assert shared.reader.lookup(0, KEY) == [500] * MAX_LOOKAHEAD
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), st.binary(min_size=64, max_size=2000))
+def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribble: bytes) -> None:
+    """Random bytes all over a slot."""
+    start_over(shared)
+    size = 8 * ENTRIES * WORDS
+    shared.words[HEADER : HEADER + size // 8] = np.frombuffer((scribble * size)[:size], dtype=np.int64)
+    row = shared.entry(0, data.draw(st.integers(0, ENTRIES - 1)))
+    seen = Key(*(int(word) for word in row[layout._EPOCH : layout._DEPTH]))
+    assert shared.reader.lookup(0, KEY) is None
+    assert shared.reader.lookup(0, seen) is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, MAX_LOOKAHEAD), words, st.lists(words, min_size=MAX_LOOKAHEAD, max_size=MAX_LOOKAHEAD))
+def test_garbage_under_the_right_key_is_refused_and_counted(
+    shared: Shared, depth: int, checksum: int, ids: list[int]
+) -> None:
+    start_over(shared)
+    shared.entry(0, 9)[:] = [1, *KEY, depth, checksum, *ids]
+    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+
+
+def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
+    shared.writer.publish(0, [3, 8], [KEY, KEY], [[1, 2], [1, 2]])
+    shared.entry(0, 3)[layout._IDS] = 5
+    assert shared.reader.lookup(0, KEY) == [1, 2] and shared.reader.rejected == 1
+
+
+# -- two processes ----------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from itertools import count
+from ssd.ipc.board import BoardWriter, Key
+from tests.ipc.test_board import KEY, SLOTS, chain
+writer = BoardWriter(int(sys.argv[1]), SLOTS)
+for number in count():
+    writer.publish(0, [4, 5], [KEY, KEY._replace(token=1)], [chain(number), chain(number + 1)])
+"""
+
+
+def chain(number: int) -> list[int]:
+    """The chain of a number: length and ids tell of which (modulo VOCAB)."""
+    return [(number + step * step) % VOCAB for step in range(1 + number % MAX_LOOKAHEAD)]
+
+
+def test_a_writer_in_another_process_is_never_read_torn(shared: Shared) -> None:
+    """It rewrites two entries without a pause while they are looked up, until enough different writes were seen."""
+    command = [sys.executable, "-c", WRITER, str(shared.descriptor)]
+    writer = subprocess.Popen(command, pass_fds=[shared.descriptor], cwd=ROOT)
+    try:
+        seen: set[int] = set()
+        while len(seen) < 300:
+            assert writer.poll() is None
+            ids = shared.reader.lookup(0, KEY)
+            if ids is not None:
+                numbers = range(ids[0], MAX_LOOKAHEAD * VOCAB, VOCAB)
+                written = [number for number in numbers if chain(number) == ids]
+                assert written
+                seen.add(written[0])
+            os.sched_yield()
+    finally:
+        writer.kill()
+        writer.wait()

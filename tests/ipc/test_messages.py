@@ -1,0 +1,263 @@
+"""Every message survives the wire; whatever else arrives is a `BadFrame` and nothing worse."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.ipc import messages as m
+from ssd.params import MAX_SEED, SamplingParams, Speculation
+
+METRICS = m.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
+LOGPROB = m.TokenLogprob(3, -0.25, [(3, -0.25), (4, -2.0)])
+SPECULATION = Speculation(num_speculative_tokens=2, fan_out=(3, 2, 4), backup="none")
+PARAMS = SamplingParams(
+    temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=MAX_SEED, max_tokens=9, stop=("\n", "end"),
+    stop_token_ids=(1, 2), ignore_eos=True, logprobs=5, speculation=SPECULATION,
+)  # fmt: skip
+EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS)
+
+TO_FRONTEND: list[m.Message] = [
+    m.Generate(1, prompt="naïve 🙂", params=PARAMS),
+    m.Generate(2**63 - 1, token_ids=[0, 2**31 - 1]),
+    m.Generate(3, messages=[m.ChatMessage("user", "hello")]),
+    m.Cancel(4),
+    m.Describe(),
+]
+TO_CLIENT: list[m.Message] = [
+    m.Description("target", "draft", "ssd", 49152, 2048, True),
+    m.Chunk(1, "text", [5, 6], [LOGPROB]),
+    m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
+    m.Failed(1, "invalid_request", "why"),
+]
+TO_TARGET: list[m.Message] = [m.Hello("draft", 49152, "digest"), m.Submit(1, [1, 2], PARAMS), m.Abort(1)]
+TO_DRAFT: list[m.Message] = [
+    m.Ready(),
+    m.Refused("another model"),
+    m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
+    m.Outcomes([m.Outcome(1, 3, 2, 9, -1), m.Outcome(2, 0, 0, 9, 4)]),
+    m.Launched([(1, 3, 4)]),
+    m.Release([1, 2]),
+    m.Rejoin(),
+]
+DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
+    (TO_FRONTEND, m.CLIENT_TO_FRONTEND),
+    (TO_CLIENT, m.FRONTEND_TO_CLIENT),
+    (TO_TARGET, m.PEER_TO_TARGET),
+    ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
+    (TO_DRAFT, m.TARGET_TO_DRAFT),
+    ([m.Status("target", "failed", "why", 2)], m.CHILD_TO_SUPERVISOR),
+    ([m.Drain()], m.SUPERVISOR_TO_CHILD),
+]
+CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
+DECODERS = [decoder for _, decoder in DIRECTIONS]
+ALL = [message for message, _ in CASES]
+HEADER = m.pack(m.Describe())[0]
+
+
+def refused(frames: list[bytes], decoder: msgspec.msgpack.Decoder[Any] = m.CLIENT_TO_FRONTEND) -> str:
+    with pytest.raises(m.BadFrame) as caught:
+        m.unpack(frames, decoder)
+    return str(caught.value)
+
+
+def body(fields: dict[str, Any]) -> list[bytes]:
+    return [HEADER, msgspec.msgpack.encode(fields)]
+
+
+def name(message: m.Message) -> str:
+    return type(message).__name__
+
+
+# -- what is sent arrives ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "decoder"), CASES, ids=lambda part: name(part) if isinstance(part, m.Message) else ""
+)
+@pytest.mark.parametrize("epoch", [0, 1, 2**32 - 1])
+def test_round_trip(message: m.Message, decoder: msgspec.msgpack.Decoder[Any], epoch: int) -> None:
+    assert m.unpack(m.pack(message, epoch), decoder) == (epoch, message)
+
+
+def test_every_message_is_in_the_table_above() -> None:
+    assert {type(message) for message in ALL} == set(m.Message.__subclasses__())
+
+
+@pytest.mark.parametrize(("messages", "decoder"), DIRECTIONS)
+def test_a_direction_takes_its_own_messages_only(
+    messages: list[m.Message], decoder: msgspec.msgpack.Decoder[Any]
+) -> None:
+    own = {type(message) for message in messages}
+    for message in ALL:
+        if type(message) not in own:
+            refused(m.pack(message), decoder)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_wrong_number_of_frames(count: int) -> None:
+    refused((m.pack(m.Describe()) * 50)[:count])
+
+
+@pytest.mark.parametrize("header", [b"", HEADER[:-1], HEADER + b"\0", b"SSE" + HEADER[3:], b"ssd" + HEADER[3:]])
+def test_wrong_header(header: bytes) -> None:
+    refused([header, m.pack(m.Describe())[1]])
+
+
+@pytest.mark.parametrize("version", [0, m.PROTOCOL_VERSION + 1, 255])
+def test_another_version_is_named(version: int) -> None:
+    header = struct.pack("<3sBI", m.MAGIC, version, 0)
+    assert f"version {version}" in refused([header, m.pack(m.Describe())[1]])
+
+
+@pytest.mark.parametrize("message", ALL, ids=name)
+def test_a_message_that_is_cut_off_or_goes_on(message: m.Message) -> None:
+    header, whole = m.pack(message)
+    for decoder in DECODERS:
+        for length in range(0, len(whole), 7):
+            refused([header, whole[:length]], decoder)
+        refused([header, whole + b"\0"], decoder)
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": NAN}, {"temperature": INF}, {"temperature": -0.1}, {"temperature": 1e9},
+        {"top_p": NAN}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": NAN}, {"min_p": -1e-9}, {"min_p": 2},
+        {"top_k": -1}, {"top_k": 2**31}, {"seed": -1}, {"seed": 2**63}, {"seed": 1.5}, {"max_tokens": 0},
+        {"max_tokens": 2**31}, {"stop": [""]}, {"stop": ["x" * 257]}, {"stop": ["a"] * 5}, {"stop_token_ids": [-1]},
+        {"stop_token_ids": [0] * 65}, {"logprobs": 21}, {"logprobs": -1}, {"ignore_eos": 1}, {"temprature": 1.0},
+        {"speculation": {"mode": "fast"}}, {"speculation": {"num_speculative_tokens": 0}},
+        {"speculation": {"num_speculative_tokens": 17}}, {"speculation": {"fan_out": []}},
+        {"speculation": {"fan_out": [0]}}, {"speculation": {"fan_out": [1] * 18}}, {"speculation": {"k": 4}},
+    ],
+)  # fmt: skip
+def test_parameters_out_of_bounds(params: dict[str, Any]) -> None:
+    refused(body({"type": "Generate", "id": 1, "prompt": "x", "params": params}))
+    refused(body({"type": "Submit", "request": 1, "token_ids": [1], "params": params}), m.PEER_TO_TARGET)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"type": "Generate"}, {"type": "Nonsense", "id": 1}, {"type": 3}, {"id": 1},
+        {"type": "Cancel", "id": -1}, {"type": "Cancel", "id": 2**63}, {"type": "Cancel", "id": 2**64 - 1},
+        {"type": "Cancel", "id": "1"}, {"type": "Cancel", "id": None}, {"type": "Cancel", "id": 1, "extra": 0},
+        {"type": "Generate", "id": 1, "token_ids": [-1]}, {"type": "Generate", "id": 1, "token_ids": [2**31]},
+        {"type": "Generate", "id": 1, "token_ids": [NAN]}, {"type": "Generate", "id": 1, "prompt": b"bytes"},
+        {"type": "Generate", "id": 1, "token_ids": [0] * (m.MAX_PROMPT_TOKENS + 1)},
+        {"type": "Generate", "id": 1, "messages": [{"role": "tool", "content": ""}]},
+        {"type": "Generate", "id": 1, "messages": [{"role": "user", "content": "", "name": "x"}]},
+        {"type": "Generate", "id": 1, "messages": [{"role": "user", "content": ""}] * 1025},
+    ],
+    ids=lambda fields: str(fields)[:60],
+)  # fmt: skip
+def test_fields_out_of_bounds(fields: dict[str, Any]) -> None:
+    refused(body(fields))
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -INF, 1e300])
+def test_results_are_bounded_too(number: float) -> None:
+    """What another process of our own sends is believed no more than a client."""
+    refused(m.pack(m.Step([m.Emission(1, [1], metrics=m.Metrics(hit_rate=number))])), m.TARGET_TO_FRONTEND)
+    refused(m.pack(m.Step([m.Emission(1, [1], [m.TokenLogprob(1, number, [])])])), m.TARGET_TO_FRONTEND)
+    refused(m.pack(m.Admit(1, 0, 0, [1], number, 0, 1.0, 0.0, 0, SPECULATION)), m.TARGET_TO_DRAFT)
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\xa4type\x91", b"\x83\xa4type\xa8Generate\xa6params"])
+@pytest.mark.parametrize("depth", [100, 100_000, 1_000_000])
+def test_deep_nesting(opening: bytes, depth: int) -> None:
+    """Arrays in arrays, maps in maps, from the start or inside a message."""
+    for decoder in DECODERS:
+        refused([HEADER, opening + b"\x91" * depth], decoder)
+        refused([HEADER, opening * (depth // len(opening))], decoder)
+
+
+@pytest.mark.parametrize(
+    "claim", [b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+)
+def test_a_length_that_is_not_there(claim: bytes) -> None:
+    """Four billion characters, items, pairs or bytes are announced and none follows."""
+    refused([HEADER, b"\x82\xa4type\xa8Generate\xa6prompt" + claim])
+
+
+def test_text_that_is_not_utf8() -> None:
+    refused([HEADER, b"\x83\xa4type\xa8Generate\xa2id\x01\xa6prompt\xa2\xff\xfe"])
+    refused([HEADER, b"\x83\xa4type\xa8Generate\xa2id\x01\xa2\xff\xfe\x01"])
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("a pickle was executed",))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_are_not_opened(protocol: int) -> None:
+    bomb = pickle.dumps(Bomb(), protocol)
+    for decoder in DECODERS:
+        refused([HEADER, bomb], decoder)
+        refused([bomb, bomb], decoder)
+        refused(body({"type": "Generate", "id": 1, "prompt": bomb}), decoder)
+
+
+# -- anything at all --------------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(), st.binary()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def survives(frames: list[bytes]) -> None:
+    """Each direction reads the frames as one of its messages or refuses them with `BadFrame`."""
+    for decoder in DECODERS:
+        try:
+            epoch, message = m.unpack(frames, decoder)
+        except m.BadFrame:
+            continue
+        assert isinstance(message, m.Message) and 0 <= epoch < 2**32
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_any_frames(frames: list[bytes]) -> None:
+    survives(frames)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=200))
+def test_any_body(scribble: bytes) -> None:
+    survives([HEADER, scribble])
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.sampled_from(ALL), st.data())
+def test_a_message_with_changed_bytes(message: m.Message, data: st.DataObject) -> None:
+    frames = [bytearray(frame) for frame in m.pack(message)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = data.draw(st.sampled_from(frames))
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    survives([bytes(frame) for frame in frames])
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.sampled_from(ALL), st.data(), values)
+def test_a_message_with_any_value_in_a_field(message: m.Message, data: st.DataObject, value: Any) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    fields[data.draw(st.sampled_from([*fields, "other"]))] = value
+    survives(body(fields))

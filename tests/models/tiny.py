@@ -1,0 +1,121 @@
+"""Tiny random checkpoints, written by transformers itself, so that a test needs neither the internet nor time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd.execution.runner import Runner
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+
+CPU = torch.device("cpu")
+MAX_POSITION = 256
+# A vocabulary that is a multiple of nothing, two key heads for four query heads, a feed-forward of an odd width.
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 32,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITION,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def llama(directory: Path, *, seed: int = 0, std: float = 0.2, shards: bool = False, **config: Any) -> Path:
+    """A random Llama in `directory`; `config` overrides SIZES and names any other field of `LlamaConfig`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return _write(LlamaForCausalLM(LlamaConfig(**SIZES | config)), directory, seed, std, shards)
+
+
+def qwen3(directory: Path, *, seed: int = 0, std: float = 0.2, shards: bool = False, **config: Any) -> Path:
+    """A random dense Qwen3, as `llama`."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return _write(Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 8} | config)), directory, seed, std, shards)
+
+
+def _write(model: Any, directory: Path, seed: int, std: float, shards: bool) -> Path:
+    """Weights of `std` make top-2 gaps healthy; biases and norms are random too, so that none can be forgotten."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        mean = 1.0 if name.endswith("norm.weight") else 0.0
+        parameter.data = mean + std * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(directory, max_shard_size="20KB" if shards else "1GB")
+    return directory
+
+
+def noisy_copy(source: Path, directory: Path, noise: float, seed: int = 1) -> Path:
+    """The checkpoint (one file) with every weight moved by `noise` x N(0, 1): a draft that is right now and then."""
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    directory.mkdir()
+    shutil.copy(source / "config.json", directory)
+    tensors = load_file(source / "model.safetensors")
+    moved = {name: t + noise * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+    save_file(moved, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def tokenizer(directory: Path, vocab_size: int = 300) -> Path:
+    """Give a checkpoint a byte-level BPE tokenizer of at most `vocab_size` tokens and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet)
+    bpe.train_from_iterator([__doc__, _write.__doc__, noisy_copy.__doc__], trainer)
+    bpe.save(str(directory / "tokenizer.json"))
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return directory
+
+
+def runner(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    pages: int = 512,
+    page_size: int = 4,
+    deterministic: bool = False,
+) -> Runner:
+    """The engine's own way from a folder to logits."""
+    model = registry.load(inspect(directory), dtype, CPU, MAX_POSITION, dummy=False)
+    return Runner(model, pages, page_size, deterministic)
+
+
+def oracle(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model of the same checkpoint."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def oracle_logits(model: Any, token_ids: list[int]) -> Tensor:
+    """[len(token_ids), vocab_size] of a model of `oracle`, in one plain forward."""
+    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+def token_ids(count: int, seed: int, vocab_size: int = SIZES["vocab_size"]) -> list[int]:
+    """Random tokens."""
+    ids: list[int] = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids

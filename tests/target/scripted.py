@@ -1,0 +1,243 @@
+"""Proposers that follow a script and tiny random models to run them against: what the target's tests are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd.config import EngineConfig
+from ssd.execution.runner import Runner
+from ssd.ipc.messages import Metrics, Submit, TokenLogprob
+from ssd.models.interface import Model, Plan, Shape
+from ssd.models.llama import Llama
+from ssd.models.weights import Weights, dummy
+from ssd.params import SamplingParams, Speculation
+from ssd.target.engine import TargetEngine
+from ssd.target.proposer import NoProposer, Proposer, Result
+from ssd.target.sequence import Sequence
+
+CPU = torch.device("cpu")
+VOCAB = 64
+LONGEST = 48  # tokens of a sequence, unless said otherwise
+CONFIG: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def tiny_llama(dtype: torch.dtype = torch.float64) -> Llama:
+    """A random Llama in memory. Weights ten times the dummy ones make its text vary; in double precision no two of its
+    logits are ever so near that the shape of a batch could swap them."""
+    small = dummy(dtype, CPU)
+
+    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+        return small(name, *shape) * (1 if name.endswith("norm.weight") else 10)
+
+    return Llama(CONFIG, Weights(read), dtype, CPU, LONGEST)
+
+
+class Poisoned:
+    """A model whose logits after the token `poison` are not numbers."""
+
+    def __init__(self, model: Model, poison: int) -> None:
+        self.shape: Shape = model.shape
+        self.dtype, self.device = model.dtype, model.device
+        self._model, self._poison = model, poison
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        return self._model.forward(token_ids, plan).masked_fill((token_ids == self._poison)[:, None], torch.nan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+def make_engine(
+    proposer: Proposer | None = None,
+    *,
+    model: Model | None = None,
+    page_size: int = 4,
+    pages: int = 64,
+    budget: int = 64,
+    sequences: int = 8,
+    longest: int = LONGEST,
+    stops: frozenset[int] = frozenset(),
+) -> TargetEngine:
+    """A real engine over a tiny model. A slot of its cache that is read before it is written makes a NaN."""
+    config = EngineConfig(
+        target="tiny",
+        draft="scripted",
+        max_model_len=longest,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=budget,
+        page_size=page_size,
+        num_pages=pages,
+    )
+    runner = Runner(model or tiny_llama(), pages, page_size)
+    runner.cache.keys.fill_(torch.nan)
+    runner.cache.values.fill_(torch.nan)
+    return TargetEngine(config, runner, proposer or NoProposer(), stops)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    """All that a client was told about one request. `steps` are the engine's steps that told it something."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    steps: list[int] = field(default_factory=list)
+
+
+def submit(request: int, prompt: Iterable[int], *, k: int = 4, **params: Any) -> Submit:
+    speculation = Speculation(num_speculative_tokens=k)
+    given: dict[str, Any] = {"seed": 0, "speculation": speculation} | params
+    return Submit(request, list(prompt), SamplingParams(**given))
+
+
+def play(
+    engine: TargetEngine,
+    submits: Items[Submit],
+    arrivals: Mapping[int, int] | None = None,
+    aborts: Mapping[int, int] | None = None,
+) -> dict[int, Answer]:
+    """Run to the end. Requests arrive before step 0 or before the one that `arrivals` names; `aborts` likewise.
+
+    Checks what must hold in every run: one end per request and nothing after it or after an abort, invariants I1 and
+    I7 at every step, an end within as many steps as any schedule may take, and at the end nothing left behind.
+    """
+    arrivals, aborts = arrivals or {}, aborts or {}
+    answers: dict[int, Answer] = {}
+    most = 50 + max([0, *arrivals.values()]) + 20 * sum(len(s.token_ids) + s.params.max_tokens for s in submits)
+    for step in range(most):
+        for request in (s for s in submits if arrivals.get(s.request, 0) == step):
+            answers[request.request] = Answer()
+            engine.submit(request)
+        for aborted in (request for request, when in aborts.items() if when == step):
+            if answers[aborted].reason is None:
+                engine.abort(aborted)
+                answers[aborted].reason = "aborted"
+        for emission in engine.step():
+            answer = answers[emission.request]
+            assert answer.reason is None, "something was emitted after the end"
+            answer.ids += emission.token_ids
+            answer.logprobs += emission.logprobs or []
+            answer.reason = emission.finish_reason
+            answer.metrics = emission.metrics or answer.metrics
+            answer.steps.append(step)
+        engine.pool.check()
+        assert all(s.computed <= len(s.tokens) for s in engine.scheduler.running)
+        if len(answers) == len(submits) and all(answer.reason for answer in answers.values()):
+            break
+    assert not engine.busy and all(answer.reason for answer in answers.values()), f"not done after {most} steps"
+    assert engine.pool.live == 0 and engine.pool.available == engine.pool.count
+    return answers
+
+
+@lru_cache(maxsize=4096)
+def continuation(prompt: tuple[int, ...], law: tuple[tuple[str, Any], ...], longest: int = LONGEST) -> list[int]:
+    """What plain decoding of a request alone writes up to `longest` tokens in all, in one piece and with room."""
+    alone = submit(0, prompt, **dict(law) | {"max_tokens": longest, "ignore_eos": True})
+    return play(make_engine(longest=longest), [alone])[0].ids
+
+
+# -- proposers --------------------------------------------------------------------------------------------------------
+
+Script = Callable[[list[int], list[int], Random], list[int]]
+"""(the right tokens, another sequence's tokens, dice) -> the proposal; both are as long as a proposal may be."""
+
+
+def _adversarial(right: list[int], other: list[int], dice: Random) -> list[int]:
+    """Right, then wrong at one position, then right again as if nothing had happened."""
+    wrong = dice.randrange(len(right))
+    return [token if i != wrong else (token + 1) % VOCAB for i, token in enumerate(right)]
+
+
+SCRIPTS: dict[str, Script] = {
+    "right": lambda right, other, dice: right,
+    "wrong": lambda right, other, dice: [(token + 1) % VOCAB for token in right],
+    "adversarial": _adversarial,
+    "partial": lambda right, other, dice: right[: dice.randint(0, len(right))],
+    "absent": lambda right, other, dice: [],
+    "garbage": lambda right, other, dice: [dice.randrange(VOCAB) for _ in range(dice.randint(0, len(right)))],
+    "stale": lambda right, other, dice: other,
+    "changing": lambda *given: SCRIPTS[given[2].choice(("right", "adversarial", "partial", "garbage", "stale"))](
+        *given
+    ),
+}
+TIMINGS = ("at once", "late", "either", "eager")
+
+
+class ScriptedProposer:
+    """See `ssd.target.proposer.Proposer`. Knows the `texts` (prompt and all that follows) of every request.
+
+    `scripts` names the behaviour by request. Proposals come with the outcome ("at once"), just before the next launch
+    ("late"), at one or the other or not at all ("either"), or "eager": late, and even before the prefill is done.
+    It checks that the engine keeps its side: every sequence is admitted, then heard of, then released, in this order.
+    """
+
+    step_seconds = 0.0
+
+    def __init__(
+        self, texts: Mapping[int, Items[int]], scripts: Mapping[int, str], timing: str = "at once", seed: int = 0
+    ) -> None:
+        self._texts, self._scripts, self._timing, self._dice = texts, scripts, timing, Random(seed)
+        self._known: set[int] = set()
+        self.admissions: Counter[int] = Counter()
+
+    def admit(self, sequence: Sequence) -> None:
+        assert sequence.request not in self._known and not sequence.proposal
+        self._known.add(sequence.request)
+        self.admissions[sequence.request] += 1
+
+    def outcomes(self, results: Items[Result]) -> None:
+        for result in results:
+            sequence, outcome = result.sequence, result.outcome
+            assert sequence.request in self._known and not sequence.proposal
+            assert sequence.tokens[-1] == outcome.token and len(sequence.tokens) == result.base + outcome.accepted + 1
+            if self._timing == "at once" or (self._timing == "either" and self._dice.random() < 0.5):
+                self._propose(sequence)
+
+    def settle(self, sequences: Items[Sequence]) -> float:
+        assert {sequence.request for sequence in sequences} == self._known
+        for sequence in sequences:
+            late = self._timing == "late" or (self._timing == "either" and self._dice.random() < 0.5)
+            if (late and sequence.round > 0) or self._timing == "eager":
+                self._propose(sequence)
+        return 0.0
+
+    def release(self, sequences: Items[Sequence]) -> None:
+        self._known -= {sequence.request for sequence in sequences}
+
+    def _propose(self, sequence: Sequence) -> None:
+        others = sorted(set(self._texts) - {sequence.request}) or [sequence.request]
+        right, other = (
+            self._after(self._texts[request], len(sequence.tokens), sequence.lookahead)
+            for request in (sequence.request, self._dice.choice(others))
+        )
+        if right:
+            sequence.proposal = SCRIPTS[self._scripts[sequence.request]](right, other, self._dice)
+
+    def _after(self, text: Items[int], start: int, count: int) -> list[int]:
+        """`count` tokens of a text; where it has ended, any."""
+        found = list(text[start : start + count])
+        return found + [self._dice.randrange(VOCAB) for _ in range(count - len(found))]
