@@ -1,4 +1,4 @@
-"""One compute thread: tiny models gain nothing from more, and threads that wait for each other lose a lot on two cores."""
+"""One compute thread: tiny models gain nothing from more, and threads that wait for each other lose a lot."""
 
 from __future__ import annotations
 
