@@ -1,7 +1,13 @@
-"""One compute thread: tiny models gain nothing from more, and threads that wait for each other lose a lot."""
+"""The same surroundings for the tests wherever they run."""
 
 from __future__ import annotations
 
 import os
+import signal
 
-os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported, which is after this
+# One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
+# each other lose a lot.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell starts background jobs with Ctrl-C ignored, and children would inherit that; some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -57,6 +57,8 @@ class BoardProposer:
         self._strikes.clear()
         self._open.clear()
         for sequence in running:
+            # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
+            sequence.proposal, sequence.hit = [], None
             self.admit(sequence)
 
     def _tell(self, message: Message) -> None:
@@ -165,12 +167,15 @@ class BoardProposer:
         """Poll the board until every row has its depth or the deadline passes; keep whatever is there."""
         deepest = max(depths.values())
         deadline = began + max(self._verify_s.value, 4 * deepest * self._token_wait_s.value)
+        arrived = began
         while True:
             done = True
             for sequence, key, _ in self._open.values():
                 wanted = depths.get(sequence.request, 0)
                 if len(sequence.proposal) < wanted:
-                    sequence.proposal = self._board.lookup(sequence.slot, key, wanted) or sequence.proposal
+                    found = self._board.lookup(sequence.slot, key, wanted) or []
+                    if len(found) > len(sequence.proposal):
+                        sequence.proposal, arrived = found, time.perf_counter()
                     done = done and len(sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= deadline:
@@ -181,4 +186,4 @@ class BoardProposer:
             self._strikes[request] = 0 if answered else self._strikes.get(request, 0) + 1
         got = max(len(s.proposal) for s, _, _ in self._open.values())
         if got:
-            self._token_wait_s.note((now - began) / got)
+            self._token_wait_s.note((arrived - began) / got)

@@ -101,7 +101,7 @@ def events(pair: Pair, every: int, then: Callable[[], None]) -> Iterator[None]:
 @pytest.mark.parametrize("every", [2, 3, 7])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
-    world: World, every: int, temperature: float
+    world: World, every: int, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A new draft of a new epoch in the middle of the texts, again and again; what the old one had published counts
     for nothing."""
@@ -121,6 +121,7 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
     assert texts.ids == plainly(world, PROMPTS, temperature, 24).ids
     assert sum(m.accepted_tokens for m in texts.metrics) > 0
     draft.assert_empty()
+    assert not caplog.records  # no sequence lost its draft for good
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -67,6 +67,28 @@ class Poisoned:
         return self._model.logits(hidden)
 
 
+class BrokenOnce:
+    """A model whose first forward leaves nothing but NaN behind: in its result, and in the keys and values it stores."""
+
+    def __init__(self, model: Model) -> None:
+        self.shape: Shape = model.shape
+        self.dtype, self.device = model.dtype, model.device
+        self._model, self._broken = model, True
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        hidden = self._model.forward(token_ids, plan)
+        if not self._broken:
+            return hidden
+        self._broken = False
+        heads = torch.full((len(token_ids), self.shape.heads, self.shape.head_dim), torch.nan, dtype=self.dtype)
+        for layer in range(self.shape.layers):
+            plan.attend(layer, heads, *[heads[:, : self.shape.kv_heads]] * 2)
+        return hidden * torch.nan
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
 def make_engine(
     proposer: Proposer | None = None,
     *,

@@ -21,6 +21,7 @@ from tests.target.scripted import (
     TIMINGS,
     VOCAB,
     Answer,
+    BrokenOnce,
     Poisoned,
     ScriptedProposer,
     continuation,
@@ -284,6 +285,14 @@ def test_a_prompt_that_breaks_the_model_fails_at_once() -> None:
     answers = play(engine, asked)
     assert answers[0].ids == truth(TEXTS[0], {})[:9]
     assert (answers[1].ids, answers[1].reason, answers[1].logprobs) == ([], "error", [])
+
+
+def test_a_failed_request_leaves_nothing_for_others_to_find() -> None:
+    """The same prompt again, after a forward that filled its pages with NaN."""
+    engine = make_engine(model=BrokenOnce(tiny_llama()))
+    failed, again = (play(engine, [submit(i, TEXTS[0], max_tokens=9)])[i] for i in range(2))
+    assert (failed.ids, failed.reason) == ([], "error")
+    assert (again.ids, again.metrics.cached_tokens) == (truth(TEXTS[0], {})[:9], 0)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

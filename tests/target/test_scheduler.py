@@ -118,6 +118,11 @@ def test_what_does_not_fit_waits_and_nobody_overtakes_it() -> None:
     assert requests(made.running) == [1, 2]
 
 
+def test_alone_a_prompt_may_take_the_whole_cache() -> None:
+    """Its one token more needs no page: it ends with it."""
+    assert step(scheduler(budget=50, pages=2, lengths=[8])) == [(0, 8)]
+
+
 def test_removing_gives_everything_back_wherever_a_sequence_is() -> None:
     made = scheduler(budget=6, places=2, lengths=[10, 3, 4])
     step(made)
