@@ -68,7 +68,7 @@ class Poisoned:
 
 
 class BrokenOnce:
-    """A model whose first forward leaves nothing but NaN behind: in its result, and in the keys and values it stores."""
+    """A model whose first forward leaves only NaN behind: in its result, and in the keys and values it stores."""
 
     def __init__(self, model: Model) -> None:
         self.shape: Shape = model.shape
