@@ -66,8 +66,8 @@ class Client:
     """A connection to an engine. For one thread at a time: give each thread a client of its own.
 
     A request that is refused or fails raises RequestError. EngineDeadError says that no connection came up within
-    `timeout` seconds, that what is there does not answer as an engine, or that the connection broke under a request.
-    A slow engine is waited for.
+    `timeout` seconds, that what is there does not answer as an engine, or that the connection broke under a request or
+    was closed; UsageError that `address` is none. A slow engine is waited for.
     """
 
     def __init__(self, address: str, timeout: float = 10.0) -> None:
@@ -190,7 +190,7 @@ class Client:
     # -- inboxes: what has arrived for each open request ------------------------------------------------------------
 
     def _send(self, inbox: int, message: Generate | Describe) -> None:
-        while self._connection.lost:  # concerns what was open before, not this message
+        while not self._connection.closed and self._connection.lost:  # concerns what was open before, not this message
             self._receive(None)
         self._connection.send(message)
         self._inboxes[inbox] = deque()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -78,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise `RequestError` for values a decoder would refuse (a plain constructor checks nothing)."""
-        if math.isnan(self.temperature):
+        if self.temperature != self.temperature:
             raise RequestError("invalid_request", "temperature is not a number")
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from ssd.client import Client, Completion
-from ssd.errors import EngineDeadError, RequestError
+from ssd.errors import EngineDeadError, RequestError, UsageError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc import sockets
 from ssd.ipc.messages import ChatMessage, Emission, Metrics, Submit, TokenLogprob
@@ -144,6 +144,7 @@ def test_describe_tells_what_is_served(client: Client) -> None:
         ("", SamplingParams(), "invalid_request", "empty"),
         ("word " * 300, SamplingParams(), "context_length_exceeded", "context of 256"),
         ("a", SamplingParams(temperature=float("nan")), "invalid_request", "temperature is not a number"),
+        ("a", SamplingParams(temperature="warm"), "invalid_request", "temperature"),  # type: ignore[arg-type]
         ("a", SamplingParams(max_tokens=0), "invalid_request", "max_tokens"),
         ("a", SamplingParams(top_p=0.0), "invalid_request", "top_p"),
         ("\udcff", SamplingParams(), "invalid_request", "surrogates"),
@@ -191,13 +192,15 @@ def test_closing_the_client_frees_its_requests() -> None:
         client.close()
         client.close()
         stream.close()
+        with pytest.raises(EngineDeadError, match="this client is closed"):
+            client.generate("b")
         wait_until(lambda: len(set(engine.target.aborted)) == 1)
 
 
 def test_no_engine_at_all_is_told() -> None:
     with pytest.raises(EngineDeadError, match=r"no engine answers at ipc:///tmp/ssd-nowhere.* \(waited 0.2 s\)"):
         Client("ipc:///tmp/ssd-nowhere/client.sock", timeout=0.2)
-    with pytest.raises(EngineDeadError, match="no address"):
+    with pytest.raises(UsageError, match="no address"):
         Client("nonsense")
 
 

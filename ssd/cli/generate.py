@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 from click.core import ParameterSource
+from msgspec.structs import replace
 
 from ssd.cli.options import SPECULATION, engine_options
 from ssd.cli.session import process_setup, session, show
@@ -18,7 +19,7 @@ from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
 from ssd.ipc.messages import Generate
 from ssd.launch_config import EngineOptions, resolve
-from ssd.params import MAX_SEED, SamplingParams, Speculation
+from ssd.params import MAX_SEED, SamplingParams
 
 
 @click.command()
@@ -50,11 +51,13 @@ def generate(
 ) -> None:
     """Complete PROMPT, or the prompts of a file."""
     params = SamplingParams(**sampling)
-    if address is not None:
-        params = msgspec.structs.replace(params, speculation=_speculation(context, engine))
+    changes = {} if address is None else _changes(context, engine)
     prompts = _prompts(prompt, prompts_file, params)
     with process_setup(), _connect(address, engine) as client:
-        as_chat = client.describe().chat if chat is None else chat
+        served = client.describe()
+        as_chat = served.chat if chat is None else chat
+        if changes:
+            params = replace(params, speculation=replace(served.speculation, **changes))
         if as_json or prompts_file is not None:
             for completion in client.generate(prompts, params, chat=as_chat):
                 click.echo(msgspec.json.encode(completion).decode())
@@ -78,18 +81,13 @@ def _summary(completion: Completion) -> str:
     return ", ".join([*parts, f"overhead {numbers.round_overhead_ms:.2f} ms"])
 
 
-def _speculation(context: click.Context, engine: EngineOptions) -> Speculation | None:
-    """What the flags ask of a running engine: nothing (None), or how to speculate. The rest it has decided already."""
-    given = [
-        name
-        for name in EngineOptions.__struct_fields__
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
-    if fixed := [name for name in given if name not in SPECULATION]:
-        raise UsageError(f"--{fixed[0].replace('_', '-')} cannot be changed in the running engine of --address")
-    if not given:
-        return None
-    return Speculation(engine.mode, engine.num_speculative_tokens, engine.fan_out, engine.backup)
+def _changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
+    """What flags and environment ask of a running engine's way to speculate. The rest it has decided already."""
+    sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
+    for name, source in sources.items():
+        if source is ParameterSource.COMMANDLINE and name not in SPECULATION:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
+    return {name: getattr(engine, name) for name in SPECULATION if sources[name] is not ParameterSource.DEFAULT}
 
 
 def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[str]:

@@ -171,7 +171,7 @@ class Gateway:
         return Description(
             model=config.target_name,
             draft=config.draft_name if config.draft is not None else "",
-            mode=config.speculation.mode,
+            speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
             chat=self._tokenizer.has_chat,

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from ssd.errors import EngineDeadError, RequestError
+from ssd.errors import EngineDeadError, RequestError, UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
     CLIENT_TO_FRONTEND,
@@ -47,7 +47,7 @@ class Connection:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
-            raise EngineDeadError(f"{address!r} is no address of an engine: {error.strerror}") from None
+            raise UsageError(f"{address!r} is no address of an engine: {error.strerror}") from None
 
     @property
     def closed(self) -> bool:
@@ -61,6 +61,8 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Queue a message; EngineDeadError when no connection comes up within the time-out."""
+        if self.closed:
+            raise EngineDeadError("this client is closed")
         deadline = time.monotonic() + self._timeout
         while not self.offer(message):
             if not self._up and time.monotonic() >= deadline:

@@ -116,7 +116,7 @@ class Describe(Message, frozen=True):
 class Description(Message, frozen=True):
     model: Name
     draft: Name
-    mode: Name
+    speculation: Speculation
     vocab_size: Count
     max_model_len: Count
     chat: bool

@@ -61,7 +61,13 @@ class TargetEngine:
         logits = self._runner.forward([part.row for part in batch])
         ended = time.perf_counter()
         self._account(batch, waited, began, ended)
-        return self._finish(batch, self._commit(batch, self._verifier.samples(logits, batch)), logits)
+        samples = self._verifier.samples(logits, batch)
+        spoiled = [_spoiled(part, own) for part, own in zip(batch, samples, strict=True)]
+        if any(spoiled):
+            batch = [part.without_draft() if bad else part for part, bad in zip(batch, spoiled, strict=True)]
+            logits = self._runner.forward([part.row for part in batch])
+            samples = self._verifier.samples(logits, batch)
+        return self._finish(batch, self._commit(batch, samples), logits)
 
     def _account(self, batch: Items[Scheduled], waited: float, began: float, ended: float) -> None:
         """Every second of a round is verification, waiting for the draft, or overhead (contract C10)."""
@@ -156,3 +162,9 @@ class TargetEngine:
             self.scheduler.remove(sequence)
         if sequences:
             self.proposer.release(sequences)
+
+
+def _spoiled(part: Scheduled, own: list[int]) -> bool:
+    """Whether draft tokens may be to blame for a sample that is not a number: where the target cannot compute one of
+    them, its keys and values reach the tokens before it, masked by a product with zero or not."""
+    return part.drafted > 0 and -1 in own

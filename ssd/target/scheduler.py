@@ -19,6 +19,12 @@ class Scheduled:
     row: Row
     drafted: int
 
+    def without_draft(self) -> Scheduled:
+        """The same part with committed tokens only."""
+        row = self.row
+        known = row.token_ids[: len(row.token_ids) - self.drafted]
+        return Scheduled(self.sequence, Row(known, row.start, row.pages, outputs=1), 0)
+
 
 class Scheduler:
     """Waiting and running sequences; the rows of one step carry at most `max_tokens` tokens in all.
@@ -45,7 +51,9 @@ class Scheduler:
         while self.waiting and self._free_slots and self._fits(self.waiting[0]):
             sequence = self.waiting.popleft()
             sequence.slot = self._free_slots.pop()
-            sequence.cached = sequence.computed = sequence.table.adopt_prefix(sequence.tokens)
+            sequence.computed = sequence.table.adopt_prefix(sequence.tokens)
+            if sequence.round == 0:
+                sequence.cached = min(sequence.computed, sequence.prompt_length)
             self.running.append(sequence)
             admitted.append(sequence)
         return admitted
@@ -77,7 +85,8 @@ class Scheduler:
             if sequence.slot < 0:
                 continue  # preempted for an older one, in this loop
             part = self._part(sequence, budget)
-            if part is not None and self._make_room(sequence, part.row.stop, preempted):
+            part = part and self._make_room(part, preempted)
+            if part is not None:
                 batch.append(part)
                 budget -= len(part.row.token_ids)
         return batch, preempted
@@ -94,16 +103,20 @@ class Scheduler:
         row = Row(chunk + proposal, sequence.computed, sequence.table.pages, outputs=len(proposal) + 1)
         return Scheduled(sequence, row, len(proposal))
 
-    def _make_room(self, sequence: Sequence, length: int, preempted: list[Sequence]) -> bool:
-        """Pages for `length` tokens, at the expense of the newest sequences; False if `sequence` itself had to go."""
+    def _make_room(self, part: Scheduled, preempted: list[Sequence]) -> Scheduled | None:
+        """`part` with pages for its tokens, at the expense of its own draft tokens first, then of the newest
+        sequences; None if its own sequence had to go."""
         while True:
             try:
-                sequence.table.grow(length)
-                return True
+                part.sequence.table.grow(part.row.stop)
+                return part
             except OutOfPages:
+                if part.drafted:
+                    part = part.without_draft()
+                    continue
                 victim = self.running.pop()
                 self._vacate(victim)
                 self.waiting.appendleft(victim)
                 preempted.append(victim)
-                if victim is sequence:
-                    return False
+                if victim is part.sequence:
+                    return None

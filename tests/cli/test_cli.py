@@ -44,8 +44,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "start", start)
 
 
-def ssd(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def ssd(*arguments: str | Path, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [str(argument) for argument in arguments])
 
 
 def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
@@ -277,6 +277,19 @@ def test_a_prompts_file_gives_one_object_a_line_in_input_order(engine: ScriptedE
 def test_what_the_running_engine_refuses_ends_with_its_reason(engine: ScriptedEngine) -> None:
     result = ssd("generate", "word " * 500, "--raw", "--address", engine.address)
     assert_refused(result, "501 tokens", "context of 256", exit_code=1)
+
+
+def test_what_is_not_said_of_speculation_stays_as_the_running_engine_has_it(engine: ScriptedEngine) -> None:
+    """The engine's default is `ssd` with two draft tokens."""
+    command = ("generate", "hello", "--raw", "--json", "--seed", "5", "--address", engine.address)
+    for result in (ssd(*command), ssd(*command, "--backup", "none"), ssd(*command, SSD_BACKUP="none")):
+        assert json.loads(result.stdout)["text"] == "hello 5 2"
+    assert json.loads(ssd(*command, SSD_NUM_SPECULATIVE_TOKENS="3").stdout)["text"] == "hello 5 3"
+    assert json.loads(ssd(*command, "-k", "4").stdout)["text"] == "hello 5 4"
+
+
+def test_what_is_no_address_is_bad_usage() -> None:
+    assert_refused(ssd("generate", "hello", "--address", "bogus"), "bogus", "no address")
 
 
 def test_a_running_engine_cannot_be_given_another_model(engine: ScriptedEngine) -> None:

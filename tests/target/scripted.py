@@ -41,13 +41,17 @@ CONFIG: dict[str, Any] = {
 
 
 @lru_cache
-def tiny_llama(dtype: torch.dtype = torch.float64) -> Llama:
+def tiny_llama(dtype: torch.dtype = torch.float64, broken: int | None = None) -> Llama:
     """A random Llama in memory. Weights ten times the dummy ones make its text vary; in double precision no two of its
-    logits are ever so near that the shape of a batch could swap them."""
+    logits are ever so near that the shape of a batch could swap them. The embedding of the token `broken`, and so its
+    keys and values, are not numbers."""
     small = dummy(dtype, CPU)
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
-        return small(name, *shape) * (1 if name.endswith("norm.weight") else 10)
+        weight = small(name, *shape) * (1 if name.endswith("norm.weight") else 10)
+        if broken is not None and "embed_tokens" in name:
+            weight[broken] = torch.nan
+        return weight
 
     return Llama(CONFIG, Weights(read), dtype, CPU, LONGEST)
 

@@ -84,7 +84,7 @@ def ending(ids: list[int], most: int, stops: frozenset[int]) -> tuple[list[int],
     return (ids[:most], "length") if stopped is None else (ids[: stopped + 1], "stop")
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=10_000)
 @given(
     st.lists(asks, min_size=1, max_size=8),
     st.sampled_from(TIMINGS),
@@ -276,6 +276,19 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(law: dict[str, Any
     assert (answers[1].ids, answers[1].reason) == (texts[1][:healthy], "error")
     for i in (0, 2):
         assert (answers[i].ids, answers[i].reason) == (texts[i], "length")
+
+
+def test_a_draft_token_that_the_model_cannot_compute_changes_nothing() -> None:
+    """Its keys and values are not numbers, and a masked product with them is none either."""
+    texts = {i: truth(TEXTS[i], SAMPLED) for i in range(2)}
+    broken = next(token for token in range(VOCAB) if token not in {*_RANDOM, *texts[0], *texts[1]})
+    expected = {i: [*texts[i][:2], broken, *texts[i][3:]] for i in range(2)}
+    proposer = ScriptedProposer({i: TEXTS[i] + expected[i] for i in range(2)}, dict.fromkeys(range(2), "right"))
+    engine = make_engine(proposer, model=tiny_llama(broken=broken))
+    answers = play(engine, [submit(i, TEXTS[i], max_tokens=9, **SAMPLED) for i in range(2)])
+    for i in range(2):
+        assert (answers[i].ids, answers[i].reason) == (texts[i][:9], "length")
+        assert answers[i].metrics.accepted_tokens > 0
 
 
 def test_a_prompt_that_breaks_the_model_fails_at_once() -> None:

@@ -169,6 +169,14 @@ def test_several_pay_newest_first_and_queue_up_oldest_first() -> None:
     assert made.running == [oldest] and len(oldest.table.pages) == 6
 
 
+def test_draft_tokens_push_nobody_out() -> None:
+    made = scheduler(budget=50, pages=4, lengths=[7, 7])
+    step(made)
+    made.running[0].proposal = [5] * 4  # would need a third page
+    batch, preempted = made.schedule()
+    assert [part.drafted for part in batch] == [0, 0] and preempted == []
+
+
 # -- any scenario -----------------------------------------------------------------------------------------------------
 
 
