@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssd.execution.batch import PagedPlan
 from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import attend_own, attend_part, merge
+from ssd.layers.attention import attend_own, attend_part, merge, minus_infinity
 from ssd.models.interface import Shape
 
 
@@ -70,7 +70,7 @@ class TreePlan:
         self._depths = torch.tensor([depth for b in branches for depth in b.depths], dtype=torch.long, device=device)
         longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
         hidden = torch.arange(longest, device=device) > self._depths[:, None]
-        self._own_mask = _minus_infinity(hidden, cache.keys.dtype)[:, None, None]
+        self._own_mask = minus_infinity(hidden, cache.keys.dtype)[:, None, None]
         self._shared = [self._context(b, device) for b in branches]
 
     def _context(self, branches: Branches, device: torch.device) -> tuple[int, slice | Tensor, Tensor | None]:
@@ -80,7 +80,7 @@ class TreePlan:
         if deepest == 0:
             return len(branches.forks), span, None
         hidden = torch.arange(deepest, device=device) >= torch.tensor(branches.forks, device=device)[:, None]
-        return len(branches.forks), span, _minus_infinity(hidden, self._cache.keys.dtype)[:, None]
+        return len(branches.forks), span, minus_infinity(hidden, self._cache.keys.dtype)[:, None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         split = self._paged.positions.shape[0]
@@ -106,7 +106,3 @@ class TreePlan:
             totals.append(total)
             start += count
         return merge((torch.cat(outs), torch.cat(totals)), own).flatten(1)
-
-
-def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import attend
+from ssd.layers.attention import attend, attend_each, minus_infinity
+
+# From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
+_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,28 @@ def output_indices(rows: Sequence[Row]) -> list[int]:
     return indices
 
 
+class _Singles:
+    """The rows of one token, `where` in a batch, attending in one go over keys gathered side by side."""
+
+    def __init__(self, rows: Sequence[Row], singles: Sequence[Row], cache: KVCache) -> None:
+        device = cache.keys.device
+        starts = accumulate((len(row.token_ids) for row in rows), initial=0)
+        self.where = torch.tensor(
+            [start for start, row in zip(starts, rows, strict=False) if len(row.token_ids) == 1], device=device
+        )
+        lengths = [row.stop for row in singles]
+        self._table = cache.table([row.pages for row in singles], lengths)
+        hidden = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]
+        self._mask = minus_infinity(hidden, cache.keys.dtype)[:, None, None]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        own_keys, own_values = (
+            kind.index_select(0, self._table.flatten()).view(*self._table.shape, *kind.shape[1:])
+            for kind in (keys, values)
+        )
+        return attend_each(q[self.where], own_keys, own_values, scale, self._mask)
+
+
 class PagedPlan:
     """The plan (see `ssd.models.interface.Plan`) of a list of rows over a paged cache.
 
@@ -52,16 +78,26 @@ class PagedPlan:
         slots = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
         self.positions = torch.tensor(positions, dtype=torch.long, device=device)
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
+        singles = [row for row in rows if len(row.token_ids) == 1]
+        together = len(singles) >= _TOGETHER and not deterministic
+        self._singles = _Singles(rows, singles, cache) if together else None
         self._parts: list[tuple[int, int, slice | Tensor]] = []
         offset = 0
         for row in rows:
-            self._parts.append((offset, offset + len(row.token_ids), cache.span(row.pages, row.stop)))
+            if not (together and len(row.token_ids) == 1):
+                self._parts.append((offset, offset + len(row.token_ids), cache.span(row.pages, row.stop)))
             offset += len(row.token_ids)
         self._scale = cache.keys.shape[-1] ** -0.5
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._cache.write(layer, self._slots, k, v)
         all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
+        if self._singles is not None:
+            out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+            out[self._singles.where] = self._singles.attend(q, all_keys, all_values, self._scale)
+            for start, stop, span in self._parts:
+                out[start:stop] = attend(q[start:stop], all_keys[span], all_values[span], self._scale)
+            return out
         parts = []
         for start, stop, span in self._parts:
             keys, values = all_keys[span], all_values[span]

@@ -34,6 +34,16 @@ class KVCache:
             return slice(first * self.page_size, first * self.page_size + length)
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
 
+    def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
+        """Slot numbers [n, longest] of the first `lengths` tokens of n sequences; rows are filled up with the slot of
+        their last token, which has been written."""
+        used = -(-max(lengths) // self.page_size)
+        padded = [[*own[:used], *[own[0]] * (used - len(own))] for own in pages]
+        last = torch.tensor(lengths, device=self.keys.device)[:, None] - 1
+        positions = torch.arange(max(lengths), device=self.keys.device).minimum(last)
+        first = torch.tensor(padded, device=self.keys.device).gather(1, positions // self.page_size)
+        return first * self.page_size + positions % self.page_size
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [n, kv_heads, head_dim] at `slots` int64 [n]."""
         self.keys[layer].index_copy_(0, slots, keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -13,6 +14,11 @@ def causal_mask(queries: int, device: torch.device, dtype: torch.dtype) -> Tenso
     """[queries, 1, queries]: 0 where key j <= query i, -inf elsewhere; for the last keys of a row."""
     mask = torch.full((queries, queries), -torch.inf, device=device, dtype=dtype).triu(1)
     return mask[:, None, :]
+
+
+def minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask that hides what is true in `hidden`: -inf there, 0 elsewhere."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def group(q: Tensor, kv_heads: int) -> Tensor:
@@ -39,6 +45,18 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         recent += causal_mask(n, q.device, q.dtype)
     weights = torch.softmax(scores, dim=-1)
     return ungroup(torch.bmm(weights, values.transpose(0, 1)), n)
+
+
+def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """One query of each of n sequences: q [n, heads, dim] over keys and values [n, length, kv_heads, dim] of their own,
+    `mask` [n, 1, 1, length] added to the scores. -> [n, heads * dim]."""
+    n, heads, dim = q.shape
+    kv_heads = keys.shape[2]
+    queries = q.view(n, kv_heads, heads // kv_heads, dim)  # those that share a key head stand as its positions
+    out = F.scaled_dot_product_attention(
+        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
+    )
+    return out.reshape(n, heads * dim)
 
 
 def attend_part(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:

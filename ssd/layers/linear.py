@@ -8,12 +8,14 @@ from torch import Tensor
 
 # Rows the packed layout is laid out for: verification of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
+INVARIANT_ROWS = 16
 
 
 class Linear:
     """y = x W^T + b for x [n, in] -> y [n, out].
 
-    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are.
+    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are:
+    never in float32, for 32 inputs or more up to `INVARIANT_ROWS` in bfloat16 (with AMX, oneDNN changes kernels).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

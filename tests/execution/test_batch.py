@@ -1,0 +1,53 @@
+"""Attention of a ragged batch over pages, against one row at a time."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.execution.batch import PagedPlan, Row
+from ssd.execution.kv_cache import KVCache
+from ssd.layers.attention import attend
+from ssd.models.interface import Shape
+
+SHAPE = Shape(vocab_size=8, layers=1, heads=6, kv_heads=2, head_dim=8, max_position=64)
+PAGE = 4
+
+
+def numbers(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("singles", [1, 15, 16, 40])
+@pytest.mark.parametrize("longer", [(), (3, 9)])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_attends_to_its_own_sequence_whatever_the_batch(
+    singles: int, longer: tuple[int, ...], deterministic: bool
+) -> None:
+    """Rows of one token among longer ones, pages in any order; slots that were never written hold NaN."""
+    dice, generator = Random(1), torch.Generator().manual_seed(2)
+    lengths = [1] * singles + list(longer)
+    dice.shuffle(lengths)
+    starts = [dice.randrange(30) for _ in lengths]
+    cache = KVCache(SHAPE, 12 * len(lengths), PAGE, torch.float64, torch.device("cpu"))
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    free = list(range(cache.pages))
+    dice.shuffle(free)
+    pages = [
+        [free.pop() for _ in range(-(-(start + length) // PAGE))] for start, length in zip(starts, lengths, strict=True)
+    ]
+    rows = [Row([0] * length, start, own) for length, start, own in zip(lengths, starts, pages, strict=True)]
+    texts = [tuple(numbers(generator, row.stop, 2, 8) for _ in range(2)) for row in rows]
+    queries = [numbers(generator, length, 6, 8) for length in lengths]
+    for row, (keys, values) in zip(rows, texts, strict=True):
+        before = torch.tensor(cache.slots(row.pages, 0, row.start), dtype=torch.long)
+        cache.write(0, before, keys[: row.start], values[: row.start])
+    plan = PagedPlan(rows, cache, deterministic)
+    new = [torch.cat([text[kind][row.start :] for row, text in zip(rows, texts, strict=True)]) for kind in range(2)]
+    got = plan.attend(0, torch.cat(queries), *new)
+    expected = torch.cat([attend(q, *text, 8**-0.5) for q, text in zip(queries, texts, strict=True)])
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
