@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "cpu"
     draft_device: str = "cpu"
     dtype: DType = "float32"
+    draft_dtype: DType = "float32"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive = 2048
     max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8

@@ -38,6 +38,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fan_out: FanOut = (3,)
     backup: Backup = "jit"
     dtype: DType = "float32"
+    draft_dtype: DType | None = None
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 8
     max_num_batched_tokens: Positive = 256
@@ -93,6 +94,7 @@ def resolve(options: EngineOptions) -> EngineConfig:
         device=_device(options.device),
         draft_device=_device(options.draft_device),
         dtype=options.dtype,
+        draft_dtype=options.draft_dtype or _draft_dtype(options),
         load_format=options.load_format,
         max_model_len=length,
         max_num_seqs=options.max_num_seqs,
@@ -140,12 +142,16 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, checkpoint.C
         name = None
     weights = options.load_format != "dummy"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
+    if target.config.get(checkpoint.SHARED):
+        raise UsageError(f"{target.directory} can only be a draft: it uses tensors of its target")
     if name is None and options.mode != "ar":
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
     if name is None:
         return target, None
     draft = checkpoint.inspect(hub.ensure(name), weights)
     checkpoint.check_pair(target, draft)
+    if weights:
+        checkpoint.borrowed(draft, target)
     return target, draft
 
 
@@ -168,6 +174,19 @@ def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes // page_bytes
     return min(wanted, _available_bytes() // 4 // page_bytes)
+
+
+def _draft_dtype(options: EngineOptions) -> DType:
+    """The target's, or half of its bytes where the draft's processor multiplies bfloat16: advice may be rounded."""
+    if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
+        return options.dtype
+    return "bfloat16" if _cpu_flags() & {"amx_bf16", "avx512_bf16"} else options.dtype
+
+
+def _cpu_flags() -> set[str]:
+    """Names of the processor's features, where the system tells them (x86)."""
+    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return set(found[1].split()) if found else set()
 
 
 def _available_bytes() -> int:

@@ -59,6 +59,27 @@ def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pyte
         config(kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
 
 
+@pytest.mark.parametrize(
+    ("flags", "asked", "expected"),
+    [
+        ("fma avx512_bf16 avx", {}, "bfloat16"),
+        ("amx_bf16", {}, "bfloat16"),
+        ("fma avx", {}, "float32"),
+        ("amx_bf16", {"deterministic": True}, "float32"),
+        ("amx_bf16", {"dtype": "float16"}, "float16"),
+        ("amx_bf16", {"draft_device": "cuda"}, "float32"),
+        ("amx_bf16", {"draft_dtype": "float32"}, "float32"),
+        ("fma", {"draft_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_the_draft_is_rounded_where_that_is_fast(
+    flags: str, asked: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_config, "_cpu_flags", lambda: set(flags.split()))
+    found = config(**asked)
+    assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
+
+
 def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
     assert (config().target_cpus, config().draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
     assert (config(mode="ar").target_cpus, config(mode="ar").draft_cpus) == (tuple(range(8)), ())

@@ -45,6 +45,7 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
     (("--backup",), click.Choice(["jit", "none"]), "What to do when no prepared guess fits."),
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
+    (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
     (("--max-num-seqs",), click.IntRange(1, 256), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),

@@ -18,7 +18,7 @@ from ssd.ipc.board import BoardWriter
 from ssd.ipc.messages import TARGET_TO_DRAFT, BadFrame, Hello, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
 from ssd.models import registry
-from ssd.models.checkpoint import inspect
+from ssd.models.checkpoint import borrowed, inspect
 from ssd.params import MAX_LOOKAHEAD
 
 log = logging.getLogger("ssd.draft")
@@ -37,11 +37,14 @@ def load(config: EngineConfig) -> Runner:
     """The draft model with a cache of its own (contract C1)."""
     torch.set_grad_enabled(False)
     assert config.draft is not None
-    checkpoint = inspect(Path(config.draft), weights=config.load_format != "dummy")
-    dtype, device = getattr(torch, config.dtype), device_of(config.draft_device)
+    weights = config.load_format != "dummy"
+    checkpoint = inspect(Path(config.draft), weights)
+    if weights:
+        checkpoint = borrowed(checkpoint, inspect(Path(config.target)))
+    dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
-    model = registry.load(checkpoint, dtype, device, longest, config.load_format == "dummy")
+    model = registry.load(checkpoint, dtype, device, longest, not weights)
     runner = Runner(model, config.draft_num_pages, config.page_size, config.deterministic)
     runner.warm_up(_WARM_UP_TOKENS)
     return runner

@@ -34,33 +34,33 @@ class Tokenizer:
     def has_chat(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the model's own post-processor adds."""
-        return self._encode(text, add_special_tokens=True)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the model's own post-processor adds or without."""
+        if self._tokenizer is None:
+            raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of a conversation in the model's chat format, up to where the assistant's answer begins."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The text of such a conversation, special tokens included."""
         if self._template is None:
             raise RequestError("invalid_request", "this model has no chat template; give a raw prompt")
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special
             )
         except Exception as error:  # a template is the model's own code: whatever it does fails this request only
             raise RequestError("invalid_request", f"the chat template refuses these messages: {error}") from None
-        return self._encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if self._tokenizer is None:
-            raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _load_chat(self, directory: Path) -> None:
         config = _load_config(directory / "tokenizer_config.json")

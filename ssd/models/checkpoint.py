@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 
-__all__ = ["Checkpoint", "TensorInfo", "check_pair", "check_safetensors", "inspect", "read_config"]
+__all__ = [
+    "SHARED",
+    "Checkpoint",
+    "TensorInfo",
+    "borrowed",
+    "check_pair",
+    "check_safetensors",
+    "inspect",
+    "read_config",
+]
 __all__ += ["safetensors_files", "tokenizer_vocabulary"]
 
 _MAX_JSON = 64 << 20
+SHARED = "shared_with_target"
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,20 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
         sizes = [_vocabulary_size(model) for model in (target, draft)]
         if sizes[0] != sizes[1]:
             raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+
+
+def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """`draft` with the tensors that its config leaves to the target's files ("shared_with_target": their names).
+
+    A draft over its target's own embedding needs no copy of it. UsageError when the target has no such tensor.
+    """
+    names = draft.config.get(SHARED, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
+    for name in names:
+        if name not in target.tensors:
+            raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
+    return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})
 
 
 def _vocabulary_size(model: Checkpoint) -> int:

@@ -230,6 +230,28 @@ def test_without_tokenizers_the_vocabulary_sizes_decide(pair: Pair) -> None:
         checkpoint.check_pair(*pair)
 
 
+def sharing(directory: Path, names: object) -> checkpoint.Checkpoint:
+    return model(directory, np.ones(2), json.dumps({"vocab_size": 8, checkpoint.SHARED: names}))
+
+
+def test_a_draft_borrows_what_its_config_names(tmp_path: Path) -> None:
+    target = model(tmp_path / "target", np.ones(3))
+    save_file({"own": np.ones(2)}, tmp_path / "target" / "model.safetensors")
+    target = checkpoint.inspect(target.directory)
+    whole = checkpoint.borrowed(sharing(tmp_path / "draft", ["own"]), target)
+    assert {name: info.file.parent.name for name, info in whole.tensors.items()} == {"w": "draft", "own": "target"}
+    plain = model(tmp_path / "plain", np.ones(1))
+    assert checkpoint.borrowed(plain, target) == plain
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(["x"], "shares x with its target, which .*target lacks"), ("w", "list")]
+)
+def test_what_a_target_cannot_lend_is_told(names: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        checkpoint.borrowed(sharing(tmp_path / "draft", names), model(tmp_path / "target", np.ones(1)))
+
+
 def test_without_a_usable_vocabulary_size_the_config_is_named(pair: Pair, tmp_path: Path) -> None:
     odd = model(tmp_path / "odd", np.ones(4), '{"vocab_size": "8"}')
     with pytest.raises(UsageError, match=r"odd/config\.json: vocab_size"):

@@ -1,0 +1,89 @@
+"""`tools/distill.py` from end to end on a tiny target, as a maintainer runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.models import tiny
+
+TOOL = Path(__file__).parents[2] / "tools" / "distill.py"
+FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16", "--engine-cpus", "0"]
+STUDENT = ["--layers", "0,2", "--epochs", "6", "--learning-rate", "0.003", "--evaluate-prompts", "4"]
+
+
+def distill(target: Path, out: Path, *flags: str) -> str:
+    command = [sys.executable, str(TOOL), str(target), "--out", str(out), *FLAGS, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tiny.llama(tmp_path_factory.mktemp("target"), vocab_size=300, num_hidden_layers=3)
+    return tiny.tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("draft")
+    distill(target, out, *STUDENT)
+    return out
+
+
+def test_the_loss_falls_and_the_draft_is_better_than_chance(draft: Path) -> None:
+    log = [json.loads(line) for line in (draft / "training.jsonl").read_text().splitlines()]
+    assert [entry["epoch"] for entry in log] == [1, 2, 3, 4, 5, 6]
+    assert log[-1]["loss"] < log[0]["loss"]
+    assert log[-1]["held_out_agreement"] > 10 / 300
+    report = json.loads((draft / "evaluation.json").read_text())
+    assert all(row["acceptance"] > 10 / 300 for row in report["rows"])
+    assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"}
+    assert "tokens per round" in (draft / "README.md").read_text()
+
+
+def test_the_draft_shares_the_embedding_of_its_target(draft: Path) -> None:
+    tensors = load_file(draft / "model.safetensors")
+    assert not any("embed_tokens" in name or "lm_head" in name for name in tensors)
+    config = json.loads((draft / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2
+    assert config["shared_with_target"] == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Path, tmp_path: Path) -> None:
+    """The corpus as if the first run had been killed after its first shard; then training from a saved state."""
+    distill(target, tmp_path, "--until", "corpus")
+    kept = (tmp_path / "work" / "corpus-00000.safetensors").stat().st_mtime_ns
+    for index in (1, 2):
+        (tmp_path / "work" / f"corpus-0000{index}.safetensors").unlink()
+    distill(target, tmp_path, *STUDENT, "--until", "train")
+    assert (tmp_path / "work" / "corpus-00000.safetensors").stat().st_mtime_ns == kept
+    for index in range(3):
+        name = f"corpus-0000{index}.safetensors"
+        ours, theirs = (load_file(folder / "work" / name) for folder in (tmp_path, draft))
+        assert all((ours[kind] == theirs[kind]).all() for kind in ours)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    distill(target, tmp_path, *STUDENT, "--until", "train")  # all is done: nothing may change
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, tmp_path: Path) -> None:
+    work = ["--work", str(draft / "work")]
+    distill(target, tmp_path, *work, "--width", "16", "--depth", "1", "--epochs", "1", "--until", "train")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config.get("shared_with_target")) == (16, 1, None)
+    assert load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].shape == (300, 16)
+
+
+def test_own_prompts_are_answered(target: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(48)))
+    distill(target, tmp_path, "--prompts", str(prompts), "--until", "corpus")
+    tensors = load_file(tmp_path / "work" / "corpus-00002.safetensors")
+    assert len(tensors["lengths"]) == 16

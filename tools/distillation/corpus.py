@@ -1,0 +1,132 @@
+"""Stages (a) and (b): the target writes prompts and answers them; conversations are kept as token ids, in shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from distillation.kinds import KINDS
+from distillation.shards import is_done, save, shard_path
+from ssd import LLM, SamplingParams
+from ssd.client import Completion
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import ChatMessage
+
+_MARK = "\u2603"
+_PROMPT_TOKENS = 160
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """What the corpus is to be: `conversations` in shards of `shard`; each answer at one of `temperatures`."""
+
+    conversations: int = 4096
+    shard: int = 256
+    answer_tokens: int = 320
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.6, 0.8, 1.0)
+    seed: int = 0
+
+    @property
+    def shards(self) -> range:
+        return range(-(-self.conversations // self.shard))
+
+
+def write_corpus(
+    target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], engines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the shards that are missing, with one engine for each of the option sets in `engines`, side by side.
+
+    `prompts` are answered in turn; where there are none the target writes its own. A shard depends on its number and
+    the plan's seed alone, not on who writes it or when.
+    """
+    missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
+    if not missing:
+        return
+    with Progress(transient=True) as progress, ThreadPoolExecutor(len(engines)) as pool:
+        task = progress.add_task("corpus", total=len(plan.shards), completed=len(plan.shards) - len(missing))
+        lots = [missing[worker :: len(engines)] for worker in range(len(engines))]
+
+        def work(options: Mapping[str, Any], lot: Sequence[int]) -> None:
+            if not lot:
+                return
+            with LLM(target, mode="ar", **options) as llm:
+                for index in lot:
+                    _write_shard(llm, directory, index, plan, prompts)
+                    progress.advance(task)
+
+        for future in [pool.submit(work, *pair) for pair in zip(engines, lots, strict=True)]:
+            future.result()
+
+
+def _write_shard(llm: LLM, directory: Path, index: int, plan: CorpusPlan, prompts: Sequence[str]) -> None:
+    dice = Random(f"{plan.seed}/{index}")
+    tokenizer = Tokenizer(Path(llm.engine.config.target))
+    room = llm.engine.config.max_model_len - plan.answer_tokens
+    if prompts:
+        asked = prompts[index * plan.shard : (index + 1) * plan.shard]
+    else:
+        asked = _invent(llm, tokenizer, plan, room, dice)
+    asked = [prompt for prompt in asked if _length(tokenizer, prompt) <= room]
+    params = [
+        SamplingParams(
+            temperature=plan.temperatures[i % len(plan.temperatures)],
+            seed=dice.randrange(2**62),
+            max_tokens=plan.answer_tokens,
+        )
+        for i in range(len(asked))
+    ]
+    answers = llm.generate(asked, params, chat=True)
+    save(shard_path(directory, "corpus", index), pack(answers), {"prompts": json.dumps(asked)})
+
+
+def _length(tokenizer: Tokenizer, prompt: str) -> int:
+    return len(tokenizer.encode_chat([ChatMessage("user", prompt)]))
+
+
+def _invent(llm: LLM, tokenizer: Tokenizer, plan: CorpusPlan, room: int, dice: Random) -> list[str]:
+    """As many user messages as a shard has, every kind of task in turn; those that came to an end within `room`."""
+    header = user_header(tokenizer)
+    names = sorted(KINDS)
+    found: dict[str, None] = {}
+    while len(found) < plan.shard:
+        openers = [dice.choice(KINDS[names[i % len(names)]]) for i in range(plan.shard)]
+        params = [
+            SamplingParams(temperature=1.0, top_p=0.95, seed=dice.randrange(2**62), max_tokens=_PROMPT_TOKENS)
+            for _ in openers
+        ]
+        written = llm.generate([tokenizer.encode(header + o, add_special_tokens=False) for o in openers], params)
+        ended = zip(openers, written, strict=True)
+        messages = [(o + w.text).strip() for o, w in ended if w.finish_reason == "stop"]
+        found |= dict.fromkeys(message for message in messages if _length(tokenizer, message) <= room)
+    return list(found)[: plan.shard]
+
+
+def user_header(tokenizer: Tokenizer) -> str:
+    """What stands before a user's first words in the model's chat format."""
+    text = tokenizer.render_chat([ChatMessage("user", _MARK)])
+    return text[: text.index(_MARK)]
+
+
+def pack(answers: Sequence[Completion]) -> dict[str, torch.Tensor]:
+    """`token_ids` int32 [sum of lengths] of whole conversations, `lengths` and `prompt_lengths` int32 [n]."""
+    whole = [answer.prompt_token_ids + answer.token_ids for answer in answers]
+    return {
+        "token_ids": torch.tensor([token for ids in whole for token in ids], dtype=torch.int32),
+        "lengths": torch.tensor([len(ids) for ids in whole], dtype=torch.int32),
+        "prompt_lengths": torch.tensor([len(answer.prompt_token_ids) for answer in answers], dtype=torch.int32),
+    }
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    """The prompts of a JSONL file with a `prompt` a line; none without a file."""
+    if path is None:
+        return []
+    return [json.loads(line)["prompt"] for line in path.read_text("utf-8").splitlines() if line.strip()]

@@ -1,0 +1,105 @@
+"""What is trained: a decoder of the target's family and vocabulary, over the target's embedding or its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from distillation.shards import save
+from ssd.models.checkpoint import SHARED, Checkpoint, inspect
+from ssd.models.weights import Weights, from_checkpoint
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class StudentPlan:
+    """Either some of the target's `layers` over its own embedding and head, which stay as they are; or an independent
+    model of `width` and `depth`, whose embedding begins as the target's in its leading directions."""
+
+    layers: tuple[int, ...] = ()
+    width: int = 0
+    depth: int = 0
+
+
+class Student(nn.Module):
+    """A decoder of the target's family and its head [V, width]; frozen where they are the target's."""
+
+    def __init__(self, model: PreTrainedModel, head: nn.Parameter) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+
+    @property
+    def shares(self) -> bool:
+        """Whether embedding and head are the target's."""
+        return not self.head.requires_grad
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+
+def build(target: Path, plan: StudentPlan) -> Student:
+    """The student before training, float32. Raises UsageError for layers that the target does not have."""
+    checkpoint = inspect(target)
+    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+    config = AutoConfig.from_pretrained(target)
+    vocab, width = config.vocab_size, config.hidden_size
+    embedding = weights(EMBEDDING, vocab, width)
+    if plan.layers:
+        config.num_hidden_layers = len(plan.layers)
+        model = AutoModel.from_config(config, dtype=torch.float32)
+        state = _layers(checkpoint, weights, plan.layers)
+        state |= {"embed_tokens.weight": embedding, "norm.weight": weights("model.norm.weight", width)}
+        model.load_state_dict(state)
+        model.embed_tokens.weight.requires_grad_(False)
+        head = embedding if config.tie_word_embeddings else weights(HEAD, vocab, width)
+        return Student(model, nn.Parameter(head, requires_grad=False))
+    config.hidden_size, config.num_hidden_layers, config.tie_word_embeddings = plan.width, plan.depth, True
+    config.num_attention_heads, config.num_key_value_heads = plan.width // config.head_dim, 1
+    config.intermediate_size = -(-plan.width * 8 // 3 // 64) * 64
+    model = AutoModel.from_config(config, dtype=torch.float32)
+    model.embed_tokens.weight.data.copy_(_leading_directions(embedding, plan.width))
+    return Student(model, model.embed_tokens.weight)
+
+
+def _layers(checkpoint: Checkpoint, weights: Weights, chosen: tuple[int, ...]) -> dict[str, Tensor]:
+    """Tensors of the chosen layers, renumbered from 0."""
+    found = {}
+    for new, old in enumerate(chosen):
+        prefix = f"model.layers.{old}."
+        for name, info in checkpoint.tensors.items():
+            if name.startswith(prefix):
+                found[f"layers.{new}.{name.removeprefix(prefix)}"] = weights(name, *info.shape)
+    return found
+
+
+def _leading_directions(embedding: Tensor, width: int) -> Tensor:
+    """embedding [V, d] in the basis of its `width` strongest directions (truncated SVD)."""
+    _, vectors = torch.linalg.eigh(embedding.T @ embedding)
+    return embedding @ vectors[:, -width:].flip(1)
+
+
+def write(student: Student, target: Path, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """A checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
+    state = {
+        f"model.{name}": tensor.detach().to("cpu", dtype).contiguous()
+        for name, tensor in student.model.state_dict().items()
+    }
+    config = student.model.config.to_dict()
+    config |= {"architectures": [_ARCHITECTURE[config["model_type"]]], "dtype": str(dtype).removeprefix("torch.")}
+    if student.shares:
+        del state[EMBEDDING]
+        config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
+    save(directory / "model.safetensors", state, {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in _TOKENIZER_FILES:
+        if (target / name).is_file():
+            shutil.copyfile(target / name, directory / name)

@@ -1,0 +1,74 @@
+"""The teacher's next-token law along every answer: its top k, as `teacher-NNNNN.safetensors` beside the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from distillation.shards import Conversation, conversations, is_done, save, shard_path
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from ssd.models import hub, registry
+from ssd.models.checkpoint import borrowed, inspect
+
+_PAGE = 16
+
+
+def load_runner(model: str, dtype: torch.dtype, device: torch.device, tokens: int, lender: str | None = None) -> Runner:
+    """A model with room for batches of `tokens` tokens in rows of their own; a draft may share tensors of `lender`."""
+    checkpoint = inspect(hub.resolve(model))
+    if lender is not None:
+        checkpoint = borrowed(checkpoint, inspect(hub.resolve(lender)))
+    loaded = registry.load(checkpoint, dtype, device, tokens, dummy=False)
+    return Runner(loaded, 2 * -(-tokens // _PAGE), _PAGE)
+
+
+def score(runner: Runner, batch: Sequence[Conversation]) -> Tensor:
+    """Logits [sum of answers, V] of the tokens of each answer, given all before them."""
+    rows, page = [], 0
+    for conversation in batch:
+        ids = conversation.token_ids[:-1]
+        pages = range(page, page + -(-len(ids) // _PAGE))
+        rows.append(Row(ids, 0, pages, outputs=conversation.answer))
+        page = pages.stop
+    return runner.forward(rows)
+
+
+def batches(texts: Sequence[Conversation], tokens: int) -> Iterator[list[Conversation]]:
+    """Neighbours in batches of at most `tokens` tokens (or one text)."""
+    batch: list[Conversation] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text.token_ids) > tokens:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text.token_ids)
+    if batch:
+        yield batch
+
+
+def write_laws(
+    target: str, directory: Path, shards: Sequence[int], top: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """For every token of every answer: `ids` int32 [n, top] and `logprobs` float16 [n, top] of the likeliest tokens."""
+    missing = [index for index in shards if not is_done(directory, "teacher", index)]
+    if not missing:
+        return
+    runner = load_runner(target, dtype, device, tokens)
+    for index in track(missing, "teacher"):
+        texts = conversations(shard_path(directory, "corpus", index))
+        laws = [_top(score(runner, batch), top) for batch in batches(texts, tokens)]
+        ids, logprobs = (torch.cat(part) for part in zip(*laws, strict=True))
+        save(shard_path(directory, "teacher", index), {"ids": ids, "logprobs": logprobs})
+
+
+@torch.inference_mode()
+def _top(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    values, ids = torch.topk(logits, min(top, logits.shape[-1]))
+    total = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    return ids.int().cpu(), (values.float() - total).half().cpu()

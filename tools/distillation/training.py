@@ -1,0 +1,185 @@
+"""Stage (c): cross-entropy to the teacher's top-k law along its own answers, resumable at any step."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file
+from torch import Tensor
+
+from distillation.shards import Conversation, conversations, save, shard_path
+from distillation.student import Student
+
+# Beside the tokens that the teacher considers in a batch, as many others share the softmax, each standing for many.
+_NEGATIVES = 4096
+_STATE, _LOG = "training.safetensors", "training.jsonl"
+_SAVE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """AdamW with warm-up and cosine decay over `epochs`, `batch_tokens` tokens (with padding) a step."""
+
+    epochs: int = 4
+    batch_tokens: int = 4096
+    learning_rate: float = 5e-4
+    warm_up: float = 0.05
+    weight_decay: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation with the teacher's law along its answer: `ids` and `probabilities` [answer, top]."""
+
+    text: Conversation
+    ids: Tensor
+    probabilities: Tensor
+
+
+def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
+    """All of the given shards; what the top-k leaves out is spread over it."""
+    found = []
+    for index in shards:
+        texts = conversations(shard_path(directory, "corpus", index))
+        law = load_file(shard_path(directory, "teacher", index))
+        counts = [text.answer for text in texts]
+        ids, probabilities = law["ids"].long(), law["logprobs"].float().softmax(-1).half()
+        parts = zip(texts, ids.split(counts), probabilities.split(counts), strict=True)
+        found += [Example(*part) for part in parts]
+    return found
+
+
+def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list[Example]]:
+    """The batches of an epoch: texts of like length together, in an order that depends on seed and number alone."""
+    dice = Random(f"{plan.seed}/{number}")
+    order = list(data)
+    dice.shuffle(order)
+    found: list[list[Example]] = []
+    for start in range(0, len(order), 512):
+        batch: list[Example] = []
+        for example in sorted(order[start : start + 512], key=lambda e: len(e.text.token_ids)):
+            if batch and (len(batch) + 1) * len(example.text.token_ids) > plan.batch_tokens:
+                found.append(batch)
+                batch = []
+            batch.append(example)
+        found.append(batch)
+    dice.shuffle(found)
+    return found
+
+
+def hidden_states(student: Student, batch: Sequence[Example]) -> Tensor:
+    """[sum of answers, width]: the states that predict the tokens of each answer."""
+    longest = max(len(example.text.token_ids) for example in batch) - 1
+    device = student.head.device
+    # Padding stands at the end, where causal attention hides it from everything that counts.
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    for row, example in enumerate(batch):
+        ids[row, : len(example.text.token_ids) - 1] = torch.tensor(example.text.token_ids[:-1])
+    states = student.model(ids.to(device), use_cache=False).last_hidden_state
+    spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
+    return torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)])
+
+
+def loss_of(student: Student, batch: Sequence[Example], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(cross-entropy to the teacher, share of positions where both like the same token best)."""
+    device, vocab = student.head.device, student.head.shape[0]
+    ids = torch.cat([example.ids for example in batch])
+    probabilities = torch.cat([example.probabilities for example in batch]).to(device, torch.float32)
+    known = ids.unique()
+    others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
+    drawn = others[torch.randperm(len(others), generator=generator)[:_NEGATIVES]]
+    with torch.autocast(device.type, torch.bfloat16):
+        states = hidden_states(student, batch)
+        logits = states @ student.head[torch.cat((known, drawn)).to(device)].T
+    logits = logits.float()
+    if len(drawn):  # each drawn token stands for as many as were left out
+        logits[:, len(known) :] += math.log(len(others) / len(drawn))
+    where = torch.searchsorted(known, ids).to(device)
+    loss = -(torch.log_softmax(logits, -1).gather(1, where) * probabilities).sum(-1).mean()
+    return loss, (logits.argmax(-1) == where[:, 0]).float().mean()
+
+
+@torch.no_grad()
+def held_out(student: Student, data: Sequence[Example], plan: TrainingPlan) -> float:
+    """Share of held-out positions at which student and teacher like the same token best, over the whole vocabulary."""
+    agreed = total = 0
+    for batch in epoch(data, plan, -1):
+        with torch.autocast(student.head.device.type, torch.bfloat16):
+            best = (hidden_states(student, batch) @ student.head.T).argmax(-1).cpu()
+        teacher = torch.cat([example.ids[:, 0] for example in batch])
+        agreed += int((best == teacher).sum())
+        total += len(teacher)
+    return agreed / total
+
+
+def train(
+    student: Student, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
+) -> list[dict[str, float]]:
+    """Train in place, from where an earlier run was saved; returns what was seen after each epoch, that run's too."""
+    parameters = [parameter for _, parameter in student.named_trainable()]
+    optimizer = torch.optim.AdamW(parameters, plan.learning_rate, (0.9, 0.95), weight_decay=plan.weight_decay)
+    steps = [(number, batch) for number in range(plan.epochs) for batch in epoch(data, plan, number)]
+    done = _restore(directory, student, optimizer)
+    path = directory / _LOG
+    log: list[dict[str, float]] = [json.loads(line) for line in path.read_text().splitlines()] if done else []
+    columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
+    saved = time.monotonic()
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=len(steps), completed=done, loss="")
+        for step, (number, batch) in enumerate(steps[done:], start=done):
+            for group in optimizer.param_groups:
+                group["lr"] = plan.learning_rate * _schedule(step / len(steps), plan.warm_up)
+            loss, agreement = loss_of(student, batch, torch.Generator().manual_seed(plan.seed + step))
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.update(task, advance=1, loss=f"loss {loss.item():.3f} agreement {agreement.item():.3f}")
+            last = step + 1 == len(steps) or steps[step + 1][0] != number
+            if last:
+                entry = {"epoch": number + 1, "loss": loss.item(), "held_out_agreement": held_out(student, held, plan)}
+                log.append(entry)
+                path.write_text("".join(json.dumps(line) + "\n" for line in log))
+                progress.console.print(entry)
+            if last or time.monotonic() - saved > _SAVE_SECONDS:
+                _save(directory, student, optimizer, step + 1)
+                saved = time.monotonic()
+    return log
+
+
+def _schedule(progress: float, warm_up: float) -> float:
+    if progress < warm_up:
+        return max(1e-3, progress / warm_up)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
+
+
+def _save(directory: Path, student: Student, optimizer: torch.optim.Optimizer, step: int) -> None:
+    tensors = {"step": torch.tensor(step)}
+    for name, parameter in student.named_trainable():
+        tensors[name] = parameter.detach()
+        for kind in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{name}/{kind}"] = optimizer.state[parameter][kind]
+    save(directory / _STATE, tensors)
+
+
+def _restore(directory: Path, student: Student, optimizer: torch.optim.Optimizer) -> int:
+    """Take up what `_save` left; returns the steps done."""
+    path = directory / _STATE
+    if not path.is_file():
+        return 0
+    tensors = load_file(path)
+    step = int(tensors["step"])
+    for name, parameter in student.named_trainable():
+        parameter.data.copy_(tensors[name])
+        moments = {kind: tensors[f"{name}/{kind}"].to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+    return step
