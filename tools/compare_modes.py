@@ -1,4 +1,4 @@
-"""Speed of `ar`, `sd` and `ssd` side by side on the built-in pair, with what theory predicts (docs/performance.md).
+"""Speed of `ar`, `sd` and `ssd` side by side on one pair of models, with what theory predicts (docs/performance.md).
 
     python tools/compare_modes.py ../shared/data/gsm8k.jsonl --prompts 20 --tokens 128
 
@@ -35,6 +35,8 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 
 @click.command(help=__doc__)
 @click.argument("prompts_file", type=click.Path(exists=True, path_type=Path))
+@click.option("--target", default="smollm2", show_default=True)
+@click.option("--draft", help="Default: the built-in one for the built-in target.")
 @click.option("--prompts", "count", default=20, show_default=True)
 @click.option("--tokens", default=128, show_default=True)
 @click.option("-k", "--num-speculative-tokens", "lookahead", default=4, show_default=True)
@@ -45,6 +47,8 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="write every figure here")
 def main(
     prompts_file: Path,
+    target: str,
+    draft: str | None,
     count: int,
     tokens: int,
     lookahead: int,
@@ -59,14 +63,14 @@ def main(
     settings |= {f"ssd {name}": Speculation("ssd", lookahead, (fan_out,), name) for name in backup}  # type: ignore[arg-type]
     report: dict[str, Any] = {"environment": _environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
     console = Console(width=160)
-    with LLM("smollm2", "smollm2-draft") as llm:
+    with LLM(target, draft, num_speculative_tokens=lookahead, fan_out=fan_out) as llm:
         for temperature in temperatures:
             runs = _interleaved(llm, prompts, settings, temperature, tokens)
             rows = [_row(name, temperature, runs[name], runs["ar"]) for name in settings]
             report["rows"] += rows
             console.print(_table(rows, f"T = {temperature}: medians over {count} prompts, {tokens} tokens"))
     if peer:
-        report["transformers"] = {threads: _transformers(prompts[:3], tokens, threads) for threads in (1, 2)}
+        report["transformers"] = {threads: _transformers(target, prompts[:3], tokens, threads) for threads in (1, 2)}
         console.print("transformers generate, tok/s by threads:", report["transformers"])
     console.print(report["environment"])
     if json_path:
@@ -146,7 +150,7 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _transformers(prompts: list[str], tokens: int, threads: int) -> float:
+def _transformers(target: str, prompts: list[str], tokens: int, threads: int) -> float:
     """Median tok/s of `transformers.generate` on the same weights, greedy, decode only (first token apart)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -154,7 +158,7 @@ def _transformers(prompts: list[str], tokens: int, threads: int) -> float:
     from ssd.models import hub
 
     torch.set_num_threads(threads)
-    directory = hub.resolve("smollm2")
+    directory = hub.resolve(target)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     speeds = []

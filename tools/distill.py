@@ -59,7 +59,8 @@ class Numbers(click.ParamType):
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
 @click.option("--epochs", default=4, show_default=True)
-@click.option("--learning-rate", default=5e-4, show_default=True)
+@click.option("--learning-rate", default=1e-3, show_default=True)
+@click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--batch", default=128, show_default=True, help="Conversations written at a time, by each engine.")
@@ -80,6 +81,7 @@ def main(
     depth: int,
     epochs: int,
     learning_rate: float,
+    batch_tokens: int,
     seed: int,
     device: str,
     batch: int,
@@ -88,6 +90,7 @@ def main(
     evaluate_prompts: int,
     until: str,
 ) -> None:
+    out.mkdir(parents=True, exist_ok=True)
     work = work or out / "work"
     corpus = CorpusPlan(conversations, shard, answer_tokens, seed=seed)
     options = {"dtype": "bfloat16", "max_num_seqs": batch, "max_num_batched_tokens": 1024, "device": device}
@@ -100,7 +103,7 @@ def main(
     if until == "teacher":
         return
     directory = hub.resolve(target)
-    plan = TrainingPlan(epochs=epochs, learning_rate=learning_rate, seed=seed)
+    plan = TrainingPlan(epochs, batch_tokens, learning_rate, seed=seed)
     shape = students.StudentPlan(layers, width, depth)
     student = students.build(directory, shape).to(where)
     data = examples(work, corpus.shards)

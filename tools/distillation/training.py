@@ -29,8 +29,8 @@ class TrainingPlan:
     """AdamW with warm-up and cosine decay over `epochs`, `batch_tokens` tokens (with padding) a step."""
 
     epochs: int = 4
-    batch_tokens: int = 4096
-    learning_rate: float = 5e-4
+    batch_tokens: int = 1024
+    learning_rate: float = 1e-3
     warm_up: float = 0.05
     weight_decay: float = 0.01
     seed: int = 0
