@@ -84,6 +84,8 @@ def resolve(options: EngineOptions) -> EngineConfig:
     shape = _Shape.of(target)
     length = _max_model_len(options, shape)
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
+    if options.deterministic and options.device == "cpu" and options.dtype != "float32":
+        raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     target_cpus, draft_cpus = _placement(options, draft is not None)
     config = EngineConfig(
         target=str(target.directory),

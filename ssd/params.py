@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise `RequestError` for values a decoder would refuse (a plain constructor checks nothing)."""
-        if self.temperature != self.temperature:
+        if self.temperature != self.temperature:  # not math.isnan, which refuses what is no number at all
             raise RequestError("invalid_request", "temperature is not a number")
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)

@@ -11,14 +11,16 @@ from ssd import launch_config
 from ssd.config import EngineConfig
 from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions, resolve
+from ssd.models.hub import BUILTIN
 from tests.scripted_engine import MODEL
 
-# The packaged model: 4 layers, 1 KV head of 64, 8192 positions.
-PAGE_BYTES = 16 * 2 * 4 * 64
+# The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
+PAGE_BYTES = 16 * 2 * 30 * 3 * 64
+TARGET = str(BUILTIN["smollm2"].directory)
 
 
 def config(**options: Any) -> EngineConfig:
-    return resolve(EngineOptions(**{"target": str(MODEL), "draft": str(MODEL), **options}))
+    return resolve(EngineOptions(**{"target": TARGET, "draft": str(MODEL), **options}))
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 def test_the_models_are_named_and_described() -> None:
     found = config()
-    assert (found.target, found.draft, found.target_name) == (str(MODEL), str(MODEL), "smollm2-draft")
+    assert (found.target, found.draft, found.target_name) == (TARGET, str(MODEL), "smollm2")
     assert found.vocab_size == 49152
     assert len(found.digest) == 64
 
@@ -66,6 +68,7 @@ def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pyte
         ("amx_bf16", {}, "bfloat16"),
         ("fma avx", {}, "float32"),
         ("amx_bf16", {"deterministic": True}, "float32"),
+        ("amx_bf16", {"dtype": "bfloat16"}, "bfloat16"),
         ("amx_bf16", {"dtype": "float16"}, "float16"),
         ("amx_bf16", {"draft_device": "cuda"}, "float32"),
         ("amx_bf16", {"draft_dtype": "float32"}, "float32"),
@@ -78,6 +81,11 @@ def test_the_draft_is_rounded_where_that_is_fast(
     monkeypatch.setattr(launch_config, "_cpu_flags", lambda: set(flags.split()))
     found = config(**asked)
     assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
+
+
+def test_what_cannot_be_deterministic_is_refused() -> None:
+    with pytest.raises(UsageError, match="--deterministic works in float32"):
+        config(deterministic=True, dtype="bfloat16")
 
 
 def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:

@@ -7,29 +7,32 @@ Every stage leaves files in OUT or OUT/work and goes on where it was interrupted
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 import torch
-from distillation import student as students
 from distillation.card import card
-from distillation.corpus import CorpusPlan, read_prompts, write_corpus
-from distillation.evaluation import Path as AnswerPath
-from distillation.evaluation import evaluate, paths
-from distillation.shards import metadata, shard_path
+from distillation.corpus import LONGEST, CorpusPlan, read_prompts, within, write_corpus
+from distillation.evaluation import Answer, evaluate, paths
+from distillation.shards import claim, metadata, shard_path
+from distillation.student import StudentPlan, build, write
 from distillation.teacher import load_runner, write_laws
 from distillation.training import TrainingPlan, examples, train
 
 from ssd import LLM, SamplingParams
+from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import device_of
+from ssd.frontend.tokenization import Tokenizer
 from ssd.models import hub
+from ssd.models.checkpoint import inspect
 
 STAGES = ("corpus", "teacher", "train", "evaluate")
 _TOP = 32
-_TEACHER_TOKENS = 2048
 _HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
 _LOOKAHEAD = 4
 _FAN_OUTS = (1, 3, 5)
@@ -63,92 +66,128 @@ class Numbers(click.ParamType):
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of the target while it writes and teaches.")
 @click.option("--batch", default=128, show_default=True, help="Conversations written at a time, by each engine.")
 @click.option("--engine-cpus", multiple=True, help="Cores of a corpus engine, as 0-2,5; again for another engine.")
 @click.option("--evaluate-on", multiple=True, type=click.Path(exists=True, path_type=Path), help="JSONL of prompts.")
 @click.option("--evaluate-prompts", default=32, show_default=True, help="At most so many of each file.")
 @click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Last stage to run.")
-def main(
-    target: str,
-    out: Path,
-    work: Path | None,
-    prompts: Path | None,
-    conversations: int,
-    shard: int,
-    answer_tokens: int,
-    layers: tuple[int, ...],
-    width: int,
-    depth: int,
-    epochs: int,
-    learning_rate: float,
-    batch_tokens: int,
-    seed: int,
-    device: str,
-    batch: int,
-    engine_cpus: tuple[str, ...],
-    evaluate_on: tuple[Path, ...],
-    evaluate_prompts: int,
-    until: str,
-) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    work = work or out / "work"
-    corpus = CorpusPlan(conversations, shard, answer_tokens, seed=seed)
-    options = {"dtype": "bfloat16", "max_num_seqs": batch, "max_num_batched_tokens": 1024, "device": device}
-    engines = [options | {"target_cpus": cpus} for cpus in engine_cpus] or [options]
-    write_corpus(target, work, corpus, read_prompts(prompts), engines)
-    if until == "corpus":
-        return
-    where = device_of(device)
-    write_laws(target, work, corpus.shards, _TOP, _TEACHER_TOKENS, torch.bfloat16, where)
-    if until == "teacher":
-        return
-    directory = hub.resolve(target)
-    plan = TrainingPlan(epochs, batch_tokens, learning_rate, seed=seed)
-    shape = students.StudentPlan(layers, width, depth)
-    student = students.build(directory, shape).to(where)
-    data = examples(work, corpus.shards)
-    cut = max(1, len(data) - _HELD_OUT)
-    log = train(student, data[:cut], data[cut:], plan, out)
-    students.write(student, directory, out)
-    if until == "train":
-        return
-    sets = {path.stem: read_prompts(path)[:evaluate_prompts] for path in evaluate_on}
-    asked: list[str] = json.loads(metadata(shard_path(work, "corpus", corpus.shards[-1]))["prompts"])
-    sets["held out"] = asked[-_HELD_OUT:][:evaluate_prompts]
-    report = _evaluate(target, out, sets, answer_tokens, device)
-    (out / "evaluation.json").write_text(json.dumps(report, indent=1))
-    recipe = {"target": target, "corpus": corpus, "student": shape, "training": plan, "tokens": sum(_tokens(data))}
-    (out / "README.md").write_text(card(out.name, recipe, log, report))
-    click.echo(f"{out}: {json.dumps(report)}")
+def main(**flags: Any) -> None:
+    job = Job(**flags)
+    try:
+        job.run()
+    except SsdError as error:
+        raise click.ClickException(str(error)) from None
 
 
-def _evaluate(target: str, out: Path, sets: dict[str, list[str]], tokens: int, device: str) -> dict[str, Any]:
-    """Acceptance and hit rates on each set of prompts, and how long a tree step and a verification take."""
-    found: list[tuple[str, float, list[AnswerPath]]] = []
-    with LLM(target, str(out), max_num_seqs=16, device=device, draft_device=device) as llm:
-        for name, prompts in sets.items():
-            found += [(name, t, paths(llm, prompts, t, tokens)) for t in (0.0, 0.7, 1.0)]
-        params = SamplingParams(max_tokens=64, ignore_eos=True)
-        timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
-    where, longest = device_of(device), 2 * _TEACHER_TOKENS
-    judge = load_runner(target, torch.float32, where, longest)
-    draft = load_runner(str(out), torch.bfloat16, where, longest, lender=target)
-    rows = [
-        {"prompts": name, "temperature": t, "rule": rule}
-        | evaluate(draft, judge, answers, rule, _LOOKAHEAD, _FAN_OUTS).figures()
-        for name, t, answers in found
-        for rule in (("coupled", "rejection") if t > 0 else ("coupled",))
-    ]
-    return {
-        "k": _LOOKAHEAD,
-        "rows": rows,
-        "tree_step_ms": fmean(m.draft_step_ms for m in timed),
-        "verify_ms": fmean(m.verify_ms for m in timed),
-    }
+@dataclass(frozen=True)
+class Job:
+    """The command's flags by their names, and the stages in order."""
 
+    target: str
+    out: Path
+    work: Path | None
+    prompts: Path | None
+    conversations: int
+    shard: int
+    answer_tokens: int
+    layers: tuple[int, ...]
+    width: int
+    depth: int
+    epochs: int
+    learning_rate: float
+    batch_tokens: int
+    seed: int
+    device: str
+    dtype: str
+    batch: int
+    engine_cpus: tuple[str, ...]
+    evaluate_on: tuple[Path, ...]
+    evaluate_prompts: int
+    until: str
 
-def _tokens(data: list[Any]) -> list[int]:
-    return [example.text.answer for example in data]
+    def run(self) -> None:
+        stages = STAGES[: STAGES.index(self.until) + 1]
+        directory = hub.ensure(self.target)
+        prompts = read_prompts(self.prompts)
+        asked = min(self.conversations, len(prompts) or self.conversations)
+        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, seed=self.seed)
+        student = StudentPlan(self.layers, self.width, self.depth)
+        if "train" in stages:
+            build(directory, student)  # a plan that does not fit is told before hours of work
+        work = self.work or self.out / "work"
+        digest = inspect(directory).digest
+        made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
+        claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any"})
+        write_corpus(self.target, work, corpus, prompts, self._engines())
+        if "teacher" in stages:
+            write_laws(
+                self.target, work, corpus.shards, _TOP, LONGEST, getattr(torch, self.dtype), device_of(self.device)
+            )
+        if "train" in stages:
+            log = self._train(directory, work, corpus, student, digest)
+        if "evaluate" in stages:
+            self._report(work, corpus, student, log)
+
+    def _engines(self) -> list[dict[str, Any]]:
+        options = {"dtype": self.dtype, "max_num_seqs": self.batch, "max_num_batched_tokens": 1024}
+        options["device"] = self.device
+        return [options | {"target_cpus": cpus} for cpus in self.engine_cpus] or [options]
+
+    @property
+    def _training(self) -> TrainingPlan:
+        return TrainingPlan(self.epochs, self.batch_tokens, self.learning_rate, seed=self.seed)
+
+    def _train(
+        self, directory: Path, work: Path, corpus: CorpusPlan, plan: StudentPlan, digest: str
+    ) -> list[dict[str, float]]:
+        made = {"target": digest, "corpus": asdict(corpus), "student": asdict(plan), "training": asdict(self._training)}
+        claim(self.out / "recipe.json", made)
+        student = build(directory, plan).to(device_of(self.device))
+        data = examples(work, corpus.shards)
+        held = min(_HELD_OUT, len(data) // 10)
+        if not held:
+            raise UsageError(f"{len(data)} conversations are too few to train on")
+        log = train(student, data[:-held], data[-held:], self._training, self.out)
+        write(student, directory, self.out)
+        return log
+
+    def _report(self, work: Path, corpus: CorpusPlan, student: StudentPlan, log: list[dict[str, float]]) -> None:
+        sets = {str(path): read_prompts(path) for path in self.evaluate_on}
+        last = shard_path(work, "corpus", corpus.shards[-1])
+        sets["held out"] = json.loads(metadata(last)["prompts"])[-min(_HELD_OUT, corpus.conversations // 10) :]
+        tokenizer, room = Tokenizer(self.out), LONGEST - self.answer_tokens
+        sets = {Path(n).stem: within(tokenizer, found, room)[: self.evaluate_prompts] for n, found in sets.items()}
+        report = self._evaluate(sets)
+        (self.out / "evaluation.json").write_text(json.dumps(report, indent=1))
+        recipe = {"target": self.target} | asdict(corpus) | asdict(student) | asdict(self._training)
+        (self.out / "README.md").write_text(card(self.out.name, recipe, log, report))
+        click.echo(f"{self.out}: {json.dumps(report)}")
+
+    def _evaluate(self, sets: dict[str, list[str]]) -> dict[str, Any]:
+        """Acceptance and hit rates on each set of prompts, and how long a tree step and a verification take."""
+        answers: list[tuple[str, float, list[Answer]]] = []
+        devices = {"device": self.device, "draft_device": self.device}
+        with LLM(self.target, str(self.out), max_num_seqs=16, **devices) as llm:
+            for name, prompts in sets.items():
+                answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in (0.0, 0.7, 1.0)]
+            params = SamplingParams(max_tokens=64, ignore_eos=True)
+            timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
+        device = device_of(self.device)
+        judge = load_runner(self.target, torch.float32, device, LONGEST)
+        draft = load_runner(str(self.out), torch.bfloat16, device, LONGEST, lender=self.target)
+        rows = [
+            {"prompts": name, "temperature": t, "rule": rule}
+            | evaluate(draft, judge, found, rule, _LOOKAHEAD, _FAN_OUTS).figures()
+            for name, t, found in answers
+            for rule in (("coupled", "rejection") if t > 0 else ("coupled",))
+        ]
+        return {
+            "k": _LOOKAHEAD,
+            "rows": rows,
+            "tree_step_ms": fmean(m.draft_step_ms for m in timed),
+            "verify_ms": fmean(m.verify_ms for m in timed),
+        }
 
 
 if __name__ == "__main__":

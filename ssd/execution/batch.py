@@ -43,6 +43,12 @@ def output_indices(rows: Sequence[Row]) -> list[int]:
     return indices
 
 
+def _pays_together(singles: Sequence[Row]) -> bool:
+    """Whether there are enough of them, of lengths near enough for padding not to double what is read."""
+    lengths = [row.stop for row in singles]
+    return len(singles) >= _TOGETHER and len(singles) * max(lengths) <= 2 * sum(lengths)
+
+
 class _Singles:
     """The rows of one token, `where` in a batch, attending in one go over keys gathered side by side."""
 
@@ -79,7 +85,7 @@ class PagedPlan:
         self.positions = torch.tensor(positions, dtype=torch.long, device=device)
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
         singles = [row for row in rows if len(row.token_ids) == 1]
-        together = len(singles) >= _TOGETHER and not deterministic
+        together = not deterministic and _pays_together(singles)
         self._singles = _Singles(rows, singles, cache) if together else None
         self._parts: list[tuple[int, int, slice | Tensor]] = []
         offset = 0

@@ -14,8 +14,8 @@ INVARIANT_ROWS = 16
 class Linear:
     """y = x W^T + b for x [n, in] -> y [n, out].
 
-    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are:
-    never in float32, for 32 inputs or more up to `INVARIANT_ROWS` in bfloat16 (with AMX, oneDNN changes kernels).
+    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are; in
+    bfloat16 that holds for at least 32 inputs and up to `INVARIANT_ROWS` rows (with AMX, oneDNN changes kernels).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -60,13 +60,15 @@ class TargetEngine:
         began = time.perf_counter()
         logits = self._runner.forward([part.row for part in batch])
         ended = time.perf_counter()
-        self._account(batch, waited, began, ended)
         samples = self._verifier.samples(logits, batch)
-        spoiled = [_spoiled(part, own) for part, own in zip(batch, samples, strict=True)]
-        if any(spoiled):
-            batch = [part.without_draft() if bad else part for part, bad in zip(batch, spoiled, strict=True)]
+        if any(_spoiled(part, own) for part, own in zip(batch, samples, strict=True)):
+            batch = [
+                part.without_draft() if _spoiled(part, own) else part for part, own in zip(batch, samples, strict=True)
+            ]
             logits = self._runner.forward([part.row for part in batch])
+            ended = time.perf_counter()
             samples = self._verifier.samples(logits, batch)
+        self._account(batch, waited, began, ended)
         return self._finish(batch, self._commit(batch, samples), logits)
 
     def _account(self, batch: Items[Scheduled], waited: float, began: float, ended: float) -> None:
@@ -165,6 +167,6 @@ class TargetEngine:
 
 
 def _spoiled(part: Scheduled, own: list[int]) -> bool:
-    """Whether draft tokens may be to blame for a sample that is not a number: where the target cannot compute one of
-    them, its keys and values reach the tokens before it, masked by a product with zero or not."""
+    """Whether draft tokens may be to blame for a sample that is not a number: a token that the target cannot compute
+    has keys and values of NaN, and masking does not hide those from the tokens before it, as 0 x NaN is NaN."""
     return part.drafted > 0 and -1 in own

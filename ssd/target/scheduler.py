@@ -53,7 +53,7 @@ class Scheduler:
             sequence.slot = self._free_slots.pop()
             sequence.computed = sequence.table.adopt_prefix(sequence.tokens)
             if sequence.round == 0:
-                sequence.cached = min(sequence.computed, sequence.prompt_length)
+                sequence.cached = sequence.computed
             self.running.append(sequence)
             admitted.append(sequence)
         return admitted

@@ -47,8 +47,10 @@ def by_transformers(directory: Path, texts: list[list[int]], dtype: torch.dtype)
 
 
 @pytest.fixture(scope="module", params=["smollm2", "smollm2-draft"])
-def logits(request: pytest.FixtureRequest) -> Logits:
+def logits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Logits:
     directory = resolve(request.param)
+    if request.param == "smollm2-draft":
+        directory = tiny.whole_draft(directory, resolve("smollm2"), tmp_path_factory.mktemp("draft"))
     texts = read(directory)
     return Logits(
         by_engine(directory, texts),

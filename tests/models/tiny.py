@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssd.execution.runner import Runner
 from ssd.models import registry
-from ssd.models.checkpoint import inspect
+from ssd.models.checkpoint import SHARED, borrowed, inspect
 
 CPU = torch.device("cpu")
 MAX_POSITION = 256
@@ -64,6 +64,23 @@ def noisy_copy(source: Path, directory: Path, noise: float, seed: int = 1) -> Pa
     tensors = load_file(source / "model.safetensors")
     moved = {name: t + noise * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
     save_file(moved, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def whole_draft(draft: Path, target: Path, directory: Path) -> Path:
+    """A draft with the tensors it shares with its target written out, for readers that know of no sharing."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    checkpoint = borrowed(inspect(draft), inspect(target))
+    tensors = {}
+    for name, info in checkpoint.tensors.items():
+        with safe_open(info.file, framework="pt") as file:
+            tensors[name] = file.get_tensor(name).float()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {key: value for key, value in checkpoint.config.items() if key != SHARED}
+    (directory / "config.json").write_text(json.dumps(config))
+    shutil.copy(target / "tokenizer.json", directory)
     return directory
 
 

@@ -6,14 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from distillation import training
+from distillation.student import StudentPlan, build
 from safetensors.torch import load_file
 
 from tests.models import tiny
 
 TOOL = Path(__file__).parents[2] / "tools" / "distill.py"
-FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16", "--engine-cpus", "0"]
+FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
+FLAGS += ["--engine-cpus", "0", "--dtype", "float32"]
 STUDENT = ["--layers", "0,2", "--epochs", "6", "--learning-rate", "0.003", "--evaluate-prompts", "4"]
 
 
@@ -56,8 +61,31 @@ def test_the_draft_shares_the_embedding_of_its_target(draft: Path) -> None:
     assert config["shared_with_target"] == ["model.embed_tokens.weight", "lm_head.weight"]
 
 
+def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path) -> None:
+    command = [sys.executable, str(TOOL), str(target), "--out", str(draft), *FLAGS, *STUDENT, "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "begun with another seed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--layers", "0,3"], "layers are 0 to 2"),
+        ([], "either --layers or --width"),
+        (["--width", "12"], "multiple of 8"),
+    ],
+)
+def test_a_student_that_does_not_fit_is_refused_first(
+    target: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    command = [sys.executable, str(TOOL), str(target), "--out", str(tmp_path), *FLAGS, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Path, tmp_path: Path) -> None:
-    """The corpus as if the first run had been killed after its first shard; then training from a saved state."""
+    """The corpus as if the first run had been killed after its first shard."""
     distill(target, tmp_path, "--until", "corpus")
     kept = (tmp_path / "work" / "corpus-00000.safetensors").stat().st_mtime_ns
     for index in (1, 2):
@@ -68,9 +96,34 @@ def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Pa
         name = f"corpus-0000{index}.safetensors"
         ours, theirs = (load_file(folder / "work" / name) for folder in (tmp_path, draft))
         assert all((ours[kind] == theirs[kind]).all() for kind in ours)
-    before = (tmp_path / "model.safetensors").read_bytes()
-    distill(target, tmp_path, *STUDENT, "--until", "train")  # all is done: nothing may change
-    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_training_goes_on_from_a_saved_state(
+    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in the second epoch, then resumed: the weights of a run in one piece."""
+    data = training.examples(draft / "work", range(3))
+    plan, shape = training.TrainingPlan(epochs=3), StudentPlan(layers=(1,))
+    whole, broken, resumed = (build(target, shape) for _ in range(3))
+    log = training.train(whole, data[4:], data[:4], plan, tmp_path / "whole")
+    monkeypatch.setattr(training, "_SAVE_SECONDS", -1)
+    proper, calls = training.loss_of, 0
+
+    def fails_once(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == log[0]["step"] + 2:
+            raise KeyboardInterrupt
+        return proper(*given)
+
+    monkeypatch.setattr(training, "loss_of", fails_once)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(broken, data[4:], data[:4], plan, tmp_path / "broken")
+    again = training.train(resumed, data[4:], data[:4], plan, tmp_path / "broken")
+    assert calls == log[-1]["step"] + 1
+    assert [entry["step"] for entry in again] == [entry["step"] for entry in log]
+    for (name, ours), (_, theirs) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
 
 
 def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, tmp_path: Path) -> None:

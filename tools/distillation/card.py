@@ -1,11 +1,14 @@
-"""Stage (e): the model card, written from what the other stages left."""
+"""The model card, written from what the other stages left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_COLUMNS = "| prompts | T | rule | acceptance | by position | tokens per round | hit rate at fan-out {fan_outs} |"
+_COLUMNS = (
+    "| prompts | T | rule | accepted of those tried | at each position | tokens per round "
+    "| hit rate at fan-out {fan_outs} |"
+)
 
 
 def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> str:

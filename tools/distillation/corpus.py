@@ -1,4 +1,4 @@
-"""Stages (a) and (b): the target writes prompts and answers them; conversations are kept as token ids, in shards."""
+"""Stage corpus: the target writes prompts and answers them; conversations are kept as token ids, in shards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import torch
@@ -17,11 +18,15 @@ from distillation.kinds import KINDS
 from distillation.shards import is_done, save, shard_path
 from ssd import LLM, SamplingParams
 from ssd.client import Completion
+from ssd.errors import UsageError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage
 
 _MARK = "\u2603"
 _PROMPT_TOKENS = 160
+_TRIES = 20
+LONGEST = 2048
+"""Tokens of the longest conversation, prompt and answer."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def write_corpus(
     """Write the shards that are missing, with one engine for each of the option sets in `engines`, side by side.
 
     `prompts` are answered in turn; where there are none the target writes its own. A shard depends on its number and
-    the plan's seed alone, not on who writes it or when.
+    the plan's seed alone; but for rounding, not on who writes it or when.
     """
     missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
     if not missing:
@@ -54,27 +59,31 @@ def write_corpus(
         task = progress.add_task("corpus", total=len(plan.shards), completed=len(plan.shards) - len(missing))
         lots = [missing[worker :: len(engines)] for worker in range(len(engines))]
 
+        stop = Event()
+
         def work(options: Mapping[str, Any], lot: Sequence[int]) -> None:
-            if not lot:
-                return
             with LLM(target, mode="ar", **options) as llm:
                 for index in lot:
+                    if stop.is_set():
+                        return
                     _write_shard(llm, directory, index, plan, prompts)
                     progress.advance(task)
 
-        for future in [pool.submit(work, *pair) for pair in zip(engines, lots, strict=True)]:
-            future.result()
+        try:
+            for future in [pool.submit(work, *pair) for pair in zip(engines, lots, strict=True) if pair[1]]:
+                future.result()
+        finally:
+            stop.set()  # one has failed, or somebody has had enough: the others end with their shard
 
 
 def _write_shard(llm: LLM, directory: Path, index: int, plan: CorpusPlan, prompts: Sequence[str]) -> None:
-    dice = Random(f"{plan.seed}/{index}")
+    dice = Random(f"{plan.seed}/{index}/answers")
     tokenizer = Tokenizer(Path(llm.engine.config.target))
-    room = llm.engine.config.max_model_len - plan.answer_tokens
+    room = min(llm.engine.config.max_model_len, LONGEST) - plan.answer_tokens
     if prompts:
-        asked = prompts[index * plan.shard : (index + 1) * plan.shard]
+        asked = within(tokenizer, prompts[index * plan.shard : (index + 1) * plan.shard], room)
     else:
-        asked = _invent(llm, tokenizer, plan, room, dice)
-    asked = [prompt for prompt in asked if _length(tokenizer, prompt) <= room]
+        asked = _invent(llm, tokenizer, plan, room, Random(f"{plan.seed}/{index}"))
     params = [
         SamplingParams(
             temperature=plan.temperatures[i % len(plan.temperatures)],
@@ -87,8 +96,9 @@ def _write_shard(llm: LLM, directory: Path, index: int, plan: CorpusPlan, prompt
     save(shard_path(directory, "corpus", index), pack(answers), {"prompts": json.dumps(asked)})
 
 
-def _length(tokenizer: Tokenizer, prompt: str) -> int:
-    return len(tokenizer.encode_chat([ChatMessage("user", prompt)]))
+def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]:
+    """The prompts of at most `room` tokens in chat format."""
+    return [prompt for prompt in prompts if len(tokenizer.encode_chat([ChatMessage("user", prompt)])) <= room]
 
 
 def _invent(llm: LLM, tokenizer: Tokenizer, plan: CorpusPlan, room: int, dice: Random) -> list[str]:
@@ -96,7 +106,7 @@ def _invent(llm: LLM, tokenizer: Tokenizer, plan: CorpusPlan, room: int, dice: R
     header = user_header(tokenizer)
     names = sorted(KINDS)
     found: dict[str, None] = {}
-    while len(found) < plan.shard:
+    for _ in range(_TRIES):
         openers = [dice.choice(KINDS[names[i % len(names)]]) for i in range(plan.shard)]
         params = [
             SamplingParams(temperature=1.0, top_p=0.95, seed=dice.randrange(2**62), max_tokens=_PROMPT_TOKENS)
@@ -105,8 +115,10 @@ def _invent(llm: LLM, tokenizer: Tokenizer, plan: CorpusPlan, room: int, dice: R
         written = llm.generate([tokenizer.encode(header + o, add_special_tokens=False) for o in openers], params)
         ended = zip(openers, written, strict=True)
         messages = [(o + w.text).strip() for o, w in ended if w.finish_reason == "stop"]
-        found |= dict.fromkeys(message for message in messages if _length(tokenizer, message) <= room)
-    return list(found)[: plan.shard]
+        found |= dict.fromkeys(within(tokenizer, messages, room))
+        if len(found) >= plan.shard:
+            return list(found)[: plan.shard]
+    raise UsageError(f"the target's user messages hardly ever end within {_PROMPT_TOKENS} tokens: give --prompts")
 
 
 def user_header(tokenizer: Tokenizer) -> str:

@@ -1,14 +1,16 @@
-"""Stage (d): what a draft is worth along the target's own paths, teacher-forced, for both acceptance rules.
+"""Stage evaluate: what a draft is worth along the target's own paths, teacher-forced, for both acceptance rules.
 
-Under greedy and `coupled` the figures are exact for paths of the same seed: a draft token is accepted when it equals
-the path's, so all that speculation ever sees is a prefix of the path. For `rejection` they are expectations in which
-an accepted token that differs from the path's is taken to lead on as the path does.
+Under greedy and `coupled` these are the engine's own figures but for rounding: a draft token is accepted when it equals
+the path's, so all that speculation ever sees is a prefix of the path (the last K tokens of an answer are left out). For
+`rejection` acceptance is drawn and hits are expectations, and an accepted token that differs from the path's is taken
+to lead on as the path does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 from typing import Literal
 
@@ -16,6 +18,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from distillation.corpus import LONGEST
 from distillation.shards import Conversation
 from distillation.teacher import batches, score
 from ssd import LLM, SamplingParams
@@ -27,7 +30,7 @@ Rule = Literal["coupled", "rejection"]
 
 
 @dataclass(frozen=True)
-class Path:
+class Answer:
     """An answer of the target at `law`."""
 
     text: Conversation
@@ -36,7 +39,8 @@ class Path:
 
 @dataclass
 class Tally:
-    """Counts over rounds. `tried` and `accepted` by position in the speculation, `hits` by fan-out."""
+    """Counts over rounds. `tried` and `accepted` by position in the speculation (tried: all before it were accepted),
+    `hits` by fan-out."""
 
     rounds: int = 0
     tokens: int = 0
@@ -54,35 +58,35 @@ class Tally:
         }
 
 
-def paths(llm: LLM, prompts: Sequence[str], temperature: float, tokens: int) -> list[Path]:
+def paths(llm: LLM, prompts: Sequence[str], temperature: float, tokens: int) -> list[Answer]:
     """The target's answers to `prompts` in chat format, a seed for each."""
     laws = [Law(temperature, seed=1000 + number) for number in range(len(prompts))]
     params = [SamplingParams(temperature=temperature, seed=law.seed, max_tokens=tokens) for law in laws]
     answers = llm.generate(list(prompts), params, chat=True)
     texts = [Conversation(a.prompt_token_ids + a.token_ids, len(a.prompt_token_ids)) for a in answers]
-    return [Path(text, law) for text, law in zip(texts, laws, strict=True) if text.answer > 1]
+    return [Answer(text, law) for text, law in zip(texts, laws, strict=True) if text.answer > 1]
 
 
 def evaluate(
-    draft: Runner, target: Runner, found: Sequence[Path], rule: Rule, lookahead: int, fan_outs: Sequence[int]
+    draft: Runner, target: Runner, found: Sequence[Answer], rule: Rule, lookahead: int, fan_outs: Sequence[int]
 ) -> Tally:
     """Play rounds of `lookahead` draft tokens along every path."""
     tally = Tally(tried=[0] * lookahead, accepted=[0] * lookahead, hits=dict.fromkeys(fan_outs, 0.0))
-    noise = NoiseCache(target.model.shape.vocab_size, target.model.device)
-    by_text = {id(path.text): path for path in found}
-    for batch in track(list(batches([path.text for path in found], 2048)), rule, transient=True):
+    noise = NoiseCache(target.model.shape.vocab_size, torch.device("cpu"))
+    waiting = iter(found)
+    for batch in track(list(batches([path.text for path in found], LONGEST)), rule, transient=True):
         counts = [text.answer for text in batch]
-        logits = [score(runner, batch).float().split(counts) for runner in (draft, target)]
-        for text, q, p in zip(batch, *logits, strict=True):
-            path = by_text[id(text)]
+        runners = (draft,) if rule == "coupled" else (draft, target)
+        logits = [score(runner, batch).float().cpu().split(counts) for runner in runners]
+        for path, *laws in zip(islice(waiting, len(batch)), *logits, strict=True):
             if rule == "coupled":
-                _coupled(tally, path, q, noise, lookahead)
+                _coupled(tally, path, *laws, noise, lookahead)
             else:
-                _rejection(tally, path, q, p, lookahead)
+                _rejection(tally, path, *laws, lookahead)
     return tally
 
 
-def _coupled(tally: Tally, path: Path, q: Tensor, noise: NoiseCache, lookahead: int) -> None:
+def _coupled(tally: Tally, path: Answer, q: Tensor, noise: NoiseCache, lookahead: int) -> None:
     own = path.text.token_ids[path.text.prompt :]
     scores = perturbed(q, path.law, range(path.text.prompt, len(path.text.token_ids)), noise)
     guesses, candidates = argmax(scores), ranked(scores, max(tally.hits) + 1)
@@ -98,14 +102,18 @@ def _coupled(tally: Tally, path: Path, q: Tensor, noise: NoiseCache, lookahead: 
         position += k + 1
 
 
-def _rejection(tally: Tally, path: Path, q: Tensor, p: Tensor, lookahead: int) -> None:
-    temperature = max(path.law.temperature, 1e-3)
-    draft, target = (torch.softmax(logits / temperature, -1) for logits in (q, p))
+def _rejection(tally: Tally, path: Answer, q: Tensor, p: Tensor, lookahead: int) -> None:
+    draft, target = (torch.softmax(logits / path.law.temperature, -1) for logits in (q, p))
     overlap = torch.minimum(draft, target).sum(-1).tolist()
     residual = (target - draft).clamp_min_(0)
     residual /= residual.sum(-1, keepdim=True).clamp_min(1e-30)
-    order = torch.topk(q, max(tally.hits)).indices
-    after_rejection = residual.gather(1, order).cumsum(-1).tolist()
+    # The rejected token is left out of the candidates: where it was among the first F, the next one moves up.
+    rejected = (draft - target).clamp_min_(0)
+    rejected /= rejected.sum(-1, keepdim=True).clamp_min(1e-30)
+    order = torch.topk(q, max(tally.hits) + 1).indices
+    shares = residual.gather(1, order)
+    moved_up = rejected.gather(1, order).cumsum(-1)[:, :-1] * shares[:, 1:]
+    after_rejection = (shares.cumsum(-1)[:, :-1] + moved_up).tolist()
     after_all = target.gather(1, order).cumsum(-1).tolist()
     dice, position = Random(path.law.seed), 1
     while position < len(overlap) - lookahead:

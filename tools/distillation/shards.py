@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from ssd.errors import UsageError
 
 
 def shard_path(directory: Path, name: str, index: int) -> Path:
@@ -24,6 +28,17 @@ def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata)
     partial.replace(path)
+
+
+def claim(path: Path, recipe: Mapping[str, object]) -> None:
+    """Note in `path` what the files beside it are made from. UsageError when they are made from something else."""
+    wanted = json.loads(json.dumps(recipe))
+    if path.is_file():
+        found = json.loads(path.read_text())
+        if differing := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
+            raise UsageError(f"{path.parent} was begun with another {', '.join(differing)}: give another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(wanted, indent=1) + "\n")
 
 
 def metadata(path: Path) -> dict[str, str]:

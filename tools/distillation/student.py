@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from distillation.shards import save
+from ssd.errors import UsageError
 from ssd.models.checkpoint import SHARED, Checkpoint, inspect
 from ssd.models.weights import Weights, from_checkpoint
 
@@ -47,10 +48,13 @@ class Student(nn.Module):
 
 
 def build(target: Path, plan: StudentPlan) -> Student:
-    """The student before training, float32. Raises UsageError for layers that the target does not have."""
+    """The student before training, float32. Raises UsageError for a plan that does not fit the target."""
     checkpoint = inspect(target)
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     config = AutoConfig.from_pretrained(target)
+    _check(plan, config)
+    if getattr(config, "layer_types", None):  # one entry a layer, all alike in what the engine runs
+        config.layer_types = config.layer_types[:1] * (len(plan.layers) or plan.depth)
     vocab, width = config.vocab_size, config.hidden_size
     embedding = weights(EMBEDDING, vocab, width)
     if plan.layers:
@@ -68,6 +72,17 @@ def build(target: Path, plan: StudentPlan) -> Student:
     model = AutoModel.from_config(config, dtype=torch.float32)
     model.embed_tokens.weight.data.copy_(_leading_directions(embedding, plan.width))
     return Student(model, model.embed_tokens.weight)
+
+
+def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
+    if config.model_type not in _ARCHITECTURE:
+        raise UsageError(f"a target of family {config.model_type!r}; drafts are made for {', '.join(_ARCHITECTURE)}")
+    if bool(plan.layers) == bool(plan.width):
+        raise UsageError("give either --layers or --width")
+    if plan.layers and not all(0 <= layer < config.num_hidden_layers for layer in plan.layers):
+        raise UsageError(f"--layers: the target's layers are 0 to {config.num_hidden_layers - 1}")
+    if plan.width % config.head_dim:
+        raise UsageError(f"--width must be a multiple of {config.head_dim}, the width of a head")
 
 
 def _layers(checkpoint: Checkpoint, weights: Weights, chosen: tuple[int, ...]) -> dict[str, Tensor]:

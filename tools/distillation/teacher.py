@@ -62,6 +62,8 @@ def write_laws(
     runner = load_runner(target, dtype, device, tokens)
     for index in track(missing, "teacher"):
         texts = conversations(shard_path(directory, "corpus", index))
+        if not texts:
+            continue
         laws = [_top(score(runner, batch), top) for batch in batches(texts, tokens)]
         ids, logprobs = (torch.cat(part) for part in zip(*laws, strict=True))
         save(shard_path(directory, "teacher", index), {"ids": ids, "logprobs": logprobs})

@@ -1,4 +1,4 @@
-"""Stage (c): cross-entropy to the teacher's top-k law along its own answers, resumable at any step."""
+"""Stage train: cross-entropy to the teacher's top-k law along its own answers, resumable at any step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,10 +47,12 @@ class Example:
 
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
-    """All of the given shards; what the top-k leaves out is spread over it."""
+    """All of the given shards; what the top-k leaves out of a law is spread over it."""
     found = []
     for index in shards:
         texts = conversations(shard_path(directory, "corpus", index))
+        if not texts:
+            continue
         law = load_file(shard_path(directory, "teacher", index))
         counts = [text.answer for text in texts]
         ids, probabilities = law["ids"].long(), law["logprobs"].float().softmax(-1).half()
@@ -101,11 +104,12 @@ def loss_of(student: Student, batch: Sequence[Example], generator: torch.Generat
         states = hidden_states(student, batch)
         logits = states @ student.head[torch.cat((known, drawn)).to(device)].T
     logits = logits.float()
+    where = torch.searchsorted(known, ids).to(device)
+    agreement = (logits.argmax(-1) == where[:, 0]).float().mean()
     if len(drawn):  # each drawn token stands for as many as were left out
         logits[:, len(known) :] += math.log(len(others) / len(drawn))
-    where = torch.searchsorted(known, ids).to(device)
     loss = -(torch.log_softmax(logits, -1).gather(1, where) * probabilities).sum(-1).mean()
-    return loss, (logits.argmax(-1) == where[:, 0]).float().mean()
+    return loss, agreement
 
 
 @torch.no_grad()
@@ -129,8 +133,11 @@ def train(
     optimizer = torch.optim.AdamW(parameters, plan.learning_rate, (0.9, 0.95), weight_decay=plan.weight_decay)
     steps = [(number, batch) for number in range(plan.epochs) for batch in epoch(data, plan, number)]
     done = _restore(directory, student, optimizer)
+    directory.mkdir(parents=True, exist_ok=True)
     path = directory / _LOG
-    log: list[dict[str, float]] = [json.loads(line) for line in path.read_text().splitlines()] if done else []
+    log: list[dict[str, float]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    log = [entry for entry in log if entry["step"] <= done]
+    losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
     saved = time.monotonic()
     with Progress(*columns) as progress:
@@ -143,10 +150,13 @@ def train(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            losses.append(loss.item())
             progress.update(task, advance=1, loss=f"loss {loss.item():.3f} agreement {agreement.item():.3f}")
             last = step + 1 == len(steps) or steps[step + 1][0] != number
             if last:
-                entry = {"epoch": number + 1, "loss": loss.item(), "held_out_agreement": held_out(student, held, plan)}
+                agreed = held_out(student, held, plan)
+                entry = {"epoch": number + 1, "step": step + 1, "loss": fmean(losses), "held_out_agreement": agreed}
+                losses = []
                 log.append(entry)
                 path.write_text("".join(json.dumps(line) + "\n" for line in log))
                 progress.console.print(entry)
