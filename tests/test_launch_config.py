@@ -83,6 +83,11 @@ def test_the_draft_is_rounded_where_that_is_fast(
     assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
 
 
+def test_a_draft_without_an_embedding_of_its_own_is_no_target() -> None:
+    with pytest.raises(UsageError, match="smollm2-draft can only be a draft"):
+        config(target=str(MODEL))
+
+
 def test_what_cannot_be_deterministic_is_refused() -> None:
     with pytest.raises(UsageError, match="--deterministic works in float32"):
         config(deterministic=True, dtype="bfloat16")

@@ -11,6 +11,7 @@ from ssd.errors import RequestError
 from ssd.params import Mode, Speculation
 
 PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q: What is 7 times 8?\nA:"]
+CHATS = ["Why is the sky blue?", "Tom has 3 boxes of 12 pens. How many pens?", "What is a prime number?", "Say hello."]
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,10 @@ def test_a_refused_prompt_leaves_the_engine_alone(llm: LLM) -> None:
     with pytest.raises(RequestError, match="the context of 2048 tokens"):
         llm.generate("word " * 4000)
     assert llm.generate("The capital of France is", SamplingParams(max_tokens=4))[0].token_ids
+
+
+@pytest.mark.parametrize(("temperature", "floor"), [(0.0, 0.35), (1.0, 0.25)])
+def test_the_shipped_draft_is_worth_shipping(llm: LLM, temperature: float, floor: float) -> None:
+    """Accepted tokens per round in chat format: a broken draft cache or a wrong file has next to none."""
+    metrics = [c.metrics for c in llm.generate(CHATS, params("sd", temperature), chat=True)]
+    assert sum(m.accepted_tokens for m in metrics) / sum(m.rounds for m in metrics) > floor

@@ -19,6 +19,7 @@ from ssd import __version__
 from ssd.cli.main import main
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage, Emission, Metrics, Submit
+from ssd.models.hub import BUILTIN
 from ssd.params import Speculation
 from ssd.supervisor import Engine
 from tests.scripted_engine import (
@@ -31,7 +32,8 @@ from tests.scripted_engine import (
     scripted_engine,
 )
 
-PAIR = ["--target", str(MODEL), "--draft", str(MODEL)]
+TARGET = BUILTIN["smollm2"].directory
+PAIR = ["--target", str(TARGET), "--draft", str(MODEL)]
 
 
 @pytest.fixture(autouse=True)
@@ -146,12 +148,12 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     tokenizer["added_tokens"][5]["content"] = "<|something else|>"
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    result = ssd("generate", "hello", "--target", MODEL, "--draft", tmp_path)
-    assert_refused(result, str(MODEL), str(tmp_path), "tokenizer")
+    result = ssd("generate", "hello", "--target", TARGET, "--draft", tmp_path)
+    assert_refused(result, str(TARGET), str(tmp_path), "tokenizer")
 
 
 def test_speculation_without_a_draft_is_refused() -> None:
-    assert_refused(ssd("generate", "hello", "--target", MODEL), "needs a draft", "--mode ar")
+    assert_refused(ssd("generate", "hello", "--target", TARGET), "needs a draft", "--mode ar")
 
 
 def test_launch_checks_the_same_options() -> None:

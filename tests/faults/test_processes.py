@@ -149,8 +149,8 @@ def test_a_child_that_cannot_start_is_the_message(tmp_path: Path) -> None:
     source = Path(config.draft or "")
     for file in source.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
-    text = (broken / "config.json").read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 5')
+    text = (broken / "config.json").read_text().replace('"num_hidden_layers": 8', '"num_hidden_layers": 9')
     (broken / "config.json").write_text(text)
     engine = Engine(msgspec.structs.replace(config, draft=str(broken)))
-    with pytest.raises(UsageError, match=r"layers\.4\..* is missing"):
+    with pytest.raises(UsageError, match=r"layers\.8\..* is missing"):
         engine.start()

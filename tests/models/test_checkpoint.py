@@ -267,7 +267,8 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_the_packaged_draft_passes() -> None:
     draft = checkpoint.inspect(BUILTIN["smollm2-draft"].directory)
-    assert draft.nbytes == 22_023_552 and draft.tensors["model.embed_tokens.weight"].shape == (49152, 192)
+    assert draft.config[checkpoint.SHARED] == ["model.embed_tokens.weight"]
+    assert draft.nbytes <= 60 << 20 and draft.config[checkpoint.SHARED][0] not in draft.tensors
     vocabulary = checkpoint.tokenizer_vocabulary(draft.directory)
     assert vocabulary is not None and vocabulary["<|im_end|>"] == 2
     checkpoint.check_pair(draft, draft)

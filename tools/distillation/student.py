@@ -109,6 +109,7 @@ def write(student: Student, target: Path, directory: Path, dtype: torch.dtype = 
         for name, tensor in student.model.state_dict().items()
     }
     config = student.model.config.to_dict()
+    config.pop("_name_or_path", None)  # a path of this machine
     config |= {"architectures": [_ARCHITECTURE[config["model_type"]]], "dtype": str(dtype).removeprefix("torch.")}
     if student.shares:
         del state[EMBEDDING]

@@ -125,6 +125,7 @@ def held_out(student: Student, data: Sequence[Example], plan: TrainingPlan) -> f
     return agreed / total
 
 
+@torch.enable_grad()  # loading a model for the engine switches it off
 def train(
     student: Student, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
 ) -> list[dict[str, float]]:
