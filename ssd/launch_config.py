@@ -144,8 +144,10 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, checkpoint.C
         name = None
     weights = options.load_format != "dummy"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
-    if target.config.get(checkpoint.SHARED):
-        raise UsageError(f"{target.directory} can only be a draft: it uses tensors of its target")
+    if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB):
+        raise UsageError(
+            f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
+        )
     if name is None and options.mode != "ar":
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
     if name is None:

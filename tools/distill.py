@@ -61,6 +61,7 @@ class Numbers(click.ParamType):
 @click.option("--layers", type=Numbers(), default=(), help="The target's layers to begin with, over its embedding.")
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
+@click.option("--vocab", default=0, help="It predicts the first so many ids only: a smaller head; default: all.")
 @click.option("--epochs", default=4, show_default=True)
 @click.option("--learning-rate", default=1e-3, show_default=True)
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
@@ -94,6 +95,7 @@ class Job:
     layers: tuple[int, ...]
     width: int
     depth: int
+    vocab: int
     epochs: int
     learning_rate: float
     batch_tokens: int
@@ -112,7 +114,7 @@ class Job:
         prompts = read_prompts(self.prompts)
         asked = min(self.conversations, len(prompts) or self.conversations)
         corpus = CorpusPlan(asked, self.shard, self.answer_tokens, seed=self.seed)
-        student = StudentPlan(self.layers, self.width, self.depth)
+        student = StudentPlan(self.layers, self.width, self.depth, self.vocab)
         if "train" in stages:
             build(directory, student)  # a plan that does not fit is told before hours of work
         work = self.work or self.out / "work"
@@ -149,7 +151,7 @@ class Job:
         if not held:
             raise UsageError(f"{len(data)} conversations are too few to train on")
         log = train(student, data[:-held], data[-held:], self._training, self.out)
-        write(student, directory, self.out)
+        write(student, directory, self.out, plan.vocab)
         return log
 
     def _report(self, work: Path, corpus: CorpusPlan, student: StudentPlan, log: list[dict[str, float]]) -> None:

@@ -41,7 +41,7 @@ class DraftEngine:
     def __init__(self, config: EngineConfig, runner: Runner, board: BoardWriter, epoch: int, vocab_size: int) -> None:
         model = runner.model
         self._runner, self._board, self._epoch = runner, board, epoch
-        self._vocab_size = min(vocab_size, model.shape.vocab_size)
+        self._vocab_size = min(vocab_size, model.shape.outputs)
         self.pool = PagePool(config.draft_num_pages, config.page_size)
         cells = config.max_num_seqs * config.speculation.chains
         self._arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)

@@ -36,7 +36,7 @@ class Runner:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [sum of outputs, vocab_size] of the rows' last tokens, row after row."""
+        """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row."""
         token_ids = [token for row in rows for token in row.token_ids]
         return self.run(token_ids, self.plan(rows), output_indices(rows))
 
@@ -46,11 +46,11 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
-        """Logits [len(wanted), vocab_size] at the batch indices `wanted` of any plan."""
+        """Logits [len(wanted), outputs] at the batch indices `wanted` of any plan."""
         ids = torch.tensor(token_ids, device=self.model.device)
         hidden = self.model.forward(ids, plan)
         if not wanted:
-            return hidden.new_empty(0, self.model.shape.vocab_size)
+            return hidden.new_empty(0, self.model.shape.outputs)
         if len(wanted) < len(token_ids):
             hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=self.model.device)]
         return self.model.logits(hidden)

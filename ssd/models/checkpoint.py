@@ -15,6 +15,7 @@ from ssd.errors import UsageError
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 
 __all__ = [
+    "DRAFT_VOCAB",
     "SHARED",
     "Checkpoint",
     "TensorInfo",
@@ -27,7 +28,8 @@ __all__ = [
 __all__ += ["safetensors_files", "tokenizer_vocabulary"]
 
 _MAX_JSON = 64 << 20
-SHARED = "shared_with_target"
+# Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it may predict.
+SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     Embeddings padded to different sizes are fine as long as the tokenizers agree. Without two tokenizers to compare,
     the vocabulary sizes must be equal.
     """
+    if DRAFT_VOCAB in draft.config:
+        _size(draft, DRAFT_VOCAB)
     pair = f"target {target.directory} and draft {draft.directory}"
     files = [model.directory / "tokenizer.json" for model in (target, draft)]
     if all(file.is_file() for file in files):
@@ -149,7 +153,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
         if differing := sorted(ours.items() ^ theirs.items()):
             raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
     else:
-        sizes = [_vocabulary_size(model) for model in (target, draft)]
+        sizes = [_size(model, "vocab_size") for model in (target, draft)]
         if sizes[0] != sizes[1]:
             raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
 
@@ -168,8 +172,8 @@ def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})
 
 
-def _vocabulary_size(model: Checkpoint) -> int:
-    size = model.config.get("vocab_size")
+def _size(model: Checkpoint, key: str) -> int:
+    size = model.config.get(key)
     if type(size) is not int or size <= 0:
-        raise UsageError(f"{model.directory / 'config.json'}: vocab_size must be a positive number, is {size!r}")
+        raise UsageError(f"{model.directory / 'config.json'}: {key} must be a positive number, is {size!r}")
     return size

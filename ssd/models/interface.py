@@ -23,9 +23,11 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model that the engine needs. `max_position` is the longest sequence, in tokens."""
+    """The numbers of a model that the engine needs. It reads ids below `vocab_size` and predicts those below `outputs`
+    (fewer only in a draft); `max_position` is the longest sequence, in tokens."""
 
     vocab_size: int
+    outputs: int
     layers: int
     heads: int
     kv_heads: int
@@ -44,4 +46,4 @@ class Model(Protocol):
         """int64 [n] -> hidden states [n, width], after the last norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, width] -> [m, vocab_size]."""
+        """[m, width] -> [m, outputs]."""

@@ -13,6 +13,7 @@ from ssd.errors import UsageError
 from ssd.layers.linear import Linear
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.checkpoint import DRAFT_VOCAB
 from ssd.models.interface import Plan, Shape
 from ssd.models.weights import Weights
 
@@ -24,6 +25,7 @@ def shape_of(config: Config, max_position: int) -> Shape:
     heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
     return Shape(
         vocab_size=int(config["vocab_size"]),
+        outputs=min(int(config["vocab_size"]), int(config.get(DRAFT_VOCAB) or config["vocab_size"])),
         layers=int(config["num_hidden_layers"]),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
@@ -114,7 +116,8 @@ class Llama:
         ]
         self._norm = RMSNorm(model("norm.weight", width), eps)
         tied = bool(config.get("tie_word_embeddings", False))
-        self._head = Linear(self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width))
+        head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
+        self._head = Linear(head[: self.shape.outputs])
 
     def _layer(
         self, config: Config, weights: Weights, index: int, width: int, eps: float

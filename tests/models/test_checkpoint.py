@@ -258,6 +258,13 @@ def test_without_a_usable_vocabulary_size_the_config_is_named(pair: Pair, tmp_pa
         checkpoint.check_pair(odd, odd)
 
 
+def test_a_smaller_head_has_a_size(pair: Pair, tmp_path: Path) -> None:
+    for size in ("-5", "0", "null", "true"):
+        odd = model(tmp_path / f"odd{size}", np.ones(4), f'{{"vocab_size": 8, "draft_vocab_size": {size}}}')
+        with pytest.raises(UsageError, match=r"config\.json: draft_vocab_size must be a positive number"):
+            checkpoint.check_pair(pair[0], odd)
+
+
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     assert checkpoint.tokenizer_vocabulary(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillation.corpus import LONGEST
 from distillation.shards import Conversation
@@ -77,13 +77,18 @@ def evaluate(
     for batch in track(list(batches([path.text for path in found], LONGEST)), rule, transient=True):
         counts = [text.answer for text in batch]
         runners = (draft,) if rule == "coupled" else (draft, target)
-        logits = [score(runner, batch).float().cpu().split(counts) for runner in runners]
+        logits = [_full(score(runner, batch).float().cpu(), target).split(counts) for runner in runners]
         for path, *laws in zip(islice(waiting, len(batch)), *logits, strict=True):
             if rule == "coupled":
                 _coupled(tally, path, *laws, noise, lookahead)
             else:
                 _rejection(tally, path, *laws, lookahead)
     return tally
+
+
+def _full(logits: Tensor, target: Runner) -> Tensor:
+    """`logits` over the target's whole vocabulary: a draft may predict some ids only."""
+    return nn.functional.pad(logits, (0, target.model.shape.vocab_size - logits.shape[-1]), value=-torch.inf)
 
 
 def _coupled(tally: Tally, path: Answer, q: Tensor, noise: NoiseCache, lookahead: int) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 from distillation.shards import save
 from ssd.errors import UsageError
-from ssd.models.checkpoint import SHARED, Checkpoint, inspect
+from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint, inspect
 from ssd.models.weights import Weights, from_checkpoint
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -24,11 +24,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 @dataclass(frozen=True)
 class StudentPlan:
     """Either some of the target's `layers` over its own embedding and head, which stay as they are; or an independent
-    model of `width` and `depth`, whose embedding begins as the target's in its leading directions."""
+    model of `width` and `depth`, whose embedding begins as the target's in its leading directions. Predicts the first
+    `vocab` ids only, all of them if 0."""
 
     layers: tuple[int, ...] = ()
     width: int = 0
     depth: int = 0
+    vocab: int = 0
 
 
 class Student(nn.Module):
@@ -81,6 +83,8 @@ def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
         raise UsageError("give either --layers or --width")
     if plan.layers and not all(0 <= layer < config.num_hidden_layers for layer in plan.layers):
         raise UsageError(f"--layers: the target's layers are 0 to {config.num_hidden_layers - 1}")
+    if not 0 <= plan.vocab <= config.vocab_size:
+        raise UsageError(f"--vocab: the target has {config.vocab_size} ids")
     if plan.width % config.head_dim:
         raise UsageError(f"--width must be a multiple of {config.head_dim}, the width of a head")
 
@@ -102,8 +106,9 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
-def write(student: Student, target: Path, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
+def write(student: Student, target: Path, directory: Path, vocab: int) -> None:
+    """A checkpoint folder, bfloat16; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
+    dtype = torch.bfloat16
     state = {
         f"model.{name}": tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in student.model.state_dict().items()
@@ -114,6 +119,8 @@ def write(student: Student, target: Path, directory: Path, dtype: torch.dtype = 
     if student.shares:
         del state[EMBEDDING]
         config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
+    if vocab:
+        config[DRAFT_VOCAB] = vocab
     save(directory / "model.safetensors", state, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in _TOKENIZER_FILES:

@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillation.shards import Conversation, conversations, save, shard_path
 from distillation.student import Student
@@ -23,6 +23,8 @@ from distillation.student import Student
 _NEGATIVES = 4096
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
+# Sizes are rounded up to a multiple: for every new shape of a product oneDNN compiles and keeps a kernel.
+_LENGTHS, _ROWS, _CLASSES = 32, 64, 1024
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list
 
 def hidden_states(student: Student, batch: Sequence[Example]) -> Tensor:
     """[sum of answers, width]: the states that predict the tokens of each answer."""
-    longest = max(len(example.text.token_ids) for example in batch) - 1
+    longest = _round_up(max(len(example.text.token_ids) for example in batch) - 1, _LENGTHS)
     device = student.head.device
     # Padding stands at the end, where causal attention hides it from everything that counts.
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
@@ -99,10 +101,12 @@ def loss_of(student: Student, batch: Sequence[Example], generator: torch.Generat
     probabilities = torch.cat([example.probabilities for example in batch]).to(device, torch.float32)
     known = ids.unique()
     others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
-    drawn = others[torch.randperm(len(others), generator=generator)[:_NEGATIVES]]
+    wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
+    drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
     with torch.autocast(device.type, torch.bfloat16):
         states = hidden_states(student, batch)
-        logits = states @ student.head[torch.cat((known, drawn)).to(device)].T
+        padded = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
+        logits = (padded @ student.head[torch.cat((known, drawn)).to(device)].T)[: len(ids)]
     logits = logits.float()
     where = torch.searchsorted(known, ids).to(device)
     agreement = (logits.argmax(-1) == where[:, 0]).float().mean()
@@ -131,7 +135,9 @@ def train(
 ) -> list[dict[str, float]]:
     """Train in place, from where an earlier run was saved; returns what was seen after each epoch, that run's too."""
     parameters = [parameter for _, parameter in student.named_trainable()]
-    optimizer = torch.optim.AdamW(parameters, plan.learning_rate, (0.9, 0.95), weight_decay=plan.weight_decay)
+    optimizer = torch.optim.AdamW(
+        parameters, plan.learning_rate, (0.9, 0.95), weight_decay=plan.weight_decay, fused=True
+    )
     steps = [(number, batch) for number in range(plan.epochs) for batch in epoch(data, plan, number)]
     done = _restore(directory, student, optimizer)
     directory.mkdir(parents=True, exist_ok=True)
@@ -165,6 +171,10 @@ def train(
                 _save(directory, student, optimizer, step + 1)
                 saved = time.monotonic()
     return log
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def _schedule(progress: float, warm_up: float) -> float:
