@@ -32,15 +32,24 @@ SETTINGS += [Speculation("sd", k) for k in (4, 1, 8)]
 @click.option("--tokens", default=64, show_default=True, help="new tokens per prompt")
 @click.option("--prompts", "count", default=164, show_default=True)
 @click.option("--only", default="", help="run only settings whose name contains this, e.g. 'ssd k4'")
+@click.option("--target-cpus", help="as of `ssd launch`: two audits side by side need cores of their own")
+@click.option("--draft-cpus")
 @click.option("--reference", type=click.Path(path_type=Path), required=True, help="file that keeps the ids of `ar`")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(
-    batch: int, temperatures: tuple[float, ...], tokens: int, count: int, only: str, reference: Path, out: Path
+    batch: int,
+    temperatures: tuple[float, ...],
+    tokens: int,
+    count: int,
+    only: str,
+    reference: Path,
+    out: Path,
+    **cpus: str | None,
 ) -> None:
     prompts = human_eval()[:count]
     kept: dict[str, list[list[int]]] = json.loads(reference.read_text()) if reference.exists() else {}
     done = [json.loads(line)["name"] for line in out.read_text().splitlines()] if out.exists() else []
-    with LLM("smollm2", "smollm2-draft", max_num_seqs=batch, num_speculative_tokens=8) as llm:
+    with LLM("smollm2", "smollm2-draft", max_num_seqs=batch, num_speculative_tokens=8, **cpus) as llm:
         for temperature in temperatures:
             for setting in SETTINGS:
                 name = _name(setting, temperature, batch)
