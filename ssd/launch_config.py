@@ -16,7 +16,8 @@ import msgspec
 from ssd.config import Cpus, DType, EngineConfig, Positive
 from ssd.errors import RequestError, UsageError
 from ssd.models import checkpoint, hub
-from ssd.params import Backup, FanOut, Mode, Speculation
+from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
+from ssd.target import speculators
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
 
@@ -37,6 +38,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_speculative_tokens: int = 4
     fan_out: FanOut = (3,)
     backup: Backup = "jit"
+    sampler: Sampler = "coupled"
+    saguaro_c: float = 1.0
     dtype: DType = "float32"
     draft_dtype: DType | None = None
     max_model_len: Positive | None = None
@@ -123,7 +126,8 @@ def _within_bounds(values: _Values) -> _Values:
 
 
 def _speculation(options: EngineOptions) -> Speculation:
-    speculation = Speculation(options.mode, options.num_speculative_tokens, options.fan_out, options.backup)
+    speculation = Speculation(**{name: getattr(options, name) for name in Speculation.__struct_fields__})
+    speculators.check(options.backup)
     try:
         speculation.check()
     except RequestError as error:

@@ -10,7 +10,8 @@ from msgspec import Meta
 from ssd.errors import RequestError
 
 Mode = Literal["ar", "sd", "ssd"]
-Backup = Literal["jit", "none"]
+Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+Sampler = Literal["coupled", "rejection"]
 
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = 16
@@ -25,15 +26,20 @@ FanOut = Annotated[
 
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one request is speculated on. It changes speed, never tokens (contract C2).
+    """How one request is speculated on. It changes speed, never the law of the tokens, and with the sampler `coupled`
+    or at temperature 0 not even the tokens (contract C2).
 
-    `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1).
+    `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1). `backup` is auto,
+    jit, none or the name of a speculator (`ssd.target.speculators`). `saguaro_c` is the C of Saguaro sampling, for the
+    sampler `rejection`; 1 is ordinary sampling.
     """
 
     mode: Mode = "ssd"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] = 4
     fan_out: FanOut = (3,)
     backup: Backup = "jit"
+    sampler: Sampler = "coupled"
+    saguaro_c: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
     def check(self) -> None:
         """Raise `RequestError` where the fields contradict each other."""
@@ -48,6 +54,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "invalid_request",
                 f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared",
             )
+
+        if self.saguaro_c != 1.0 and self.sampler != "rejection":
+            raise RequestError("invalid_request", "saguaro-c belongs to the sampler rejection")
 
     @property
     def chains(self) -> int:

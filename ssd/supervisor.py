@@ -24,6 +24,7 @@ import zmq
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, sockets
+from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, Status
 from ssd.ipc.process import Start, memory_file, run_directory
 
@@ -95,6 +96,7 @@ class Engine:
         self._death_read, self._death_write = os.pipe()
         self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
         self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
+        self._laws_fd = self._law_arena()
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
@@ -102,6 +104,15 @@ class Engine:
         if state != "ready":
             self.stop(drain=0.0)
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
+
+    def _law_arena(self) -> int:
+        """Shared memory for the laws of drafted tokens, where the sampler looks at them; else -1."""
+        config = self.config
+        if config.speculation.sampler != "rejection" or config.draft is None:
+            return -1
+        size = LawArena.size_bytes(config.max_num_seqs, config.speculation, config.vocab_size)
+        self._descriptors.append(memory_file("ssd-laws", size))
+        return self._descriptors[-1]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the engine has stopped by itself (a process it needs died); True if it has."""
@@ -183,20 +194,18 @@ class Engine:
     def _spawn(self, role: str) -> None:
         self._epoch += 1
         cpus = self.config.target_cpus if role == "target" else self.config.draft_cpus
-        start = Start(
-            role, self._epoch, str(self._directory), self.config, cpus, self._death_read, os.dup(self._board_fd)
-        )
+        inherited = (self._death_read, self._board_fd, self._laws_fd)
+        start = Start(role, self._epoch, str(self._directory), self.config, cpus, *inherited)
         payload = memory_file_with(msgspec.json.encode(start))
         handle = subprocess.Popen(
             [sys.executable, "-m", f"ssd.{role}", str(payload)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=(payload, self._death_read, start.board_fd),
+            pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
             env=_environment(len(cpus)),
             process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
         )
         os.close(payload)
-        os.close(start.board_fd)
         self._processes[role] = _Process(role, handle, os.pidfd_open(handle.pid), self._epoch)
 
     def _read_statuses(self) -> None:

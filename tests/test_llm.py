@@ -83,3 +83,22 @@ def test_the_shipped_draft_is_worth_shipping(llm: LLM, temperature: float, floor
     """Accepted tokens per round in chat format: a broken draft cache or a wrong file has next to none."""
     metrics = [c.metrics for c in llm.generate(CHATS, params("sd", temperature), chat=True)]
     assert sum(m.accepted_tokens for m in metrics) / sum(m.rounds for m in metrics) > floor
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_the_ratio_rule_on_the_real_pair(mode: Mode) -> None:
+    """Laws cross between the processes: drawn tokens are accepted, more often than by chance, and texts end in one
+    piece. An engine that was started without the rule refuses it."""
+    asked = [SamplingParams(temperature=1.0, seed=seed, max_tokens=48, ignore_eos=True) for seed in range(len(CHATS))]
+    with LLM(mode=mode, sampler="rejection", saguaro_c=0.8, max_num_seqs=4) as llm:
+        completions = llm.generate(CHATS, asked, chat=True)
+    metrics = [completion.metrics for completion in completions]
+    assert all(len(completion.token_ids) == 48 for completion in completions)
+    assert sum(m.accepted_tokens for m in metrics) / sum(m.rounds for m in metrics) > 0.25
+    assert mode == "sd" or sum(m.hits for m in metrics) > 5
+
+
+def test_the_ratio_rule_must_be_asked_for_at_the_start(llm: LLM) -> None:
+    drawn = SamplingParams(temperature=1.0, max_tokens=4, speculation=Speculation(sampler="rejection"))
+    with pytest.raises(RequestError, match="start it with --sampler rejection"):
+        llm.generate("hello", drawn)

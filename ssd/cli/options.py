@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from ssd.launch_config import EngineOptions
-from ssd.params import MAX_FAN_OUT, MAX_LOOKAHEAD
+from ssd.params import MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-SPECULATION = ("mode", "num_speculative_tokens", "fan_out", "backup")
+SPECULATION = Speculation.__struct_fields__
 """The engine options that a single request may set too."""
 
 
@@ -43,7 +43,13 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
     (("--num-speculative-tokens", "-k"), click.IntRange(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
     (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
-    (("--backup",), click.Choice(["jit", "none"]), "What to do when no prepared guess fits."),
+    (("--backup",), str, "What to do when no prepared guess fits: auto, jit (wait), ngram, none, or a plugin's name."),
+    (
+        ("--sampler",),
+        click.Choice(["coupled", "rejection"]),
+        "At temperature > 0: the tokens of ar, or their law alone.",
+    ),
+    (("--saguaro-c",), click.FloatRange(0, 1), "Weight of prepared tokens in what is drafted, for rejection."),
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),

@@ -6,27 +6,22 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
-
 from ssd.config import EngineConfig
 from ssd.draft.arena import Arena, Branches, TreePlan
-from ssd.draft.tree import Chain, Tree
+from ssd.draft.guesser import Guesser, Places
+from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.batch import Row, output_indices
 from ssd.execution.pages import OutOfPages, PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.board import BoardWriter
+from ssd.ipc.board import LINE, BoardWriter, Key
+from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
-from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import perturbed, ranked
 
 log = logging.getLogger("ssd.draft")
 
 # Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
 _PREFILL_CHUNK = 128
-# Its entry on the board; chains have the others.
-_LINE = MAX_CHAINS
 
 Paths = Sequence[tuple[Tree, Row]]
 Chains = Sequence[tuple[Tree, list[Chain]]]
@@ -35,17 +30,26 @@ Chains = Sequence[tuple[Tree, list[Chain]]]
 class DraftEngine:
     """Trees of all sequences, the model that grows them, the board they are published on.
 
-    `vocab_size` is the target's: guesses beyond it would be of no use.
+    `vocab_size` is the target's: guesses beyond it would be of no use. `laws` is where the ratio rule looks up what
+    tokens were drawn from.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner, board: BoardWriter, epoch: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        board: BoardWriter,
+        epoch: int,
+        vocab_size: int,
+        laws: LawArena | None = None,
+    ) -> None:
         model = runner.model
-        self._runner, self._board, self._epoch = runner, board, epoch
+        self._runner, self._board, self._laws, self._epoch = runner, board, laws, epoch
         self._vocab_size = min(vocab_size, model.shape.outputs)
         self.pool = PagePool(config.draft_num_pages, config.page_size)
         cells = config.max_num_seqs * config.speculation.chains
         self._arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)
-        self._noise = NoiseCache(self._vocab_size, model.device)
+        self._guesser = Guesser(self._vocab_size, model.device)
         self._max_position = model.shape.max_position
         self.trees: dict[int, Tree] = {}
 
@@ -63,9 +67,9 @@ class DraftEngine:
                 if tree is not None:
                     self._outcome(tree, row)
         elif isinstance(message, Launched):
-            for request, round_number, in_flight in message.rows:
-                if request in self.trees:
-                    self.trees[request].launched(round_number, in_flight)
+            for launch in message.rows:
+                if launch.request in self.trees:
+                    self.trees[launch.request].launched(launch)
         else:
             for request in message.requests:
                 self._drop(request)
@@ -114,11 +118,11 @@ class DraftEngine:
         chains = [(tree, growing) for tree in self.trees.values() if (growing := self._growing(tree))]
         if not paths and not chains:
             return False
-        ranks = self._forward(paths, chains)
+        guesses = self._forward(paths, chains)
         for tree, row in paths:
-            self._extended(tree, row, [next(ranks) for _ in range(row.outputs)])
+            self._extended(tree, row, [next(guesses) for _ in range(row.outputs)])
         for tree, growing in chains:
-            self._deepened(tree, growing, [next(ranks) for _ in growing])
+            self._deepened(tree, growing, [next(guesses) for _ in growing])
         self._board.tick(time.perf_counter() - began)
         return True
 
@@ -147,8 +151,8 @@ class DraftEngine:
             if chain.computed <= tree.lookahead and tree.base + chain.fork + chain.computed < self._max_position
         ]
 
-    def _forward(self, paths: Paths, chains: Chains) -> Iterator[list[int]]:
-        """Ranked next tokens, in order: of every path output, then of every chain."""
+    def _forward(self, paths: Paths, chains: Chains) -> Iterator[Guess]:
+        """A guess for every path output, then for every chain."""
         rows = [row for _, row in paths]
         branches = [_branches(tree, growing) for tree, growing in chains]
         plan = TreePlan(self._runner.plan(rows), branches, self._runner.cache, self._arena)
@@ -156,45 +160,50 @@ class DraftEngine:
         tips = [chain.tokens[chain.computed] for _, growing in chains for chain in growing]
         wanted = [*output_indices(rows), *range(len(tokens), len(tokens) + len(tips))]
         logits = self._runner.run(tokens + tips, plan, wanted)[:, : self._vocab_size]
-        parts: list[tuple[Tree, Sequence[int]]] = [
-            (tree, range(row.stop - row.outputs + 1, row.stop + 1)) for tree, row in paths
+        places = [_places(tree, row) for tree, row in paths]
+        places += [
+            Places(tree, [p + 1 for p in branch.positions], branch.depths)
+            for (tree, _), branch in zip(chains, branches, strict=True)
         ]
-        parts += [(tree, [p + 1 for p in b.positions]) for (tree, _), b in zip(chains, branches, strict=True)]
-        return iter(self._ranked(logits, parts))
-
-    @torch.inference_mode()
-    def _ranked(self, logits: Tensor, parts: Sequence[tuple[Tree, Sequence[int]]]) -> list[list[int]]:
-        """Rank each row of `logits` by the score that decides its sample (ALGORITHM 6); `parts` name, run by run, the
-        tree and the positions that the rows are about."""
-        if not len(logits):
-            return []  # prompt chunks only
-        if any(tree.law.temperature > 0 for tree, _ in parts):
-            runs = zip(logits.split([len(positions) for _, positions in parts]), parts, strict=True)
-            logits = torch.cat([perturbed(run, tree.law, where, self._noise) for run, (tree, where) in runs])
-        most = max(max(tree.speculation.fan_out) for tree, _ in parts)
-        return ranked(logits.float().contiguous(), most + 1)
+        return iter(self._guesser(logits, places))
 
     # -- what a step brought ----------------------------------------------------------------------------------------
 
-    def _extended(self, tree: Tree, row: Row, ranks: list[list[int]]) -> None:
-        if tree.extended(len(row.token_ids), ranks):
+    def _extended(self, tree: Tree, row: Row, guesses: list[Guess]) -> None:
+        if tree.extended(len(row.token_ids), guesses):
             self._publish_line(tree)
 
     def _publish_line(self, tree: Tree) -> None:
         """Offer the line to a target that waits for it."""
         if tree.answers is not None and tree.line:
-            self._board.publish(tree.slot, [_LINE], [tree.answers], [tree.line[: tree.lookahead]])
+            line = [tree.guesses[index] for index in range(min(len(tree.line), tree.lookahead))]
+            self._show_laws(tree, LINE, tree.answers, 0, line)
+            self._board.publish(tree.slot, [LINE], [tree.answers], [tree.line[: tree.lookahead]])
 
-    def _deepened(self, tree: Tree, growing: list[Chain], ranks: list[list[int]]) -> None:
+    def _show_laws(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
+        """What the tokens from the `start`-th of an entry on were drawn from, before the board shows the tokens."""
+        if self._laws is not None and tree.ratio_rule:
+            tokens = [guess.token for guess in guesses]
+            laws = [guess.law.numpy(force=True) for guess in guesses if guess.law is not None]
+            self._laws.write(tree.slot, entry, key, start, tokens, laws)
+
+    def _deepened(self, tree: Tree, growing: list[Chain], guesses: list[Guess]) -> None:
         """Every chain is one token longer; what the target can use of it goes to the board."""
-        for chain, ranked_tokens in zip(growing, ranks, strict=True):
+        for chain, guess in zip(growing, guesses, strict=True):
             chain.computed += 1
-            chain.ranks.append(ranked_tokens)
-            chain.tokens.append(ranked_tokens[0])
+            chain.guesses.append(guess)
+            chain.tokens.append(guess.token)
         news = [chain for chain in growing if chain.computed <= tree.lookahead]
         if news:
             keys = [tree.key(chain.fork, chain.tokens[0]) for chain in news]
+            for chain, key in zip(news, keys, strict=True):
+                self._show_laws(tree, chain.entry, key, chain.computed - 1, chain.guesses[-1:])
             self._board.publish(tree.slot, [chain.entry for chain in news], keys, [chain.tokens[1:] for chain in news])
+
+
+def _places(tree: Tree, row: Row) -> Places:
+    positions = range(row.stop - row.outputs + 1, row.stop + 1)
+    return Places(tree, positions, [position - tree.base for position in positions])
 
 
 def _branches(tree: Tree, growing: list[Chain]) -> Branches:

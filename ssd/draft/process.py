@@ -59,8 +59,8 @@ class _Draft:
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
-        config = self._child.config
-        return DraftEngine(config, self._runner, self._board, self._child.epoch, config.vocab_size)
+        child = self._child
+        return DraftEngine(child.config, self._runner, self._board, child.epoch, child.config.vocab_size, child.laws())
 
     def serve(self) -> None:
         self._hello()

@@ -10,21 +10,34 @@ Keys and values of committed tokens and of the line lie in pages, those of chain
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from torch import Tensor
 
 from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
-from ssd.ipc.messages import Admit
+from ssd.ipc.messages import Admit, Launch
 from ssd.ipc.messages import Outcome as OutcomeRow
 from ssd.speculation.outcome import forks
 from ssd.speculation.sampling import Law
+
+
+class Guess(NamedTuple):
+    """What may follow a token: the `token` that the draft goes on with, the likeliest `candidates` for a bonus token,
+    best first, and the `law` [V] that the token was drawn from if the ratio rule will ask (else None)."""
+
+    token: int
+    candidates: list[int]
+    law: Tensor | None = None
 
 
 @dataclass
 class Chain:
     """A speculation for the outcome (`fork`, tokens[0]): `tokens` holds t*, c_1, c_2, ...
 
-    The first `computed` of them have keys and values in place `cell` of the arena, and `ranks[i]` holds the ranked next
-    tokens after tokens[i]. `entry` is its number on the board.
+    The first `computed` of them have keys and values in place `cell` of the arena, and `guesses[i]` is about the token
+    after tokens[i]. `entry` is its number on the board.
     """
 
     fork: int
@@ -32,7 +45,7 @@ class Chain:
     cell: int
     entry: int
     computed: int = 0
-    ranks: list[list[int]] = field(default_factory=list)
+    guesses: list[Guess] = field(default_factory=list)
 
 
 class Tree:
@@ -48,13 +61,18 @@ class Tree:
         self.lookahead = admit.speculation.num_speculative_tokens
         self.tokens = list(admit.token_ids)
         self.line: list[int] = []
-        self.ranks: dict[int, list[int]] = {}
+        self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
         self.computed = table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the line answers
         self._epoch, self._forked = epoch, 0
+
+    @property
+    def ratio_rule(self) -> bool:
+        """Whether the target decides by the laws that tokens are drawn from."""
+        return self.speculation.sampler == "rejection" and self.law.temperature > 0.0
 
     @property
     def path(self) -> list[int]:
@@ -66,7 +84,7 @@ class Tree:
 
     @property
     def wanted(self) -> int:
-        """Length of the path whose keys, values and ranks are needed."""
+        """Length of the path whose keys, values and guesses are needed."""
         return self.base + (len(self.line) if self.in_flight is None else self.in_flight)
 
     def key(self, accepted: int, token: int) -> Key:
@@ -89,21 +107,29 @@ class Tree:
         key = self.key(accepted, token)
         self.computed = min(self.computed, self.base + accepted)
         self.tokens += [*self.line[:accepted], token]
-        self.line, self.ranks, self._forked = [], {}, 0
+        self.line, self.guesses, self._forked = [], {}, 0
         self.round += 1
         self.in_flight = None if row.in_flight < 0 else row.in_flight
         self.answers = key if self.in_flight is None else None
         if winner is not None:
             self.line = winner.tokens[1:]
-            self.ranks = dict(enumerate(winner.ranks))
+            self.guesses = dict(enumerate(winner.guesses))
         if self.in_flight is not None:
             self.in_flight = min(self.in_flight, len(self.line))
         return winner
 
-    def launched(self, round_number: int, in_flight: int) -> None:
-        """The target took `in_flight` tokens of the line and verifies them now."""
-        if round_number == self.round and self.in_flight is None:
-            self.in_flight, self.answers = min(in_flight, len(self.line)), None
+    def launched(self, row: Launch) -> None:
+        """The target verifies the first tokens of the line now, or others, which become the line."""
+        if row.round != self.round or self.in_flight is not None:
+            return
+        if row.tokens:
+            agreed = sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.line, row.tokens, strict=False))
+            )
+            self.line = list(row.tokens)
+            self.computed = min(self.computed, self.base + agreed)
+            self.guesses = {node: guess for node, guess in self.guesses.items() if node <= agreed}
+        self.in_flight, self.answers = min(row.in_flight, len(self.line)), None
 
     # -- what there is to do ----------------------------------------------------------------------------------------
 
@@ -111,20 +137,20 @@ class Tree:
         """The next tokens of the path without keys and values, at most `most`."""
         return self.path[self.computed : min(self.wanted, self.computed + most)]
 
-    def extended(self, count: int, ranks: list[list[int]]) -> bool:
-        """`count` tokens of the path were computed; `ranks` are those of the last ones. True if the line grew."""
+    def extended(self, count: int, guesses: list[Guess]) -> bool:
+        """`count` tokens of the path were computed; `guesses` follow the last ones. True if the line grew."""
         self.computed += count
-        for offset, ranked in enumerate(reversed(ranks)):
+        for offset, guess in enumerate(reversed(guesses)):
             node = self.computed - offset - self.base
             if node >= 0:
-                self.ranks[node] = ranked
+                self.guesses[node] = guess
         if self.in_flight is not None or self.computed < self.base + len(self.line) or len(self.line) >= self.lookahead:
             return False
-        self.line.append(self.ranks[len(self.line)][0])
+        self.line.append(self.guesses[len(self.line)].token)
         return True
 
     def outputs(self, count: int) -> int:
-        """How many of the next `count` path tokens need ranks: those from the last committed one on."""
+        """How many of the next `count` path tokens need guesses: those from the last committed one on."""
         return max(0, min(count, self.computed + count - self.base + 1))
 
     def new_forks(self) -> list[tuple[int, int]]:
@@ -133,8 +159,8 @@ class Tree:
             return []
         found: list[tuple[int, int]] = []
         in_flight = self.line[: self.in_flight]
-        while self._forked <= self.in_flight and self._forked in self.ranks:
-            ranked = self.ranks[self._forked]
-            found += forks(self._forked, in_flight, ranked, self.speculation.fan_out)
+        while self._forked <= self.in_flight and self._forked in self.guesses:
+            candidates = self.guesses[self._forked].candidates
+            found += forks(self._forked, in_flight, candidates, self.speculation.fan_out)
             self._forked += 1
         return found

@@ -11,6 +11,7 @@ from ssd.errors import RequestError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Generate
 from ssd.params import MAX_SEED, SamplingParams
+from ssd.target import speculators
 
 
 def admit(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -> tuple[list[int], SamplingParams]:
@@ -38,6 +39,14 @@ def _complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     if speculation.mode != "ar" and config.draft is None:
         raise RequestError(
             "invalid_request", f"mode {speculation.mode} needs a draft, and this engine runs without one"
+        )
+    if speculation.backup not in speculators.names():
+        raise RequestError("invalid_request", f"no backup {speculation.backup!r}; there are {speculators.names()}")
+    drawn = speculation.sampler == "rejection" and speculation.mode != "ar" and params.temperature > 0
+    if drawn and config.speculation.sampler != "rejection":
+        raise RequestError(
+            "invalid_request",
+            "sampler rejection: this engine was started without it; start it with --sampler rejection",
         )
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 
-ENTRIES = MAX_CHAINS + 1  # one more for the line
+LINE = MAX_CHAINS  # the entry of the line, what is drafted after a miss; chains have the others
+ENTRIES = MAX_CHAINS + 1
 _VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
 _IDS = 9
 _WORDS = _IDS + MAX_LOOKAHEAD
@@ -47,6 +48,13 @@ class Key(NamedTuple):
     base: int
     accepted: int
     token: int
+
+
+class Cached(NamedTuple):
+    """A speculation found on the board, and the number of the entry that held it."""
+
+    entry: int
+    ids: list[int]
 
 
 class Telemetry(NamedTuple):
@@ -118,13 +126,18 @@ class BoardReader(_Board):
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.rejected = 0
 
     def lookup(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> list[int] | None:
-        """The ids cached for an outcome, at whatever depth exists now and at most `most`; None when it is a miss.
+        """The ids cached for an outcome; see `find`."""
+        found = self.find(slot, key, most)
+        return None if found is None else found.ids
 
-        A chain that is registered but has no token yet is the empty list.
+    def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
+        """What is cached for an outcome, at whatever depth exists now and at most `most`; None when it is a miss.
+
+        A chain that is registered but has no token yet has no ids.
         """
         entries = self._slots[slot]
         before = entries[:, _VERSION].copy()
@@ -136,11 +149,11 @@ class BoardReader(_Board):
                 continue  # overwritten while it was read
             depth = int(row[_DEPTH])
             ids: list[int] = row[_IDS : _IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
-            sound = 0 <= depth <= MAX_LOOKAHEAD and all(0 <= token < self._vocab_size for token in ids)
+            sound = 0 <= depth <= MAX_LOOKAHEAD and all(0 <= token < self.vocab_size for token in ids)
             if not sound or _checksum(row[None])[0] != row[_CHECKSUM]:
                 self.rejected += 1
                 continue
-            return ids[:most]
+            return Cached(int(index), ids[:most])
         return None
 
     def telemetry(self) -> Telemetry:

@@ -241,10 +241,20 @@ class Outcomes(Message, frozen=True):
     rows: Annotated[list[Outcome], Meta(max_length=4096)]
 
 
-class Launched(Message, frozen=True):
-    """(request, round, in_flight): the rows left open by `Outcomes` are being verified now."""
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Verification `round` of `request` has `in_flight` draft tokens: the draft's first ones, or the `tokens` that the
+    target has from elsewhere."""
 
-    rows: Annotated[list[tuple[RequestId, Count, Annotated[int, Meta(ge=0, le=64)]]], Meta(max_length=4096)]
+    request: RequestId
+    round: Count
+    in_flight: Annotated[int, Meta(ge=0, le=64)]
+    tokens: Annotated[list[TokenId], Meta(max_length=64)] = []
+
+
+class Launched(Message, frozen=True):
+    """The rows left open by `Outcomes` are being verified now."""
+
+    rows: Annotated[list[Launch], Meta(max_length=4096)]
 
 
 class Release(Message, frozen=True):

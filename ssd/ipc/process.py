@@ -19,6 +19,7 @@ import zmq
 from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
+from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Status
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +28,8 @@ _PR_SET_PDEATHSIG = 1
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
-    `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board.
+    `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
+    `laws_fd` that of the arena of draft laws, -1 where no one needs it.
     """
 
     role: str
@@ -37,6 +39,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: tuple[int, ...]
     death_fd: int
     board_fd: int
+    laws_fd: int = -1
 
 
 class Child:
@@ -52,6 +55,13 @@ class Child:
     def address(self, name: str) -> str:
         """The ZeroMQ address of a socket of this run."""
         return f"ipc://{self.start.run_directory}/{name}"
+
+    def laws(self) -> LawArena | None:
+        """The arena of draft laws, where the sampler looks at them."""
+        if self.start.laws_fd < 0:
+            return None
+        config = self.config
+        return LawArena(self.start.laws_fd, config.max_num_seqs, config.speculation, config.vocab_size)
 
     def ready(self) -> None:
         self._tell(Status(self.start.role, "ready"))

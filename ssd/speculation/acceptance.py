@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 
 class Outcome(NamedTuple):
@@ -24,3 +26,35 @@ def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
         if guess != sample:
             return Outcome(accepted, sample)
     return Outcome(len(speculation), own[len(speculation)])
+
+
+def rejection(
+    speculation: Sequence[int],
+    q: Tensor | None,
+    p: Tensor,
+    uniforms: Sequence[float],
+    sample: Callable[[int, Tensor], int],
+) -> list[int] | None:
+    """The ratio rule (Leviathan et al., arXiv 2211.17192): the tokens that a verification emits where a speculated
+    token is rejected, the accepted ones before it included; None where all are accepted.
+
+    `q` [d, V] are the laws that the d speculated tokens were drawn from, exactly; None: they were not drawn at all (an
+    n-gram, a greedy draft), which is a law with all its mass on the token. `p` [>= d, V] are the target's laws,
+    `uniforms` d numbers in [0, 1), and `sample(i, weights)` draws from unnormalised `weights` [V] for position i.
+    """
+    for i, token in enumerate(speculation):
+        if uniforms[i] * (1.0 if q is None else float(q[i, token])) < float(p[i, token]):
+            continue
+        weights = residual(p[i], None if q is None else q[i], token)
+        if bool((weights > 0).any()):  # else p and q are equal but for rounding
+            return [*speculation[:i], sample(i, weights)]
+    return None
+
+
+def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
+    """max(p - q, 0) [V], not normalised: the law after `token` ~ q was rejected. Without q: p without the token."""
+    if q is not None:
+        return (p - q).clamp_min_(0)
+    weights = p.clone()
+    weights[token] = 0
+    return weights

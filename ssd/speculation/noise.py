@@ -7,11 +7,28 @@ bits on every device; only the two logarithms at the end are floating point.
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 _MASK64 = 2**64 - 1
+
+
+class Stream(IntEnum):
+    """Independent random streams of one request. `coupled` uses SHARED alone; the ratio rule must not: shared noise
+    would bias it (ALGORITHM 6)."""
+
+    SHARED = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+    BONUS = 4
+
+
+def stream_seed(seed: int, stream: Stream) -> int:
+    """The seed of one of a request's streams."""
+    return seed if stream is Stream.SHARED else _splitmix64(seed ^ (stream << 56)) >> 1
 
 
 def _splitmix64(state: int) -> int:
@@ -55,6 +72,11 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
     bits = hash_lanes(seed, position, vocab_size, device) & 0x7FFFFFFF
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) of 53 random bits for (seed, position)."""
+    return (_splitmix64(_splitmix64(seed) ^ position) >> 11) * 2.0**-53
 
 
 class NoiseCache:

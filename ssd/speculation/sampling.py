@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -69,6 +70,28 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
         if not short[-1]:
             return best[short.sum()]
     return best[-1]
+
+
+def probabilities(logits: Tensor, law: Law) -> Tensor:
+    """Rows of `logits` [n, V] as probabilities in float32 under a law with temperature > 0."""
+    return torch.softmax(filtered(logits.float() / law.temperature, law), dim=-1)
+
+
+def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
+    """`scaled` [n, V] with the weight of each row's `fan_outs[row]` best tokens multiplied by `c`, 0 to 1 (arXiv
+    2603.03251, Definition 14): what the draft proposes less often is left to the residual, where the bonus token
+    then falls on the tokens that the speculation cache is prepared for.
+
+    A row whose whole mass is in its best tokens stays as it is when `c` is 0.
+    """
+    if c == 1.0:
+        return scaled
+    lowered = scaled.clone()
+    for row, fan_out in zip(lowered, fan_outs, strict=True):
+        best = torch.topk(row, min(fan_out, row.shape[-1])).indices
+        row[best] += math.log(c) if c > 0.0 else -torch.inf
+    empty = ~(lowered > -torch.inf).any(-1, keepdim=True)
+    return torch.where(empty, scaled, lowered)
 
 
 def argmax(scores: Tensor) -> list[int]:

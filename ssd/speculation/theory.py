@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def expected_tokens(acceptance: float, depth: int) -> float:
     """Tokens of a round that verifies `depth` draft tokens, each accepted with probability `acceptance`: the geometric
@@ -11,7 +13,7 @@ def expected_tokens(acceptance: float, depth: int) -> float:
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:
     """Theorem 7: speed of `ssd` over `ar`. `fill` (T_p) and `backup` (T_b) are in units of one verification."""
-    tokens = hit_rate * tokens_hit + (1 - hit_rate) * tokens_miss
+    tokens = _tokens(hit_rate, tokens_hit, tokens_miss)
     time = hit_rate * max(1.0, fill) + (1 - hit_rate) * (1 + backup)
     return tokens / time
 
@@ -19,3 +21,36 @@ def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: fl
 def speedup_sd(tokens: float, draft: float) -> float:
     """Speed of ordinary speculative decoding over `ar`: E_sd / (1 + T_sd), `draft` in units of one verification."""
     return tokens / (1 + draft)
+
+
+def ssd_over_sd(hit_rate: float, tokens_hit: float, tokens_sd: float, draft: float) -> tuple[float, float]:
+    """Corollary 9: the least and the most that `ssd` gains over `sd`, for a tree that fits into a verification."""
+    most = (1 + draft) * tokens_hit / tokens_sd
+    return most * hit_rate, most
+
+
+def speedup_of_batch(
+    hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float, batch: int
+) -> float:
+    """Corollary 16: `speedup_ssd` where one missed row of `batch` makes all of them wait for its backup."""
+    all_hit = hit_rate**batch
+    return _tokens(hit_rate, tokens_hit, tokens_miss) / (all_hit * max(1.0, fill) + (1 - all_hit) * (1 + backup))
+
+
+def critical_batch(
+    hit_rate: float, tokens_hit: float, tokens_neural: float, tokens_cheap: float, neural: float
+) -> float:
+    """Theorem 17: below this batch size the neural backup, which takes `neural` (T_n) and gives `tokens_neural`, beats
+    one that takes no time and gives `tokens_cheap`; infinite where it always does, 0 where it never does."""
+    gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_cheap) - 1
+    if gain >= neural:
+        return math.inf
+    if gain <= 0:
+        return 0.0
+    if hit_rate >= 1:
+        return math.inf
+    return math.log(1 - gain / neural) / math.log(hit_rate) if hit_rate > 0 else 0.0
+
+
+def _tokens(hit_rate: float, hit: float, miss: float) -> float:
+    return hit_rate * hit + (1 - hit_rate) * miss

@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+import torch
 
 from ssd.ipc.board import BoardReader, Key
-from ssd.ipc.messages import Admit, Launched, Message, Outcome, Outcomes, Rejoin, Release
+from ssd.ipc.laws import LawArena
+from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release
 from ssd.speculation.backup import depth_worth_waiting_for
+from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
 from ssd.target.sequence import Sequence
 
@@ -29,17 +34,28 @@ class _Measured:
         self.value += _SMOOTHING * (sample - self.value)
 
 
+class _Missed(NamedTuple):
+    """A row that found nothing on the board: under which key the draft will answer, for which round."""
+
+    sequence: Sequence
+    key: Key
+    round: int
+
+
 class BoardProposer:
     """See `ssd.target.proposer.Proposer`. `send` posts a message to the draft without blocking and says whether it
-    went; while the draft is away every row simply has no draft tokens."""
+    went; while the draft is away every row simply has no draft tokens. `laws` is where the ratio rule finds what the
+    draft tokens were drawn from."""
 
-    def __init__(self, board: BoardReader, send: Callable[[Message], bool]) -> None:
-        self._board, self._send = board, send
+    def __init__(self, board: BoardReader, send: Callable[[Message], bool], laws: LawArena | None = None) -> None:
+        self._board, self._send, self._laws = board, send, laws
         self._epoch: int | None = None
-        self._open: dict[int, tuple[Sequence, Key, int]] = {}  # request -> (sequence, its miss, round to verify)
+        self._open: dict[int, _Missed] = {}
+        self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
         self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
         self._rounds, self._deaf = 0, False
         self._acceptance = _Measured(0.5)
+        self._cheap_tokens = _Measured(1.0)
         self._token_wait_s = _Measured(0.005)
         self._verify_s = _Measured(0.02)
         self._settled_at = 0.0
@@ -58,7 +74,7 @@ class BoardProposer:
         self._open.clear()
         for sequence in running:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            sequence.proposal, sequence.hit = [], None
+            sequence.proposal, sequence.laws, sequence.hit = [], None, None
             self.admit(sequence)
 
     def _tell(self, message: Message) -> None:
@@ -71,7 +87,6 @@ class BoardProposer:
             return
         else:
             self._deaf = True
-        self._open.clear()  # what was just said is lost: no answer will come
 
     # -- Proposer ---------------------------------------------------------------------------------------------------
 
@@ -98,6 +113,8 @@ class BoardProposer:
         for sequence in sequences:
             self._open.pop(sequence.request, None)
             self._strikes.pop(sequence.request, None)
+            self._went_cheap.discard(sequence.request)
+            self._cheap.forget(sequence.request)
         self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
 
     def outcomes(self, results: Items[Result]) -> None:
@@ -105,57 +122,84 @@ class BoardProposer:
             self._verify_s.note(time.perf_counter() - self._settled_at)
         rows = []
         for result in results:
-            if result.sequence.speculation.mode == "ar" or self._epoch is None:
-                continue
-            for trial in range(min(result.drafted, result.outcome.accepted + 1)):
-                self._acceptance.note(float(trial < result.outcome.accepted))
-            rows.append(self._look_up(result, self._epoch))
+            if result.sequence.speculation.mode != "ar":
+                self._learn(result)
+                rows.append(self._look_up(result))
         if rows:
             self._tell(Outcomes(rows))
 
-    def _look_up(self, result: Result, epoch: int) -> Outcome:
+    def _learn(self, result: Result) -> None:
+        """Note how well what was verified had been guessed."""
+        if result.sequence.request in self._went_cheap:
+            self._went_cheap.discard(result.sequence.request)
+            self._cheap_tokens.note(result.outcome.accepted + 1)
+            return
+        for trial in range(min(result.drafted, result.outcome.accepted + 1)):
+            self._acceptance.note(float(trial < result.outcome.accepted))
+
+    def _look_up(self, result: Result) -> Outcome:
         """Take the cached speculation, or leave the row open for its backup."""
-        sequence, outcome = result.sequence, result.outcome
-        key = Key(epoch, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
-        ids: list[int] | None = None
-        if sequence.speculation.mode == "ssd" and sequence.lookahead > 0:
-            ids = self._board.lookup(sequence.slot, key, sequence.lookahead)
+        sequence, outcome, speculation = result.sequence, result.outcome, result.sequence.speculation
+        key = Key(self._epoch or 0, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
+        if speculation.mode == "ssd" and sequence.lookahead > 0 and self._epoch is not None:
+            self._take(sequence, key, sequence.lookahead)
             if result.round > 0:
-                sequence.hit = bool(ids)
-        in_flight = 0
-        if ids:
-            sequence.proposal = ids
-            in_flight = len(ids)
-        elif sequence.lookahead > 0 and (sequence.speculation.mode == "sd" or sequence.speculation.backup == "jit"):
-            self._open[sequence.request] = (sequence, key, sequence.round)
+                sequence.hit = bool(sequence.proposal)
+        in_flight = len(sequence.proposal)
+        if not in_flight and sequence.lookahead > 0 and (speculation.mode == "sd" or speculation.backup != "none"):
+            self._open[sequence.request] = _Missed(sequence, key, sequence.round)
             in_flight = -1
         return Outcome(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
+
+    def _take(self, sequence: Sequence, key: Key, most: int) -> None:
+        """Propose what the board has for `key`, if it is more than there is already."""
+        found = self._board.find(sequence.slot, key, most)
+        if found is None or len(found.ids) <= len(sequence.proposal):
+            return
+        ids, laws = found.ids, None
+        if sequence.ratio_rule:
+            if self._laws is None:
+                return
+            laws = torch.from_numpy(self._laws.read(sequence.slot, found.entry, key, ids))
+            ids = ids[: len(laws)]
+        if len(ids) > len(sequence.proposal):
+            sequence.proposal, sequence.laws = ids, laws
 
     def settle(self, sequences: Items[Sequence]) -> float:
         self._rounds += 1
         began = time.perf_counter()
         if self._open:
-            waited_for = self._depths(sequences)
-            if waited_for:
-                self._wait(waited_for, began)
-            rows = [(s.request, next_round, len(s.proposal)) for s, _, next_round in self._open.values()]
+            depths = self._depths(sequences)
+            if depths:
+                self._wait(depths, began)
+            self._tell(Launched([self._launch(missed) for missed in self._open.values()]))
             self._open.clear()
-            self._tell(Launched(rows))
         self._settled_at = time.perf_counter()
         return self._settled_at - began
 
+    def _launch(self, missed: _Missed) -> Launch:
+        """What a row that missed verifies now: what the draft has brought, else what a cheap speculator makes of it."""
+        sequence = missed.sequence
+        cheap: list[int] = []
+        if not sequence.proposal:
+            cheap = sequence.proposal = self._cheap.propose(sequence)
+            if cheap:
+                self._went_cheap.add(sequence.request)
+        return Launch(sequence.request, missed.round, len(sequence.proposal), cheap)
+
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
         """How many tokens each open row waits for; empty when waiting does not pay or has been in vain lately."""
+        if self._epoch is None or self._deaf:
+            return {}
         ready = [len(s.proposal) for s in sequences if s.request not in self._open and s.round > 0]
-        missed = [s for s, _, _ in self._open.values() if s.speculation.mode == "ssd"]
-        longest = max((s.lookahead for s in missed), default=0)
-        worth = depth_worth_waiting_for(
-            ready, len(missed), longest, self._acceptance.value, self._verify_s.value, self._token_wait_s.value
-        )
-        depths = {
-            s.request: s.lookahead if s.speculation.mode == "sd" else min(worth, s.lookahead)
-            for s, _, _ in self._open.values()
-        }
+        missed = [row.sequence for row in self._open.values()]
+        depths = {s.request: s.lookahead for s in missed if s.speculation.mode == "sd"}
+        for backup, cheap in (("jit", 1.0), ("auto", self._cheap_tokens.value)):
+            mine = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup == backup]
+            longest = max((s.lookahead for s in mine), default=0)
+            times = self._verify_s.value, self._token_wait_s.value
+            worth = depth_worth_waiting_for(ready, len(mine), longest, self._acceptance.value, *times, cheap)
+            depths |= {s.request: min(worth, s.lookahead) for s in mine}
         probing = self._rounds % _PROBE_EVERY == 0
         return {
             request: depth
@@ -173,17 +217,18 @@ class BoardProposer:
             for sequence, key, _ in self._open.values():
                 wanted = depths.get(sequence.request, 0)
                 if len(sequence.proposal) < wanted:
-                    found = self._board.lookup(sequence.slot, key, wanted) or []
-                    if len(found) > len(sequence.proposal):
-                        sequence.proposal, arrived = found, time.perf_counter()
+                    before = len(sequence.proposal)
+                    self._take(sequence, key, wanted)
+                    if len(sequence.proposal) > before:
+                        arrived = time.perf_counter()
                     done = done and len(sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= deadline:
                 break
             time.sleep(_POLL_S)
         for request in depths:
-            answered = bool(self._open[request][0].proposal)
+            answered = bool(self._open[request].sequence.proposal)
             self._strikes[request] = 0 if answered else self._strikes.get(request, 0) + 1
-        got = max(len(s.proposal) for s, _, _ in self._open.values())
+        got = max(len(row.sequence.proposal) for row in self._open.values())
         if got:
             self._token_wait_s.note((arrived - began) / got)

@@ -88,7 +88,7 @@ class TargetEngine:
         for part, own in zip(batch, samples, strict=True):
             sequence, drafted = part.sequence, part.drafted
             known = len(part.row.token_ids) - drafted
-            sequence.proposal = []
+            sequence.proposal, sequence.laws = [], None
             if not own:
                 sequence.computed += known
                 results.append(None)

@@ -55,7 +55,7 @@ class _Target:
         self._board: BoardProposer | None = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft)
+            self._board = BoardProposer(reader, self._to_draft, child.laws())
         proposer: Proposer = NoProposer() if self._board is None else self._board
         self._engine = TargetEngine(config, runner, proposer, stops)
 

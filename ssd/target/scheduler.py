@@ -73,7 +73,8 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         sequence.table.free()
         self._free_slots.append(sequence.slot)
-        sequence.slot, sequence.computed, sequence.proposal, sequence.hit = -1, 0, [], None
+        sequence.slot, sequence.computed, sequence.hit = -1, 0, None
+        sequence.proposal, sequence.laws = [], None
 
     def schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
         """The next batch, and the sequences that lost their pages to it: the newest, at the front of the queue with

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ssd.execution.pages import PageTable
 from ssd.ipc.messages import Metrics, Submit
 from ssd.params import SamplingParams, Speculation
@@ -41,7 +43,8 @@ class Counts:
 
 @dataclass
 class Sequence:
-    """`tokens` are committed, `computed` of them have keys and values (I1), `proposal` are guesses to verify next.
+    """`tokens` are committed, `computed` of them have keys and values (I1), `proposal` are guesses to verify next,
+    drawn from `laws` [n, V] if the ratio rule decides about them (None: not drawn).
 
     `round` numbers outcomes: 0 is the prefill's. `hit` says whether the proposal came from the speculation cache,
     None where that question does not arise.
@@ -61,6 +64,7 @@ class Sequence:
     cached: int = 0
     round: int = 0
     proposal: list[int] = field(default_factory=list)
+    laws: Tensor | None = None
     hit: bool | None = None
     counts: Counts = field(default_factory=Counts)
 
@@ -83,6 +87,11 @@ class Sequence:
             table=table,
             timing=Timing(arrived=now),
         )
+
+    @property
+    def ratio_rule(self) -> bool:
+        """Whether draft tokens are accepted by probability, not by being the target's own samples."""
+        return self.speculation.sampler == "rejection" and self.law.temperature > 0.0
 
     @property
     def generated(self) -> int:

@@ -11,9 +11,11 @@ from ssd.config import EngineConfig
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
+from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     Admit,
+    Launch,
     Launched,
     Message,
     Metrics,
@@ -72,13 +74,25 @@ class Draft:
         self._writer = BoardWriter(descriptor, slots)
         self.board = BoardReader(descriptor, slots, configuration.vocab_size)
         os.close(descriptor)
+        self.laws = self._law_arena()
         self.epoch = 0
         self.restart()
+
+    def _law_arena(self) -> LawArena | None:
+        """Both sides share one view here: what one writes the other reads."""
+        numbers = self.config.max_num_seqs, self.config.speculation, self.config.vocab_size
+        if self.config.speculation.sampler != "rejection":
+            return None
+        descriptor = memory_file("laws", LawArena.size_bytes(*numbers))
+        arena = LawArena(descriptor, *numbers)
+        os.close(descriptor)
+        return arena
 
     def restart(self) -> None:
         """A new draft, of a new epoch, that knows nothing."""
         self.epoch += 1
-        self.engine = DraftEngine(self.config, self.runner, self._writer, self.epoch, self.config.vocab_size)
+        vocab_size = self.config.vocab_size
+        self.engine = DraftEngine(self.config, self.runner, self._writer, self.epoch, vocab_size, self.laws)
         self.cells = cells_of(self.engine)
 
     def hear(self, message: Message) -> None:
@@ -155,7 +169,7 @@ class ScriptedTarget:
         assert self._missed is not None
         self.in_flight = self.draft.board.lookup(self.request, self._missed, most) or []
         self._missed = None
-        self.draft.hear(Launched([(self.request, self.round, len(self.in_flight))]))
+        self.draft.hear(Launched([Launch(self.request, self.round, len(self.in_flight))]))
 
     def release(self) -> None:
         self.draft.hear(Release([self.request]))
@@ -173,7 +187,7 @@ class Pair:
         if draft is None:
             self.engine = TargetEngine(configuration, target, NoProposer())
         else:
-            self.proposer = BoardProposer(draft.board, lambda message: self.post(message))
+            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.laws)
             self.engine = TargetEngine(configuration, target, self.proposer)
             self.proposer.join(draft.epoch, [])
 

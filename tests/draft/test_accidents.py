@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ssd.ipc.messages import Admit, Launched, Message, Outcome, Outcomes, Rejoin, Release
+from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release
 from ssd.params import Speculation
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, plainly, world_in
 from tests.draft.pair import Draft, Pair, ScriptedTarget, config, params
@@ -52,7 +52,8 @@ def meddling(deliver: Post, choice: random.Random) -> Post:
     def post(message: Message) -> bool:
         request = choice.randint(0, 9)
         deliver(Outcomes([Outcome(request, choice.randint(0, 5), choice.randint(0, 6), 1, choice.randint(-1, 6))]))
-        deliver(Launched([(request, choice.randint(0, 5), choice.randint(0, 6))]))
+        others = [choice.randint(0, 130) for _ in range(choice.choice((0, 0, 3)))]
+        deliver(Launched([Launch(request, choice.randint(0, 5), choice.randint(0, 6), others)]))
         deliver(Release([choice.randint(4, 9)]))
         return deliver(message)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ssd.draft.tree import Chain, Tree
+from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
-from ssd.ipc.messages import Admit, Outcome
+from ssd.ipc.messages import Admit, Launch, Outcome
 from ssd.params import Speculation
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
@@ -24,22 +24,28 @@ def tree_of(speculation: Speculation = SSD) -> Tree:
     return Tree(admit, EPOCH, PageTable(PagePool(64, 4)))
 
 
+def guesses(ranks: dict[int, list[int]]) -> dict[int, Guess]:
+    """By node: the best candidate is what the draft goes on with."""
+    return {node: Guess(candidates[0], candidates) for node, candidates in ranks.items()}
+
+
 def compute(tree: Tree, ranks: dict[int, list[int]]) -> None:
     """Compute all that is pending, as the engine does; `ranks` by node."""
+    known = guesses(ranks)
     while pending := tree.pending(100):
         count = len(pending)
         tree.table.grow(tree.computed + count)
         last = tree.computed + count - tree.base
         outputs = tree.outputs(count)
-        tree.extended(count, [ranks[node] for node in range(last - outputs + 1, last + 1)])
+        tree.extended(count, [known[node] for node in range(last - outputs + 1, last + 1)])
 
 
 def grow(tree: Tree, chains: dict[tuple[int, int], list[int]], depth: int) -> None:
     """Give `tree` these chains, {(fork, t*): c_1, c_2, ...}, `depth` tokens of each computed."""
     for cell, ((fork, token), rest) in enumerate(chains.items()):
         tokens = [token, *rest][: depth + 1]
-        ranks = [[following, 99] for following in tokens[1:]]
-        tree.chains.append(Chain(fork, tokens, cell, entry=cell, computed=depth, ranks=ranks))
+        follow = [Guess(following, [following, 99]) for following in tokens[1:]]
+        tree.chains.append(Chain(fork, tokens, cell, entry=cell, computed=depth, guesses=follow))
 
 
 def outcome(accepted: int, token: int, in_flight: int, round_number: int = ROUND) -> Outcome:
@@ -79,14 +85,14 @@ def test_the_first_outcome_has_no_accepted_tokens() -> None:
 
 def test_the_token_in_flight_is_no_candidate_and_full_acceptance_excludes_nothing() -> None:
     tree = after_a_win(in_flight=3)
-    tree.ranks = {0: [1, 20, 21], 1: [22, 2, 23], 2: [24, 25, 3], 3: [4, 3, 26]}
+    tree.guesses = guesses({0: [1, 20, 21], 1: [22, 2, 23], 2: [24, 25, 3], 3: [4, 3, 26]})
     assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 24), (2, 25), (3, 4), (3, 3)]
 
 
 def test_a_token_that_was_not_taken_may_come_after_full_acceptance() -> None:
     """The chain is 1 2 3 4, the target took two: the token after them may well be 3."""
     tree = after_a_win(in_flight=2)
-    tree.ranks = {0: [1, 20, 21], 1: [2, 22, 23], 2: [3, 24, 25]}
+    tree.guesses = guesses({0: [1, 20, 21], 1: [2, 22, 23], 2: [3, 24, 25]})
     assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 3), (2, 24)]
 
 
@@ -95,7 +101,7 @@ def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
     ranks = [60, 61, 62, 63, 64]
     for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 4]), (0, [4])):
         tree = after_a_win(in_flight, speculation)
-        tree.ranks = {node: ranks for node in range(4)}
+        tree.guesses = guesses(dict.fromkeys(range(4), ranks))
         forks = [fork for fork, _ in tree.new_forks()]
         assert [forks.count(node) for node in range(in_flight + 1)] == expected
 
@@ -137,7 +143,7 @@ def test_a_miss_keeps_what_was_accepted_and_no_more(accepted: int) -> None:
     assert tree.outcome(outcome(accepted, 90, 0, ROUND + 1)) is None
     assert tree.tokens == [*PROMPT, 7, *[1, 2, 3][:accepted], 90]
     assert tree.computed == 4 + accepted
-    assert tree.line == [] and tree.ranks == {}
+    assert tree.line == [] and tree.guesses == {}
     assert tree.pending(100) == [90]
     assert tree.new_forks() == []
 
@@ -150,7 +156,7 @@ def test_a_hit_brings_the_chain_that_was_prepared_for_it(accepted: int) -> None:
     assert winner is not None and (winner.fork, winner.tokens[0]) == (accepted, 24)
     assert tree.line == {0: [40, 41], 2: [44, 45], 3: [46, 47]}[accepted]
     assert tree.computed == 4 + accepted  # the chain's keys and values come on top once they are moved
-    assert tree.ranks == dict(enumerate([[tree.line[0], 99], [tree.line[1], 99]]))
+    assert tree.guesses == guesses({0: [tree.line[0], 99], 1: [tree.line[1], 99]})
 
 
 def test_more_in_flight_than_the_chain_has_is_cut() -> None:
@@ -186,11 +192,11 @@ def test_after_a_miss_the_line_grows_to_the_lookahead_while_the_target_waits() -
     for token in (61, 62, 63):
         assert tree.new_forks() == []
         assert len(tree.pending(100)) == 1 and tree.outputs(1) == 1
-        assert tree.extended(1, [[token, 70, 71]])
+        assert tree.extended(1, [Guess(token, [token, 70, 71])])
     assert tree.line == [61, 62, 63]
     # The last token is computed as well: its candidates will be wanted.
     assert tree.pending(100) == [63]
-    assert not tree.extended(1, [[64, 70, 71]])
+    assert not tree.extended(1, [Guess(64, [64, 70, 71])])
     assert tree.pending(100) == []
 
 
@@ -199,7 +205,7 @@ def test_the_target_takes_as_much_of_the_line_as_it_likes(taken: int) -> None:
     tree = after_a_win(in_flight=3)
     tree.outcome(outcome(1, 90, -1, ROUND + 1))
     compute(tree, {0: [61, 70, 71], 1: [62, 70, 71], 2: [63, 70, 71], 3: [64, 70, 71]})
-    tree.launched(ROUND + 2, taken)
+    tree.launched(Launch(REQUEST, ROUND + 2, taken))
     assert tree.answers is None
     expected = [(node, token) for node in range(taken) for token in (70, 71)]
     assert tree.new_forks() == [*expected, (taken, 61 + taken), (taken, 70)]
@@ -212,10 +218,10 @@ def test_the_target_takes_as_much_of_the_line_as_it_likes(taken: int) -> None:
 def test_a_launch_of_another_round_is_ignored() -> None:
     tree = after_a_win(in_flight=3)
     tree.outcome(outcome(1, 90, -1, ROUND + 1))
-    tree.launched(ROUND + 1, 2)
+    tree.launched(Launch(REQUEST, ROUND + 1, 2))
     assert tree.in_flight is None
-    tree.launched(ROUND + 2, 0)
-    tree.launched(ROUND + 2, 3)
+    tree.launched(Launch(REQUEST, ROUND + 2, 0))
+    tree.launched(Launch(REQUEST, ROUND + 2, 3))
     assert tree.in_flight == 0
 
 
@@ -226,7 +232,7 @@ def test_ordinary_speculation_prepares_for_no_outcome() -> None:
     tree.outcome(outcome(0, 7, -1))
     compute(tree, {node: [60 + node, 70, 71] for node in range(4)})
     assert tree.line == [60, 61, 62]
-    tree.launched(ROUND + 1, 3)
+    tree.launched(Launch(REQUEST, ROUND + 1, 3))
     assert tree.new_forks() == []
 
 

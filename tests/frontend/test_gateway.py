@@ -260,6 +260,11 @@ def test_describe(setup: Setup) -> None:
         (Generate(1, token_ids=[5] * 256), "context_length_exceeded", "256 tokens; the context of 256 tokens"),
         (Generate(1, "a", params=SamplingParams(speculation=Speculation("ssd"))), "invalid_request", "needs a draft"),
         (
+            Generate(1, "a", params=SamplingParams(speculation=Speculation(saguaro_c=0.5))),
+            "invalid_request",
+            "saguaro-c",
+        ),
+        (
             Generate(1, "a", params=SamplingParams(speculation=Speculation("ar", fan_out=(1, 2)))),
             "invalid_request",
             "fan-out lists 2 numbers",

@@ -42,7 +42,7 @@ TO_DRAFT: list[m.Message] = [
     m.Refused("another model"),
     m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
     m.Outcomes([m.Outcome(1, 3, 2, 9, -1), m.Outcome(2, 0, 0, 9, 4)]),
-    m.Launched([(1, 3, 4)]),
+    m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
     m.Release([1, 2]),
     m.Rejoin(),
 ]

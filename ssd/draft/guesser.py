@@ -1,0 +1,72 @@
+"""From the logits of a draft step to guesses: what to go on with, and which bonus tokens to prepare for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.draft.tree import Guess, Tree
+from ssd.speculation.noise import NoiseCache, Stream, stream_seed
+from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro
+
+
+class Places(NamedTuple):
+    """Where the guessed tokens of one sequence stand: absolute `positions`, and how many draft tokens come before each
+    in its speculation (`nodes`)."""
+
+    tree: Tree
+    positions: Sequence[int]
+    nodes: Sequence[int]
+
+
+class Guesser:
+    """Ranks and samples under each sequence's law; keeps the noise vectors that chains and rounds share."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._noise = NoiseCache(vocab_size, device)
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, places: Sequence[Places]) -> list[Guess]:
+        """A guess for each row of `logits` [n, V]; `places` name, run by run, what the rows are about."""
+        if not len(logits):
+            return []  # prompt chunks only
+        runs = logits.split([len(place.positions) for place in places])
+        if any(place.tree.law.temperature > 0 for place in places):
+            runs = tuple(self._scores(run, place) for run, place in zip(runs, places, strict=True))
+            logits = torch.cat(runs)
+        most = max(max(place.tree.speculation.fan_out) for place in places)
+        candidates = ranked(logits.float().contiguous(), most + 1)
+        guesses = [Guess(found[0], found) for found in candidates]
+        start = 0
+        for run, place in zip(runs, places, strict=True):
+            if place.tree.ratio_rule and len(run):
+                mine = slice(start, start + len(run))
+                guesses[mine] = self._drawn(run, place, guesses[mine])
+            start += len(run)
+        return guesses
+
+    def _scores(self, logits: Tensor, place: Places) -> Tensor:
+        """The scores that rank bonus tokens: those that decide the target's own sample (ALGORITHM 6), or, where the
+        ratio rule decides, the draft's law."""
+        law = place.tree.law
+        if place.tree.ratio_rule:
+            return filtered(logits.float() / law.temperature, law)
+        return perturbed(logits, law, place.positions, self._noise)
+
+    def _drawn(self, scaled: Tensor, place: Places, guesses: Sequence[Guess]) -> list[Guess]:
+        """Guesses that go on with a token drawn from the draft's law, by Saguaro sampling."""
+        tree = place.tree
+        fan_outs = [fan_out_at(node, tree.lookahead, tree.speculation.fan_out) for node in place.nodes]
+        lowered = saguaro(scaled, fan_outs, tree.speculation.saguaro_c)
+        laws = torch.softmax(lowered, dim=-1)
+        seed = stream_seed(tree.law.seed, Stream.DRAFT)
+        tokens = argmax(lowered + torch.stack([self._noise(seed, position) for position in place.positions]))
+        drawn = zip(tokens, guesses, laws, strict=True)
+        # Logits that are no numbers have no sample; the target will refuse the law.
+        return [
+            Guess(guess.candidates[0] if token < 0 else token, guess.candidates, law) for token, guess, law in drawn
+        ]

@@ -1,0 +1,58 @@
+"""How a budget of chains is spread over accepted lengths (arXiv 2603.03251, Theorem 12)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+
+def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: int) -> tuple[int, ...]:
+    """F_0..F_K for K = `lookahead` and B = `budget` chains: the most hits where each token is accepted with probability
+    a = `acceptance` and F candidates miss the bonus token with probability c F^-r, r = `exponent`.
+
+    F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by largest remainder, each at
+    least 1. Raises ValueError for a budget below K + 1.
+    """
+    if budget <= lookahead:
+        raise ValueError(f"{budget} chains do not cover the {lookahead + 1} accepted lengths of K = {lookahead}")
+    a = min(max(acceptance, 1e-3), 1 - 1e-3)
+    shares = [a ** (k / (1 + exponent)) for k in range(lookahead + 1)]
+    shares[-1] *= (1 - a) ** (-1 / (1 + exponent))
+    return _rounded(shares, budget)
+
+
+def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
+    """Whole numbers of at least 1 in proportion to `shares` that sum to `budget`."""
+    wanted = dict(enumerate(shares))
+    ones: set[int] = set()
+    while True:  # what would get less than 1 gets 1, at the expense of the others
+        scale = (budget - len(ones)) / sum(wanted.values())
+        small = {k for k, share in wanted.items() if share * scale < 1}
+        if not small or len(small) == len(wanted):
+            break
+        ones |= small
+        wanted = {k: share for k, share in wanted.items() if k not in small}
+    counts = {k: max(1, math.floor(share * scale)) for k, share in wanted.items()} | dict.fromkeys(ones, 1)
+    by_remainder = sorted(wanted, key=lambda k: wanted[k] * scale % 1, reverse=True)
+    for k in by_remainder[: budget - sum(counts.values())]:
+        counts[k] += 1
+    return tuple(counts[k] for k in range(len(shares)))
+
+
+def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
+    """(c, r) of the power law 1 - p_hit(F) = c F^-r that fits the misses by fan-out best, least squares of the
+    logarithms. Needs two fan-outs with misses; raises ValueError otherwise."""
+    points = [(math.log(fan_out), math.log(rate)) for fan_out, rate in miss_rates.items() if rate > 0]
+    if len(points) < 2:
+        raise ValueError("a power law needs the miss rates of two fan-outs")
+    x, y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    slope = sum((u - x) * (v - y) for u, v in points) / sum((u - x) ** 2 for u, _ in points)
+    return math.exp(y - slope * x), -slope
+
+
+def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
+    """The share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
+    c, r = law
+    lookahead = len(fan_out) - 1
+    reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
+    return sum(p * (1 - min(1.0, c * f**-r)) for p, f in zip(reached, fan_out, strict=True))

@@ -1,0 +1,43 @@
+"""Prompt lookup decoding (Saxena, 2023): what followed the last tokens when they were written before.
+
+A backup speculator (entry point `ssd.speculators`): made per sequence, fed its committed tokens, asked for proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Two equal tokens in a row are often chance; what agrees on more than six hardly ever goes on differently.
+_SHORTEST, _LONGEST = 2, 6
+
+
+class PromptLookup:
+    """An index of one sequence's n-grams, n from 2 to 6; grows with the sequence, in constant time a token."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        # n-gram -> (where it last ended, where it ended before): the last one is the end of the text itself.
+        self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """More committed tokens."""
+        for token in tokens:
+            self._tokens.append(token)
+            end = len(self._tokens)
+            for n in range(_SHORTEST, min(_LONGEST, end) + 1):
+                gram = tuple(self._tokens[end - n :])
+                before = self._ends.get(gram)
+                self._ends[gram] = (end, before[0] if before else 0)
+
+    def propose(self, count: int) -> list[int]:
+        """At most `count` tokens that followed the latest occurrence of the longest known n-gram; [] without one.
+
+        A repetition whose end is in sight goes on in circles: what is proposed counts as written.
+        """
+        size = len(self._tokens)
+        for n in range(min(_LONGEST, size), _SHORTEST - 1, -1):
+            end = self._ends[tuple(self._tokens[size - n :])][1]
+            if end:
+                text = self._tokens[end:]
+                return [text[index % len(text)] for index in range(count)]
+        return []

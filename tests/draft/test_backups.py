@@ -1,0 +1,90 @@
+"""What a missed row verifies: exact whatever it is, in step with the draft, and nothing where it has no idea."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ssd.errors import UsageError
+from ssd.params import Speculation
+from ssd.target import cheap, speculators
+from tests.draft.audit import Auditor, World, plainly, world_in
+from tests.draft.pair import Draft, Pair, config, params
+from tests.models import tiny
+
+PROMPTS = [[5, 6, 7, 8] * 6, tiny.token_ids(30, 30), [9, 9, 9, 9, 9]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_in(tmp_path_factory.mktemp("world"))
+
+
+class Failing:
+    def extend(self, tokens: Sequence[int]) -> None:
+        raise RuntimeError("no idea")
+
+    def propose(self, count: int) -> list[int]:
+        return [1] * count
+
+
+class Lying(Failing):
+    """More than was asked for, no ids, ids of another vocabulary."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._last = tokens[-1] if tokens else 0
+
+    def propose(self, count: int) -> list[int]:
+        return [[5] * (count + 9), [3, -1, 4], [131], [2, "x", 1]][self._last % 4]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("backup", ["auto", "jit", "ngram", "none", Failing, Lying], ids=str)
+@pytest.mark.parametrize("steps", [None, 1], ids=["quick draft", "slow draft"])
+def test_no_backup_changes_a_token(
+    world: World, backup: str | type[Failing], temperature: float, steps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the draft's cache is right after every one of its tokens, those that were not its own included."""
+    if not isinstance(backup, str):
+        maker = backup
+        monkeypatch.setattr(cheap, "load", lambda name: maker)
+        backup = "plugin"
+    settings = config(Speculation("ssd", 4, (1,), backup))
+    draft = Draft(settings, world.draft, steps)
+    Auditor(world, draft)
+    texts = Pair(settings, world.target, draft).run(PROMPTS, params(3, 30, temperature))
+    assert texts.ids == plainly(world, PROMPTS, temperature, 30).ids
+    assert sum(m.misses for m in texts.metrics) > 0
+    draft.assert_empty()
+
+
+def test_what_was_written_before_is_proposed_without_a_draft(world: World) -> None:
+    """The draft never says a word; a text that goes in circles is looked up."""
+    settings = config(Speculation("ssd", 4, (1,), "ngram"))
+    draft = Draft(settings, world.draft, steps=0)
+    texts = Pair(settings, world.single, draft).run([[9] * 12], params(1, 60))
+    tokens = [*[9] * 12, *texts.ids[0]]
+    repeats = sum(tokens[i - 2 : i] in [tokens[j - 2 : j] for j in range(2, i)] for i in range(13, 72))
+    assert repeats > 10, "this text does not repeat itself: the test needs another prompt"
+    assert texts.metrics[0].accepted_tokens > 0 and texts.metrics[0].hits == 0
+
+
+def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:
+    """Nobody said hello, or what is said is lost."""
+    settings = config(Speculation("ssd", 4, (1,), "ngram"))
+    for lost in (True, False):
+        pair = Pair(settings, world.target, Draft(settings, world.draft))
+        if lost:
+            pair.post = lambda message: False
+        else:
+            pair.proposer._epoch = None
+        texts = pair.run(PROMPTS, params(3, 30))
+        assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
+        assert sum(m.drafted_tokens for m in texts.metrics) > 0
+
+
+def test_names() -> None:
+    assert {"auto", "jit", "ngram", "none"} <= set(speculators.names())
+    with pytest.raises(UsageError, match=r"no backup 'neural'; there are .*ngram"):
+        speculators.check("neural")
