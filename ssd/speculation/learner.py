@@ -1,0 +1,109 @@
+"""From what rounds show to a `Profile`: exponentially weighted means and straight lines. No clock in here."""
+
+from __future__ import annotations
+
+from ssd.speculation.fan_out import miss_law
+from ssd.speculation.tuner import Line, Profile
+
+_SMOOTHING = 0.01
+_POSITIONS = 8
+_RANKS = 16
+# What is taken for granted until it is seen: middling acceptance, the misses of the paper's pairs (ALGORITHM 4).
+_ACCEPTANCE, _MISSES = 0.5, (0.4, 0.6)
+# A line's slope, as a share of its height for one more unit, until sizes have varied.
+_SLOPE = 0.01
+
+
+class Mean:
+    """An exponentially weighted mean that begins as the plain mean of what it saw."""
+
+    def __init__(self, value: float, smoothing: float = _SMOOTHING) -> None:
+        self.value, self.count, self._smoothing = value, 0, smoothing
+
+    def note(self, sample: float) -> None:
+        self.count += 1
+        self.value += max(self._smoothing, 1 / self.count) * (sample - self.value)
+
+
+class LineFit:
+    """Seconds by size, least squares with old points fading."""
+
+    def __init__(self) -> None:
+        self._size, self._seconds, self._square, self._product = (Mean(0.0) for _ in range(4))
+
+    @property
+    def known(self) -> bool:
+        return self._size.count > 0
+
+    def note(self, size: float, seconds: float) -> None:
+        self._size.note(size)
+        self._seconds.note(seconds)
+        self._square.note(size * size)
+        self._product.note(size * seconds)
+
+    def line(self) -> Line:
+        """Through the mean; the slope is never negative, and a guess where all sizes were alike."""
+        size, seconds = self._size.value, self._seconds.value
+        spread = self._square.value - size * size
+        slope = _SLOPE * seconds
+        if spread > 0.25:
+            slope = (self._product.value - size * seconds) / spread
+        slope = min(max(0.0, slope), seconds / max(1.0, size))
+        return Line(seconds - slope * size, slope)
+
+
+class Learner:
+    """Fed by the target, round by round; `profile` says what is known so far, None while no time was measured."""
+
+    def __init__(self) -> None:
+        self._verify, self._step = LineFit(), LineFit()
+        self._plain: dict[int, Mean] = {}
+        self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
+        self._rate, self._cheap = Mean(_ACCEPTANCE), Mean(1.0)
+        self._within = [Mean(0.0) for _ in range(_RANKS)]
+
+    def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
+        """A verification of `tokens` tokens of `batch` rows; `alone`: no draft was busy beside it."""
+        if alone:
+            self._plain.setdefault(batch, Mean(seconds)).note(seconds)
+        else:
+            self._verify.note(tokens, seconds)
+
+    def steps(self, chains: float, seconds: float) -> None:
+        """Tree steps of so many chains, and so long, on average."""
+        self._step.note(chains, seconds)
+
+    def outcome(self, drafted: int, accepted: int) -> None:
+        """A verification of `drafted` tokens of the draft."""
+        for index in range(min(drafted, accepted + 1)):
+            self._acceptance[min(index, _POSITIONS - 1)].note(float(index < accepted))
+            self._rate.note(float(index < accepted))
+
+    def looked_up(self, fan_out: int, rank: int | None) -> None:
+        """An outcome for whose accepted length `fan_out` tokens were prepared was the `rank`-th of them, from 1."""
+        for within in range(1, min(fan_out, _RANKS) + 1):
+            self._within[within - 1].note(float(rank is not None and rank <= within))
+
+    def went_cheap(self, tokens: int) -> None:
+        """A missed row that did not wait got so many tokens."""
+        self._cheap.note(tokens)
+
+    def profile(self, batch: int) -> Profile | None:
+        if not self._verify.known or not self._step.known:
+            return None
+        verify = self._verify.line()
+        known = [mean for mean in self._acceptance if mean.count >= 8]
+        misses = {index + 1: 1 - mean.value for index, mean in enumerate(self._within) if mean.count >= 16}
+        try:
+            law = miss_law(misses)
+        except ValueError:
+            law = _MISSES
+        return Profile(
+            verify=verify,
+            step=self._step.line(),
+            plain=self._plain[batch].value if batch in self._plain else verify.at(batch),
+            acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
+            rate=self._rate.value,
+            misses=(min(1.0, law[0]), min(max(0.05, law[1]), 3.0)),
+            cheap=self._cheap.value,
+        )

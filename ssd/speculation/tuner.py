@@ -1,0 +1,92 @@
+"""Which K, fan-out list and waiting serve best, from what was measured (ALGORITHM 5.3): pure values in, a plan out.
+
+The speed of a plan is Theorem 7's, with Corollary 16's batch term, over tokens and times taken from a `Profile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ssd.speculation.fan_out import hit_rate, optimal_fan_out
+
+# A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
+# Going back to plain decoding takes little: nobody should be slower with a draft than without.
+_HYSTERESIS, _TO_PLAIN = 0.03, 0.005
+
+
+class Line(NamedTuple):
+    """Seconds as a function of a size: `fixed` + `each` x size."""
+
+    fixed: float
+    each: float
+
+    def at(self, size: float) -> float:
+        return self.fixed + self.each * size
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
+    (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
+    fan-out, `cheap` the tokens of a missed row that does not wait. `verify` is in tokens of the whole batch, `step` in
+    chains of the whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
+
+    verify: Line
+    step: Line
+    plain: float
+    acceptance: tuple[float, ...]
+    rate: float
+    misses: tuple[float, float]
+    cheap: float = 1.0
+
+    def tokens(self, depth: float) -> float:
+        """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
+        total, reached = 1.0, 1.0
+        for index in range(int(depth + 0.999)):
+            reached *= self.acceptance[min(index, len(self.acceptance) - 1)]
+            total += reached * min(1.0, depth - index)
+        return total
+
+
+class Plan(NamedTuple):
+    """K and F_0..F_K; K = 0 is plain decoding. `speed` is in tokens per second of the whole batch, as predicted."""
+
+    lookahead: int
+    fan_out: tuple[int, ...]
+    speed: float
+
+
+def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
+    """Tokens per second of `batch` sequences with K = len(fan_out) - 1."""
+    lookahead, chains = len(fan_out) - 1, sum(fan_out)
+    step = profile.step.at(batch * chains)
+    steps = profile.verify.at(batch * (1 + lookahead)) / step
+    depth = min(float(lookahead), steps - 0.5) if steps >= 1 else 0.0  # an unfinished step gives nothing
+    verify = profile.verify.at(batch * (1 + depth))
+    hits = hit_rate(profile.rate, fan_out, profile.misses) if depth > 0 else 0.0
+    any_miss = 1 - hits**batch
+
+    def speed(wait: int) -> float:
+        missed = profile.tokens(wait) if wait else profile.cheap
+        tokens = hits * profile.tokens(depth) + (1 - hits) * missed
+        return batch * tokens / (verify + any_miss * wait * profile.step.at(batch))
+
+    return max(speed(wait) for wait in range(lookahead + 1))
+
+
+def best_plan(profile: Profile, batch: int, most_tokens: int, most_chains: int, present: Plan | None = None) -> Plan:
+    """The plan with the highest predicted speed for `batch` sequences, K up to `most_tokens` and at most `most_chains`
+    chains a sequence; `present` stays unless another is clearly better."""
+    plans = [Plan(0, (), batch / profile.plain)]
+    for lookahead in range(1, most_tokens + 1):
+        for budget in range(lookahead + 1, most_chains + 1, 2):
+            fan_out = optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget)
+            plans.append(Plan(lookahead, fan_out, predicted(profile, batch, fan_out)))
+    best = max(plans, key=lambda plan: plan.speed)
+    if present is not None:
+        speed = batch / profile.plain if present.lookahead == 0 else predicted(profile, batch, present.fan_out)
+        if best.speed < (1 + (_HYSTERESIS if best.lookahead else _TO_PLAIN)) * speed:
+            return present._replace(speed=speed)
+    return best

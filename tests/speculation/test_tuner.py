@@ -1,0 +1,164 @@
+"""The tuner against worlds whose best setting is known: times and rates in, the setting out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.learner import Learner, LineFit
+from ssd.speculation.tuner import Line, Plan, Profile, best_plan, predicted
+
+MS = 1e-3
+# Two cores: a verification of 55 ms and a little more for each token, tree steps of 17 ms however many chains.
+CPU = Profile(Line(55 * MS, 1 * MS), Line(17 * MS, 0.05 * MS), 55 * MS, (0.55,), 0.55, (0.5, 0.7))
+# The paper's pair: 18 ms, a step 2 ms.
+GPU = Profile(Line(18 * MS, 0.02 * MS), Line(2 * MS, 0.002 * MS), 18 * MS, (0.85,), 0.85, (0.25, 0.6))
+
+
+def test_speed_by_hand() -> None:
+    """K = 1, F = 1, 1; a token takes no time of its own, a step half of a verification: depth 1. a = .5, c = .5."""
+    profile = Profile(Line(0.1, 0.0), Line(0.05, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
+    # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
+    going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.05)
+    assert predicted(profile, 1, (1, 1)) == pytest.approx(max(going, waiting))
+
+
+def test_tokens_between_two_depths() -> None:
+    profile = replace(GPU, acceptance=(0.5, 0.4))
+    assert [profile.tokens(d) for d in (0, 1, 2, 3)] == pytest.approx([1, 1.5, 1.7, 1.78])
+    assert profile.tokens(1.5) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_no_setting_that_was_not_tried_is_much_better(profile: Profile, batch: int) -> None:
+    """Uniform lists and random ones, of any K."""
+    found = best_plan(profile, batch, 8, 32)
+    dice = Random(0)
+    for _ in range(300):
+        lookahead = dice.randint(1, 8)
+        other = [dice.randint(1, 5) for _ in range(lookahead + 1)]
+        if sum(other) <= 32:
+            assert predicted(profile, batch, other) <= found.speed * 1.02
+
+
+def test_a_useless_draft_is_left_alone() -> None:
+    assert best_plan(replace(CPU, acceptance=(0.02,), rate=0.02), 1, 8, 32).lookahead == 0
+
+
+def test_a_draft_as_slow_as_the_target_is_left_alone() -> None:
+    assert best_plan(replace(CPU, step=Line(80 * MS, 0)), 1, 8, 32).lookahead == 0
+
+
+def test_where_tokens_cost_what_they_bring_nothing_is_drafted() -> None:
+    """A large batch on a processor that computes at its limit."""
+    assert best_plan(replace(CPU, verify=Line(1 * MS, 20 * MS), plain=321 * MS), 16, 8, 32).lookahead == 0
+
+
+def test_a_better_draft_looks_further_ahead() -> None:
+    depths = [best_plan(replace(GPU, acceptance=(a,), rate=a), 1, 8, 32).lookahead for a in (0.3, 0.6, 0.9)]
+    assert depths == sorted(depths) and depths[0] < depths[-1]
+
+
+def test_a_plan_stays_unless_another_is_clearly_better() -> None:
+    best = best_plan(GPU, 1, 8, 32)
+    near = Plan(best.lookahead, (*best.fan_out[:-1], best.fan_out[-1] - 1), 0.0)
+    assert best_plan(GPU, 1, 8, 32, near).fan_out == near.fan_out
+    far = Plan(1, (1, 1), 0.0)
+    assert best_plan(GPU, 1, 8, 32, far) == best
+    plain = Plan(0, (), 0.0)
+    assert best_plan(replace(GPU, acceptance=(0.01,), rate=0.01), 1, 8, 32, plain).lookahead == 0
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.floats(0.001, 0.1), st.floats(0, 0.01), st.lists(st.integers(1, 40), min_size=5, max_size=60))
+def test_a_straight_line_is_found(fixed: float, each: float, sizes: list[int]) -> None:
+    fit = LineFit()
+    for size in sizes:
+        fit.note(size, fixed + each * size)
+    mean = sum(sizes) / len(sizes)
+    assert fit.line().each >= 0
+    if max(sizes) - min(sizes) > 3:
+        assert fit.line().at(mean) == pytest.approx(fixed + each * mean, rel=1e-6)
+        assert fit.line().each == pytest.approx(each, rel=1e-6, abs=1e-9)
+
+
+def play(learner: Learner, profile: Profile, plan: Plan, rounds: int, dice: Random, batch: int = 1) -> float:
+    """Rounds of a world that is as `profile` says; returns tokens per second."""
+    tokens = seconds = 0.0
+    for _ in range(rounds):
+        if plan.lookahead == 0:
+            time = profile.plain * dice.uniform(0.9, 1.1)
+            learner.round(batch, batch, time, alone=True)
+            tokens, seconds = tokens + batch, seconds + time
+            continue
+        time = profile.verify.at(batch * (1 + plan.lookahead)) * dice.uniform(0.9, 1.1)
+        learner.round(batch, batch * (1 + plan.lookahead), time, alone=False)
+        learner.steps(batch * sum(plan.fan_out), profile.step.at(batch * sum(plan.fan_out)) * dice.uniform(0.9, 1.1))
+        for _ in range(batch):
+            accepted = 0
+            while accepted < plan.lookahead and dice.random() < profile.rate:
+                accepted += 1
+            learner.outcome(plan.lookahead, accepted)
+            fan_out = plan.fan_out[accepted]
+            c, r = profile.misses
+            rank = next((f for f in range(1, fan_out + 1) if dice.random() * c * max(1, f - 1) ** -r > c * f**-r), None)
+            if dice.random() < 1 - c:
+                rank = 1
+            learner.looked_up(fan_out, rank)
+            tokens += accepted + 1
+        seconds += time
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU], ids=["cpu", "gpu"])
+def test_what_is_learned_leads_to_a_plan_near_the_best(profile: Profile) -> None:
+    """From a poor start, in a noisy world, within a few hundred rounds; the plan is judged in the true world."""
+    learner, dice = Learner(), Random(1)
+    plan = Plan(1, (1, 1), 0.0)
+    for _ in range(12):
+        play(learner, profile, plan, 40, dice)
+        learned = learner.profile(1)
+        assert learned is not None
+        plan = best_plan(learned, 1, 8, 32, plan)
+    best = best_plan(profile, 1, 8, 32)
+    assert predicted(profile, 1, plan.fan_out) >= 0.95 * best.speed
+
+
+def test_it_follows_a_draft_that_becomes_useless_and_back() -> None:
+    learner, dice, plan = Learner(), Random(2), best_plan(CPU, 1, 8, 32)
+    useless = replace(CPU, acceptance=(0.01,), rate=0.01)
+    for world, expected in ((CPU, True), (useless, False), (CPU, True)):
+        for _ in range(30):
+            for probed in (plan, Plan(4, (1,) * 5, 0.0), Plan(0, (), 0.0)):  # now and then, both ways of decoding
+                play(learner, world, probed, 10, dice)
+            learned = learner.profile(1)
+            assert learned is not None
+            plan = best_plan(learned, 1, 8, 32, plan)
+        assert (plan.lookahead > 0) is expected
+
+
+def test_ranks_become_the_power_law() -> None:
+    learner, dice = Learner(), Random(3)
+    learner.round(1, 5, 0.05, alone=False)
+    learner.steps(10, 0.01)
+    for _ in range(4000):
+        u = dice.random()
+        learner.looked_up(8, next((f for f in range(1, 9) if u > 0.5 * f**-0.7), None))
+    learned = learner.profile(1)
+    assert learned is not None
+    assert learned.misses[0] == pytest.approx(0.5, abs=0.15)
+    assert learned.misses[1] == pytest.approx(0.7, abs=0.3)
+    assert hit_rate(0.5, (8, 8), learned.misses) == pytest.approx(hit_rate(0.5, (8, 8), (0.5, 0.7)), abs=0.06)
+
+
+def test_without_a_time_nothing_is_known() -> None:
+    assert Learner().profile(1) is None
