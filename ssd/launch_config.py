@@ -40,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backup: Backup = "jit"
     sampler: Sampler = "coupled"
     saguaro_c: float = 1.0
+    budget: int = 32
     dtype: DType = "float32"
     draft_dtype: DType | None = None
     max_model_len: Positive | None = None

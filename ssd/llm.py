@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from ssd.client import Client, Completion, Prompt
 from ssd.config import EngineConfig
@@ -37,8 +37,9 @@ class LLM:
     """A target and its draft, loaded and running in processes of their own until `close`.
 
     `target` and `draft` are built-in names, folders or hub names; `draft` None is the built-in draft for the built-in
-    target. `fan_out` is one number, or K + 1 of them. Other options are those of `ssd launch`, with underscores
-    (`EngineOptions`). Raises UsageError for what cannot work, and the cause when the engine does not start.
+    target. `fan_out` is one number, or K + 1 of them; "auto" leaves it, or K, to the tuner. Other options are those of
+    `ssd launch`, with underscores (`EngineOptions`). Raises UsageError for what cannot work, and the cause when the
+    engine does not start.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class LLM:
         draft: str | None = None,
         *,
         mode: Mode = "ssd",
-        num_speculative_tokens: int = 4,
-        fan_out: int | Sequence[int] = 3,
+        num_speculative_tokens: int | Literal["auto"] = 4,
+        fan_out: int | Sequence[int] | Literal["auto"] = 3,
         backup: Backup = "jit",
         **options: Any,
     ) -> None:
@@ -57,8 +58,8 @@ class LLM:
                 target=target,
                 draft=draft,
                 mode=mode,
-                num_speculative_tokens=num_speculative_tokens,
-                fan_out=(fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
+                num_speculative_tokens=0 if num_speculative_tokens == "auto" else num_speculative_tokens,
+                fan_out=() if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
                 backup=backup,
                 **options,
             )

@@ -16,35 +16,42 @@ Sampler = Literal["coupled", "rejection"]
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = 16
 MAX_CHAINS = 63
+AUTO_LOOKAHEAD = 8
 MAX_SEED = 2**63 - 1
 
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-FanOut = Annotated[
-    tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(min_length=1, max_length=MAX_LOOKAHEAD + 1)
-]
+FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one request is speculated on. It changes speed, never the law of the tokens, and with the sampler `coupled`
     or at temperature 0 not even the tokens (contract C2).
 
-    `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1). `backup` is auto,
-    jit, none or the name of a speculator (`ssd.target.speculators`). `saguaro_c` is the C of Saguaro sampling, for the
-    sampler `rejection`; 1 is ordinary sampling.
+    `num_speculative_tokens` 0 and an empty `fan_out` are chosen while it runs, with at most `budget` chains. `fan_out`
+    is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1). `backup` is auto, jit, none or the
+    name of a speculator (`ssd.target.speculators`). `saguaro_c` is the C of Saguaro sampling, for the sampler
+    `rejection`; 1 is ordinary sampling.
     """
 
     mode: Mode = "ssd"
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] = 4
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)] = 4
     fan_out: FanOut = (3,)
     backup: Backup = "jit"
     sampler: Sampler = "coupled"
     saguaro_c: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    budget: Annotated[int, Meta(ge=2, le=MAX_CHAINS)] = 32
 
     def check(self) -> None:
         """Raise `RequestError` where the fields contradict each other."""
         wanted = self.num_speculative_tokens + 1
-        if len(self.fan_out) not in (1, wanted):
+        if wanted == 1 and len(self.fan_out) > 1:
+            raise RequestError("invalid_request", "a list of fan-outs has K + 1 numbers: give -k a number, not auto")
+        if not self.fan_out and self.budget < wanted:
+            raise RequestError(
+                "invalid_request", f"a budget of {self.budget} is less than one chain for each of {wanted}"
+            )
+        if len(self.fan_out) not in (0, 1, wanted):
             raise RequestError(
                 "invalid_request",
                 f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)",
@@ -59,9 +66,21 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RequestError("invalid_request", "saguaro-c belongs to the sampler rejection")
 
     @property
+    def auto(self) -> bool:
+        """Whether something is left to be chosen while it runs."""
+        return self.mode != "ar" and not (self.num_speculative_tokens and self.fan_out)
+
+    @property
+    def longest(self) -> int:
+        """The largest K there will be."""
+        return self.num_speculative_tokens or AUTO_LOOKAHEAD
+
+    @property
     def chains(self) -> int:
-        """The budget B = F_0 + ... + F_K."""
-        return self.fan_out[0] * (self.num_speculative_tokens + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
+        """The largest B = F_0 + ... + F_K there will be."""
+        if not self.fan_out:
+            return self.budget
+        return self.fan_out[0] * (self.longest + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ssd.launch_config import EngineOptions
-from ssd.params import MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
+from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -18,14 +18,28 @@ SPECULATION = Speculation.__struct_fields__
 """The engine options that a single request may set too."""
 
 
-class FanOut(click.ParamType):
-    """ "3", "3,2,1" or "[3,2,1]" as a tuple of numbers."""
+class Lookahead(click.IntRange):
+    """A number, or "auto" as 0."""
 
-    name = "N|list"
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value in ("auto", 0):
+            return 0
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
+class FanOut(click.ParamType):
+    """ "3", "3,2,1" or "[3,2,1]" as a tuple of numbers; "auto" as none."""
+
+    name = "auto|N|list"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
+        if value in ("auto", ""):
+            return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
         if not all(re.fullmatch(r"\s*\d{1,4}\s*", number) for number in numbers):
             self.fail(f"{value!r} is neither a number nor a list such as 3,2,1", param, ctx)
@@ -41,8 +55,9 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
     (("--draft",), str, "Model that speculates. Default: the built-in one for the built-in target."),
     (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
-    (("--num-speculative-tokens", "-k"), click.IntRange(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
+    (("--num-speculative-tokens", "-k"), Lookahead(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
     (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
+    (("--budget",), click.IntRange(2, MAX_CHAINS), "Most guesses prepared in a round where the fan-out is auto."),
     (("--backup",), str, "What to do when no prepared guess fits: auto, jit (wait), ngram, none, or a plugin's name."),
     (
         ("--sampler",),

@@ -15,7 +15,7 @@ from ssd.execution.pages import OutOfPages, PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, BoardWriter, Key
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release
+from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release, Retune
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 
 log = logging.getLogger("ssd.draft")
@@ -55,7 +55,7 @@ class DraftEngine:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def handle(self, message: Admit | Outcomes | Launched | Release) -> None:
+    def handle(self, message: Admit | Outcomes | Launched | Retune | Release) -> None:
         """Apply a message. One that contradicts what is known here drops its sequence: the target goes on without."""
         if isinstance(message, Admit):
             self._drop(message.request)
@@ -70,6 +70,10 @@ class DraftEngine:
             for launch in message.rows:
                 if launch.request in self.trees:
                     self.trees[launch.request].launched(launch)
+        elif isinstance(message, Retune):
+            for request, speculation in message.rows:
+                if request in self.trees:
+                    self.trees[request].retune(speculation)
         else:
             for request in message.requests:
                 self._drop(request)
@@ -123,7 +127,7 @@ class DraftEngine:
             self._extended(tree, row, [next(guesses) for _ in range(row.outputs)])
         for tree, growing in chains:
             self._deepened(tree, growing, [next(guesses) for _ in growing])
-        self._board.tick(time.perf_counter() - began)
+        self._board.tick(time.perf_counter() - began, sum(len(growing) for _, growing in chains))
         return True
 
     def _path_row(self, tree: Tree, budget: int) -> Row | None:

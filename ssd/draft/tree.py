@@ -19,6 +19,7 @@ from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch
 from ssd.ipc.messages import Outcome as OutcomeRow
+from ssd.params import Speculation
 from ssd.speculation.outcome import forks
 from ssd.speculation.sampling import Law
 
@@ -57,8 +58,7 @@ class Tree:
     def __init__(self, admit: Admit, epoch: int, table: PageTable) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
-        self.speculation = admit.speculation
-        self.lookahead = admit.speculation.num_speculative_tokens
+        self.retune(admit.speculation)
         self.tokens = list(admit.token_ids)
         self.line: list[int] = []
         self.guesses: dict[int, Guess] = {}
@@ -130,6 +130,10 @@ class Tree:
             self.computed = min(self.computed, self.base + agreed)
             self.guesses = {node: guess for node, guess in self.guesses.items() if node <= agreed}
         self.in_flight, self.answers = min(row.in_flight, len(self.line)), None
+
+    def retune(self, speculation: Speculation) -> None:
+        """Another K and other fan-outs from now on; chains that exist stay."""
+        self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens
 
     # -- what there is to do ----------------------------------------------------------------------------------------
 

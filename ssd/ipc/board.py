@@ -28,8 +28,8 @@ ENTRIES = MAX_CHAINS + 1
 _VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
 _IDS = 9
 _WORDS = _IDS + MAX_LOOKAHEAD
-_HEADER_WORDS = 8  # progress, depth steps, nanoseconds in depth steps; the rest reserved
-_PROGRESS, _STEPS, _STEP_NS = range(3)
+_HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, chains grown in them; the rest reserved
+_PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
 
 Words = npt.NDArray[np.int64]
 # SplitMix64's finaliser: weights on an even grid would not see differences that cancel, such as +1, -2, +1.
@@ -58,11 +58,13 @@ class Cached(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them."""
+    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them, chains
+    grown by a token in them."""
 
     progress: int
     steps: int
     step_seconds: float
+    grown: int
 
 
 def size_bytes(slots: int) -> int:
@@ -113,12 +115,13 @@ class BoardWriter(_Board):
         """Forget every entry of a slot."""
         self._slots[slot, :, _VERSION] = 0
 
-    def tick(self, step_seconds: float | None = None) -> None:
-        """Show that the draft is alive; with the duration of a tree step if one was just taken."""
+    def tick(self, step_seconds: float | None = None, grown: int = 0) -> None:
+        """Show that the draft is alive; with duration and chains of a tree step if one was just taken."""
         self._header[_PROGRESS] += 1
         if step_seconds is not None:
             self._header[_STEPS] += 1
             self._header[_STEP_NS] += int(step_seconds * 1e9)
+            self._header[_GROWN] += grown
 
 
 class BoardReader(_Board):
@@ -157,5 +160,5 @@ class BoardReader(_Board):
         return None
 
     def telemetry(self) -> Telemetry:
-        progress, steps, nanoseconds = (int(word) for word in self._header[:3])
-        return Telemetry(progress, steps, nanoseconds / 1e9)
+        progress, steps, nanoseconds, grown = (int(word) for word in self._header[:4])
+        return Telemetry(progress, steps, nanoseconds / 1e9, grown)

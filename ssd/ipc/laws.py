@@ -29,7 +29,7 @@ class LawArena:
 
     def __init__(self, descriptor: int, slots: int, speculation: Speculation, vocab_size: int) -> None:
         self._memory = mmap.mmap(descriptor, self.size_bytes(slots, speculation, vocab_size))
-        self.entries, self.depth = speculation.chains + 1, speculation.num_speculative_tokens
+        self.entries, self.depth = speculation.chains + 1, speculation.longest
         shape = (slots, self.entries, self.depth)
         count = slots * self.entries * self.depth
         headers: Words = np.frombuffer(self._memory, np.int64, count * _WORDS)
@@ -41,7 +41,7 @@ class LawArena:
     @staticmethod
     def size_bytes(slots: int, speculation: Speculation, vocab_size: int) -> int:
         """Bytes of shared memory; only those that are written to take any room."""
-        places = slots * (speculation.chains + 1) * speculation.num_speculative_tokens
+        places = slots * (speculation.chains + 1) * speculation.longest
         return places * (8 * _WORDS + 4 * vocab_size)
 
     def write(self, slot: int, entry: int, key: Key, start: int, tokens: Sequence[int], laws: Sequence[Law]) -> None:

@@ -257,6 +257,12 @@ class Launched(Message, frozen=True):
     rows: Annotated[list[Launch], Meta(max_length=4096)]
 
 
+class Retune(Message, frozen=True):
+    """(request, how to speculate from now on): K and fan-outs as the tuner has chosen them."""
+
+    rows: Annotated[list[tuple[RequestId, Speculation]], Meta(max_length=4096)]
+
+
 class Release(Message, frozen=True):
     """Sequences that ended or lost their pages."""
 
@@ -309,6 +315,6 @@ CLIENT_TO_FRONTEND = msgspec.msgpack.Decoder(Generate | Cancel | Describe)
 FRONTEND_TO_CLIENT = msgspec.msgpack.Decoder(Description | Chunk | Done | Failed)
 PEER_TO_TARGET = msgspec.msgpack.Decoder(Hello | Submit | Abort)
 TARGET_TO_FRONTEND = msgspec.msgpack.Decoder(Ready | Refused | Step)
-TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Release | Rejoin)
+TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
 CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status)
 SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain)

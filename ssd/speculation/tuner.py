@@ -76,17 +76,50 @@ def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     return max(speed(wait) for wait in range(lookahead + 1))
 
 
-def best_plan(profile: Profile, batch: int, most_tokens: int, most_chains: int, present: Plan | None = None) -> Plan:
-    """The plan with the highest predicted speed for `batch` sequences, K up to `most_tokens` and at most `most_chains`
-    chains a sequence; `present` stays unless another is clearly better."""
-    plans = [Plan(0, (), batch / profile.plain)]
-    for lookahead in range(1, most_tokens + 1):
-        for budget in range(lookahead + 1, most_chains + 1, 2):
-            fan_out = optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget)
-            plans.append(Plan(lookahead, fan_out, predicted(profile, batch, fan_out)))
+def predicted_sd(profile: Profile, batch: int, lookahead: int) -> float:
+    """The same for ordinary speculative decoding: draft K tokens, then verify them."""
+    time = profile.verify.at(batch * (1 + lookahead)) + lookahead * profile.step.at(batch)
+    return batch * profile.tokens(lookahead) / time
+
+
+class Choices(NamedTuple):
+    """What may be chosen: K among `lookaheads` (0: plain decoding), and fan-outs of at most `chains` chains a sequence,
+    `most` for one accepted length, unless `fan_out` is given, one number or a list. Without `ahead` the draft works in
+    turn with the target (`sd`)."""
+
+    lookaheads: tuple[int, ...]
+    fan_out: tuple[int, ...] = ()
+    chains: int = 32
+    most: int = 16
+    ahead: bool = True
+
+
+def best_plan(profile: Profile, batch: int, choices: Choices, present: Plan | None = None) -> Plan:
+    """The plan with the highest predicted speed for `batch` sequences; `present` stays unless another is clearly
+    better."""
+
+    def planned(lookahead: int, fan_out: tuple[int, ...]) -> Plan:
+        if lookahead == 0:
+            return Plan(0, (), batch / profile.plain)
+        if not choices.ahead:
+            return Plan(lookahead, fan_out, predicted_sd(profile, batch, lookahead))
+        return Plan(lookahead, fan_out, predicted(profile, batch, fan_out))
+
+    plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
     best = max(plans, key=lambda plan: plan.speed)
-    if present is not None:
-        speed = batch / profile.plain if present.lookahead == 0 else predicted(profile, batch, present.fan_out)
-        if best.speed < (1 + (_HYSTERESIS if best.lookahead else _TO_PLAIN)) * speed:
-            return present._replace(speed=speed)
+    if present is not None and present.lookahead in choices.lookaheads:
+        kept = planned(present.lookahead, present.fan_out)
+        if best.speed < (1 + (_HYSTERESIS if best.lookahead else _TO_PLAIN)) * kept.speed:
+            return kept
     return best
+
+
+def _fan_outs(profile: Profile, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
+    """The lists worth considering for one K."""
+    if lookahead == 0:
+        return [()]
+    if choices.fan_out:
+        return [choices.fan_out if len(choices.fan_out) > 1 else choices.fan_out * (lookahead + 1)]
+    budgets = range(lookahead + 1, choices.chains + 1, 2) if choices.ahead else (lookahead + 1,)
+    lists = [optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in budgets]
+    return [tuple(min(count, choices.most) for count in fan_out) for fan_out in lists]

@@ -11,11 +11,13 @@ import torch
 
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release
+from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
 from ssd.speculation.backup import depth_worth_waiting_for
+from ssd.speculation.outcome import fan_out_at
 from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
 from ssd.target.sequence import Sequence
+from ssd.target.tuning import Tuning
 
 # A request that waits in vain this often in a row waits no more, but for a trial every so many rounds.
 _STRIKES = 3
@@ -54,6 +56,9 @@ class BoardProposer:
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
         self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
         self._rounds, self._deaf = 0, False
+        self._tuning = Tuning()
+        self._retuned: set[int] = set()
+        self._running = 0
         self._acceptance = _Measured(0.5)
         self._cheap_tokens = _Measured(1.0)
         self._token_wait_s = _Measured(0.005)
@@ -91,6 +96,7 @@ class BoardProposer:
     # -- Proposer ---------------------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence) -> None:
+        sequence.speculation = self._tuning.current(sequence.asked)
         if sequence.speculation.mode == "ar":
             return
         law = sequence.law
@@ -115,11 +121,12 @@ class BoardProposer:
             self._strikes.pop(sequence.request, None)
             self._went_cheap.discard(sequence.request)
             self._cheap.forget(sequence.request)
+            self._retuned.discard(sequence.request)
         self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
 
     def outcomes(self, results: Items[Result]) -> None:
         if self._settled_at:
-            self._verify_s.note(time.perf_counter() - self._settled_at)
+            self._time(time.perf_counter() - self._settled_at, results)
         rows = []
         for result in results:
             if result.sequence.speculation.mode != "ar":
@@ -128,12 +135,23 @@ class BoardProposer:
         if rows:
             self._tell(Outcomes(rows))
 
+    def _time(self, seconds: float, results: Items[Result]) -> None:
+        """Note how long a round took from its launch, unless it had other work than decoding."""
+        self._verify_s.note(seconds)
+        if len(results) == self._running and all(result.round > 0 for result in results):
+            alone = all(result.sequence.speculation.mode == "ar" for result in results)
+            tokens = sum(1 + result.drafted for result in results)
+            self._tuning.steps(self._board.telemetry())
+            self._tuning.round(len(results), tokens, seconds, alone)
+
     def _learn(self, result: Result) -> None:
         """Note how well what was verified had been guessed."""
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
+            self._tuning.learner.went_cheap(result.outcome.accepted + 1)
             return
+        self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
         for trial in range(min(result.drafted, result.outcome.accepted + 1)):
             self._acceptance.note(float(trial < result.outcome.accepted))
 
@@ -142,32 +160,45 @@ class BoardProposer:
         sequence, outcome, speculation = result.sequence, result.outcome, result.sequence.speculation
         key = Key(self._epoch or 0, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
         if speculation.mode == "ssd" and sequence.lookahead > 0 and self._epoch is not None:
-            self._take(sequence, key, sequence.lookahead)
+            entry = self._take(sequence, key, sequence.lookahead)
             if result.round > 0:
                 sequence.hit = bool(sequence.proposal)
+                self._learn_rank(result, entry)
         in_flight = len(sequence.proposal)
         if not in_flight and sequence.lookahead > 0 and (speculation.mode == "sd" or speculation.backup != "none"):
             self._open[sequence.request] = _Missed(sequence, key, sequence.round)
             in_flight = -1
         return Outcome(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
 
-    def _take(self, sequence: Sequence, key: Key, most: int) -> None:
-        """Propose what the board has for `key`, if it is more than there is already."""
+    def _learn_rank(self, result: Result, entry: int | None) -> None:
+        """Note which of the prepared tokens the bonus token was. Entries are numbered by accepted length, then rank."""
+        request, fan_out = result.sequence.request, result.sequence.speculation.fan_out
+        if request in self._retuned:
+            self._retuned.discard(request)  # this tree was grown with other fan-outs
+            return
+        counts = [fan_out_at(k, result.drafted, fan_out) for k in range(result.outcome.accepted + 1)]
+        self._tuning.learner.looked_up(counts[-1], None if entry is None else entry + 1 - sum(counts[:-1]))
+
+    def _take(self, sequence: Sequence, key: Key, most: int) -> int | None:
+        """Propose what the board has for `key`, if it is more than there is already; returns where it was found."""
         found = self._board.find(sequence.slot, key, most)
         if found is None or len(found.ids) <= len(sequence.proposal):
-            return
+            return None if found is None else found.entry
         ids, laws = found.ids, None
         if sequence.ratio_rule:
             if self._laws is None:
-                return
+                return found.entry
             laws = torch.from_numpy(self._laws.read(sequence.slot, found.entry, key, ids))
             ids = ids[: len(laws)]
         if len(ids) > len(sequence.proposal):
             sequence.proposal, sequence.laws = ids, laws
+        return found.entry
 
     def settle(self, sequences: Items[Sequence]) -> float:
         self._rounds += 1
+        self._running = len(sequences)
         began = time.perf_counter()
+        self._retune(sequences)
         if self._open:
             depths = self._depths(sequences)
             if depths:
@@ -176,6 +207,24 @@ class BoardProposer:
             self._open.clear()
         self._settled_at = time.perf_counter()
         return self._settled_at - began
+
+    def _retune(self, sequences: Items[Sequence]) -> None:
+        """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
+        changed = [s for s in sequences if s.asked.auto and s.speculation != self._tuning.current(s.asked)]
+        rows = []
+        for sequence in changed:
+            before, sequence.speculation = sequence.speculation, self._tuning.current(sequence.asked)
+            if sequence.speculation.mode == "ar":
+                self._open.pop(sequence.request, None)
+                sequence.proposal, sequence.laws, sequence.hit = [], None, None
+                self._tell(Release([sequence.request]))
+            elif before.mode == "ar":
+                self.admit(sequence)
+            else:
+                rows.append((sequence.request, sequence.speculation))
+            self._retuned.add(sequence.request)
+        if rows:
+            self._tell(Retune(rows))
 
     def _launch(self, missed: _Missed) -> Launch:
         """What a row that missed verifies now: what the draft has brought, else what a cheap speculator makes of it."""

@@ -42,7 +42,7 @@ def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
     dtype, device = getattr(torch, config.dtype), device_of(config.device)
     model = registry.load(checkpoint, dtype, device, config.max_model_len, config.load_format == "dummy")
     runner = Runner(model, config.num_pages, config.page_size, config.deterministic)
-    runner.warm_up(1 + config.speculation.num_speculative_tokens)
+    runner.warm_up(1 + config.speculation.longest)
     return runner, stop_token_ids(checkpoint)
 
 

@@ -46,14 +46,16 @@ class Sequence:
     """`tokens` are committed, `computed` of them have keys and values (I1), `proposal` are guesses to verify next,
     drawn from `laws` [n, V] if the ratio rule decides about them (None: not drawn).
 
-    `round` numbers outcomes: 0 is the prefill's. `hit` says whether the proposal came from the speculation cache,
-    None where that question does not arise.
+    `speculation` is what was `asked` for, or what the tuner makes of that at present. `round` numbers outcomes: 0 is
+    the prefill's. `hit` says whether the proposal came from the speculation cache, None where that question does not
+    arise.
     """
 
     request: int
     tokens: list[int]
     prompt_length: int
     params: SamplingParams
+    asked: Speculation
     speculation: Speculation
     law: Law
     max_model_len: int
@@ -81,6 +83,7 @@ class Sequence:
             tokens=list(submit.token_ids),
             prompt_length=len(submit.token_ids),
             params=params,
+            asked=params.speculation or default,
             speculation=params.speculation or default,
             law=law,
             max_model_len=max_model_len,
@@ -128,7 +131,7 @@ class Sequence:
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(
-            mode=self.speculation.mode,
+            mode=self.asked.mode,
             rounds=counts.rounds,
             drafted_tokens=counts.drafted,
             accepted_tokens=counts.accepted,

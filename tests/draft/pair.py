@@ -23,6 +23,7 @@ from ssd.ipc.messages import (
     Outcomes,
     Rejoin,
     Release,
+    Retune,
     Submit,
     pack,
     unpack,
@@ -98,7 +99,7 @@ class Draft:
     def hear(self, message: Message) -> None:
         """One message, over the wire and back, then the work it brings."""
         _, heard = unpack(pack(message), TARGET_TO_DRAFT)
-        assert isinstance(heard, Admit | Outcomes | Launched | Release)
+        assert isinstance(heard, Admit | Outcomes | Launched | Retune | Release)
         self.engine.handle(heard)
         self.watch(self.engine)
         self.work(self.steps)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.learner import Learner, LineFit
-from ssd.speculation.tuner import Line, Plan, Profile, best_plan, predicted
+from ssd.speculation.tuner import Choices, Line, Plan, Profile, best_plan, predicted, predicted_sd
 
 MS = 1e-3
+ANY = Choices(tuple(range(9)))
 # Two cores: a verification of 55 ms and a little more for each token, tree steps of 17 ms however many chains.
 CPU = Profile(Line(55 * MS, 1 * MS), Line(17 * MS, 0.05 * MS), 55 * MS, (0.55,), 0.55, (0.5, 0.7))
 # The paper's pair: 18 ms, a step 2 ms.
@@ -38,7 +39,7 @@ def test_tokens_between_two_depths() -> None:
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_no_setting_that_was_not_tried_is_much_better(profile: Profile, batch: int) -> None:
     """Uniform lists and random ones, of any K."""
-    found = best_plan(profile, batch, 8, 32)
+    found = best_plan(profile, batch, ANY)
     dice = Random(0)
     for _ in range(300):
         lookahead = dice.randint(1, 8)
@@ -48,31 +49,49 @@ def test_no_setting_that_was_not_tried_is_much_better(profile: Profile, batch: i
 
 
 def test_a_useless_draft_is_left_alone() -> None:
-    assert best_plan(replace(CPU, acceptance=(0.02,), rate=0.02), 1, 8, 32).lookahead == 0
+    assert best_plan(replace(CPU, acceptance=(0.02,), rate=0.02), 1, ANY).lookahead == 0
 
 
 def test_a_draft_as_slow_as_the_target_is_left_alone() -> None:
-    assert best_plan(replace(CPU, step=Line(80 * MS, 0)), 1, 8, 32).lookahead == 0
+    assert best_plan(replace(CPU, step=Line(80 * MS, 0)), 1, ANY).lookahead == 0
 
 
 def test_where_tokens_cost_what_they_bring_nothing_is_drafted() -> None:
     """A large batch on a processor that computes at its limit."""
-    assert best_plan(replace(CPU, verify=Line(1 * MS, 20 * MS), plain=321 * MS), 16, 8, 32).lookahead == 0
+    assert best_plan(replace(CPU, verify=Line(1 * MS, 20 * MS), plain=321 * MS), 16, ANY).lookahead == 0
 
 
 def test_a_better_draft_looks_further_ahead() -> None:
-    depths = [best_plan(replace(GPU, acceptance=(a,), rate=a), 1, 8, 32).lookahead for a in (0.3, 0.6, 0.9)]
+    depths = [best_plan(replace(GPU, acceptance=(a,), rate=a), 1, ANY).lookahead for a in (0.3, 0.6, 0.9)]
     assert depths == sorted(depths) and depths[0] < depths[-1]
 
 
 def test_a_plan_stays_unless_another_is_clearly_better() -> None:
-    best = best_plan(GPU, 1, 8, 32)
+    best = best_plan(GPU, 1, ANY)
     near = Plan(best.lookahead, (*best.fan_out[:-1], best.fan_out[-1] - 1), 0.0)
-    assert best_plan(GPU, 1, 8, 32, near).fan_out == near.fan_out
+    assert best_plan(GPU, 1, ANY, near).fan_out == near.fan_out
     far = Plan(1, (1, 1), 0.0)
-    assert best_plan(GPU, 1, 8, 32, far) == best
+    assert best_plan(GPU, 1, ANY, far) == best
     plain = Plan(0, (), 0.0)
-    assert best_plan(replace(GPU, acceptance=(0.01,), rate=0.01), 1, 8, 32, plain).lookahead == 0
+    assert best_plan(replace(GPU, acceptance=(0.01,), rate=0.01), 1, ANY, plain).lookahead == 0
+
+
+def test_only_what_may_be_chosen_is() -> None:
+    for choices in (Choices((4,)), Choices((0, 1, 2), (3,)), Choices((3,), (4, 3, 2, 1)), Choices((2, 5), (), 7)):
+        plan = best_plan(GPU, 1, choices)
+        assert plan.lookahead in choices.lookaheads and len(plan.fan_out) == plan.lookahead + 1
+        assert not choices.fan_out or set(plan.fan_out) == set(choices.fan_out)
+        assert choices.fan_out or sum(plan.fan_out) <= choices.chains
+    useless = replace(GPU, acceptance=(0.0,), rate=0.0)
+    assert best_plan(useless, 1, Choices((4,))).lookahead == 4
+
+
+def test_in_turn_by_hand() -> None:
+    """K = 2, a = .5: 1.75 tokens in 20 ms of verification and two steps of 2 ms."""
+    profile = replace(GPU, verify=Line(20 * MS, 0.0), step=Line(2 * MS, 0.0), acceptance=(0.5,), rate=0.5)
+    assert predicted_sd(profile, 1, 2) == pytest.approx(1.75 / 0.024)
+    found = best_plan(profile, 1, Choices(tuple(range(9)), ahead=False))
+    assert found.speed == pytest.approx(max(predicted_sd(profile, 1, k) for k in range(1, 9)))
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -128,13 +147,13 @@ def test_what_is_learned_leads_to_a_plan_near_the_best(profile: Profile) -> None
         play(learner, profile, plan, 40, dice)
         learned = learner.profile(1)
         assert learned is not None
-        plan = best_plan(learned, 1, 8, 32, plan)
-    best = best_plan(profile, 1, 8, 32)
+        plan = best_plan(learned, 1, ANY, plan)
+    best = best_plan(profile, 1, ANY)
     assert predicted(profile, 1, plan.fan_out) >= 0.95 * best.speed
 
 
 def test_it_follows_a_draft_that_becomes_useless_and_back() -> None:
-    learner, dice, plan = Learner(), Random(2), best_plan(CPU, 1, 8, 32)
+    learner, dice, plan = Learner(), Random(2), best_plan(CPU, 1, ANY)
     useless = replace(CPU, acceptance=(0.01,), rate=0.01)
     for world, expected in ((CPU, True), (useless, False), (CPU, True)):
         for _ in range(30):
@@ -142,7 +161,7 @@ def test_it_follows_a_draft_that_becomes_useless_and_back() -> None:
                 play(learner, world, probed, 10, dice)
             learned = learner.profile(1)
             assert learned is not None
-            plan = best_plan(learned, 1, 8, 32, plan)
+            plan = best_plan(learned, 1, ANY, plan)
         assert (plan.lookahead > 0) is expected
 
 
