@@ -35,9 +35,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     target: str = "smollm2"
     draft: str | None = None
     mode: Mode = "ssd"
-    num_speculative_tokens: int = 4
-    fan_out: FanOut = (3,)
-    backup: Backup = "jit"
+    num_speculative_tokens: int = 0
+    fan_out: FanOut = ()
+    backup: Backup = "auto"
     sampler: Sampler = "coupled"
     saguaro_c: float = 1.0
     budget: int = 32

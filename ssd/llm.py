@@ -48,9 +48,9 @@ class LLM:
         draft: str | None = None,
         *,
         mode: Mode = "ssd",
-        num_speculative_tokens: int | Literal["auto"] = 4,
-        fan_out: int | Sequence[int] | Literal["auto"] = 3,
-        backup: Backup = "jit",
+        num_speculative_tokens: int | Literal["auto"] = "auto",
+        fan_out: int | Sequence[int] | Literal["auto"] = "auto",
+        backup: Backup = "auto",
         **options: Any,
     ) -> None:
         config = resolve(

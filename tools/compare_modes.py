@@ -27,9 +27,10 @@ from rich.progress import track
 from rich.table import Table
 
 from ssd import LLM, SamplingParams
+from ssd.cli.options import FanOut, Lookahead
 from ssd.client import Completion
 from ssd.ipc.messages import Metrics
-from ssd.params import Speculation
+from ssd.params import MAX_LOOKAHEAD, Speculation
 from ssd.speculation.theory import speedup_sd, speedup_ssd
 
 
@@ -39,9 +40,9 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 @click.option("--draft", help="Default: the built-in one for the built-in target.")
 @click.option("--prompts", "count", default=20, show_default=True)
 @click.option("--tokens", default=128, show_default=True)
-@click.option("-k", "--num-speculative-tokens", "lookahead", default=4, show_default=True)
-@click.option("--fan-out", default=3, show_default=True)
-@click.option("--backup", multiple=True, default=("jit",), show_default=True, help="one ssd column each")
+@click.option("-k", "--num-speculative-tokens", "lookahead", type=Lookahead(1, MAX_LOOKAHEAD), default="auto")
+@click.option("--fan-out", type=FanOut(), default="auto")
+@click.option("--backup", multiple=True, default=("auto",), show_default=True, help="one ssd column each")
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--transformers/--no-transformers", "peer", default=False, help="also transformers' own generate")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="write every figure here")
@@ -52,7 +53,7 @@ def main(
     count: int,
     tokens: int,
     lookahead: int,
-    fan_out: int,
+    fan_out: tuple[int, ...],
     backup: tuple[str, ...],
     temperatures: tuple[float, ...],
     peer: bool,
@@ -60,10 +61,10 @@ def main(
 ) -> None:
     prompts = from_jsonl(prompts_file, count)
     settings = {"ar": Speculation("ar"), "sd": Speculation("sd", lookahead)}
-    settings |= {f"ssd {name}": Speculation("ssd", lookahead, (fan_out,), name) for name in backup}  # type: ignore[arg-type]
+    settings |= {f"ssd {name}": Speculation("ssd", lookahead, fan_out, name) for name in backup}
     report: dict[str, Any] = {"environment": _environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
     console = Console(width=160)
-    with LLM(target, draft, num_speculative_tokens=lookahead, fan_out=fan_out) as llm:
+    with LLM(target, draft) as llm:
         for temperature in temperatures:
             runs = _interleaved(llm, prompts, settings, temperature, tokens)
             rows = [_row(name, temperature, runs[name], runs["ar"]) for name in settings]

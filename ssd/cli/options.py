@@ -95,7 +95,9 @@ def engine_options(function: _Function) -> Callable[..., Any]:
         name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
         default = getattr(_DEFAULTS, name)
         if isinstance(default, tuple):
-            default = ",".join(map(str, default))
+            default = ",".join(map(str, default)) or "auto"
+        if isinstance(kind, Lookahead):
+            default = default or "auto"
         option = click.option(
             *flags, type=kind, default=default, show_default=True, envvar=f"SSD_{name.upper()}", help=text
         )

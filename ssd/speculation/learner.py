@@ -9,7 +9,7 @@ _SMOOTHING = 0.01
 _POSITIONS = 8
 _RANKS = 16
 # What is taken for granted until it is seen: middling acceptance, the misses of the paper's pairs (ALGORITHM 4).
-_ACCEPTANCE, _MISSES = 0.5, (0.4, 0.6)
+_ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
 # A line's slope, as a share of its height for one more unit, until sizes have varied.
 _SLOPE = 0.01
 
@@ -60,7 +60,7 @@ class Learner:
         self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._rate, self._cheap = Mean(_ACCEPTANCE), Mean(1.0)
-        self._within = [Mean(0.0) for _ in range(_RANKS)]
+        self._hazard = [Mean(0.0) for _ in range(_RANKS)]
 
     def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
         """A verification of `tokens` tokens of `batch` rows; `alone`: no draft was busy beside it."""
@@ -80,9 +80,14 @@ class Learner:
             self._rate.note(float(index < accepted))
 
     def looked_up(self, fan_out: int, rank: int | None) -> None:
-        """An outcome for whose accepted length `fan_out` tokens were prepared was the `rank`-th of them, from 1."""
-        for within in range(1, min(fan_out, _RANKS) + 1):
-            self._within[within - 1].note(float(rank is not None and rank <= within))
+        """An outcome for whose accepted length `fan_out` tokens were prepared was the `rank`-th of them, from 1.
+
+        Lists are not of one length, and the long ones belong to other accepted lengths than the short ones: as with
+        lives that are watched for different times, what is estimated is the chance of each rank given none before it
+        (Kaplan and Meier, 1958).
+        """
+        for tried in range(1, min(fan_out, rank or fan_out, _RANKS) + 1):
+            self._hazard[tried - 1].note(float(tried == rank))
 
     def went_cheap(self, tokens: int) -> None:
         """A missed row that did not wait got so many tokens."""
@@ -93,17 +98,29 @@ class Learner:
             return None
         verify = self._verify.line()
         known = [mean for mean in self._acceptance if mean.count >= 8]
-        misses = {index + 1: 1 - mean.value for index, mean in enumerate(self._within) if mean.count >= 16}
-        try:
-            law = miss_law(misses)
-        except ValueError:
-            law = _MISSES
         return Profile(
             verify=verify,
             step=self._step.line(),
             plain=self._plain[batch].value if batch in self._plain else verify.at(batch),
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
-            misses=(min(1.0, law[0]), min(max(0.05, law[1]), 3.0)),
+            misses=self._misses(),
             cheap=self._cheap.value,
         )
+
+    def _misses(self) -> tuple[float, float]:
+        """(c, r) of the power law, as far as ranks were tried; the exponent within what is known of pairs of models, as
+        a few ranks tell little about it."""
+        rates, missed = {}, 1.0
+        for index, hazard in enumerate(self._hazard):
+            if hazard.count < 16:
+                break
+            missed *= 1 - hazard.value
+            rates[index + 1] = missed
+        if not rates:
+            return _MISSES
+        try:
+            c, r = miss_law(rates)
+        except ValueError:
+            c, r = rates[1], _MISSES[1]
+        return min(1.0, c), min(max(_EXPONENTS[0], r), _EXPONENTS[1])

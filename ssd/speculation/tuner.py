@@ -14,6 +14,11 @@ from ssd.speculation.fan_out import hit_rate, optimal_fan_out
 # A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
 # Going back to plain decoding takes little: nobody should be slower with a draft than without.
 _HYSTERESIS, _TO_PLAIN = 0.03, 0.005
+# Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
+# figure here shows.
+_ALIKE = 0.01
+# Rounds are not all of one length: some have room for more tree steps than the mean, some for less.
+_SPREAD = (0.75, 1.0, 1.25)
 
 
 class Line(NamedTuple):
@@ -62,15 +67,18 @@ def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     """Tokens per second of `batch` sequences with K = len(fan_out) - 1."""
     lookahead, chains = len(fan_out) - 1, sum(fan_out)
     step = profile.step.at(batch * chains)
-    steps = profile.verify.at(batch * (1 + lookahead)) / step
-    depth = min(float(lookahead), steps - 0.5) if steps >= 1 else 0.0  # an unfinished step gives nothing
+    steps = profile.verify.at(2 * batch) / step  # no longer than it takes with one draft token: more must be earned
+    # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
+    depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
+    depth = sum(depths) / len(depths)
     verify = profile.verify.at(batch * (1 + depth))
+    on_hit = sum(profile.tokens(d) for d in depths) / len(depths)
     hits = hit_rate(profile.rate, fan_out, profile.misses) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
     def speed(wait: int) -> float:
         missed = profile.tokens(wait) if wait else profile.cheap
-        tokens = hits * profile.tokens(depth) + (1 - hits) * missed
+        tokens = hits * on_hit + (1 - hits) * missed
         return batch * tokens / (verify + any_miss * wait * profile.step.at(batch))
 
     return max(speed(wait) for wait in range(lookahead + 1))
@@ -106,7 +114,9 @@ def best_plan(profile: Profile, batch: int, choices: Choices, present: Plan | No
         return Plan(lookahead, fan_out, predicted(profile, batch, fan_out))
 
     plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
-    best = max(plans, key=lambda plan: plan.speed)
+    fastest = max(plan.speed for plan in plans)
+    alike = [plan for plan in plans if plan.speed >= (1 - _ALIKE) * fastest]
+    best = min(alike, key=lambda plan: sum(plan.fan_out))
     if present is not None and present.lookahead in choices.lookaheads:
         kept = planned(present.lookahead, present.fan_out)
         if best.speed < (1 + (_HYSTERESIS if best.lookahead else _TO_PLAIN)) * kept.speed:

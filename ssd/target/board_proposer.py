@@ -60,7 +60,7 @@ class BoardProposer:
         self._retuned: set[int] = set()
         self._running = 0
         self._acceptance = _Measured(0.5)
-        self._cheap_tokens = _Measured(1.0)
+        self._cheap_tokens = _Measured(1.5)
         self._token_wait_s = _Measured(0.005)
         self._verify_s = _Measured(0.02)
         self._settled_at = 0.0
@@ -243,8 +243,12 @@ class BoardProposer:
         ready = [len(s.proposal) for s in sequences if s.request not in self._open and s.round > 0]
         missed = [row.sequence for row in self._open.values()]
         depths = {s.request: s.lookahead for s in missed if s.speculation.mode == "sd"}
-        for backup, cheap in (("jit", 1.0), ("auto", self._cheap_tokens.value)):
-            mine = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup == backup]
+        ahead = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup in ("jit", "auto")]
+        ideas = {s.request for s in ahead if s.speculation.backup == "auto" and self._cheap.propose(s)}
+        for cheap, mine in (
+            (1.0, [s for s in ahead if s.request not in ideas]),
+            (self._cheap_tokens.value, [s for s in ahead if s.request in ideas]),
+        ):
             longest = max((s.lookahead for s in mine), default=0)
             times = self._verify_s.value, self._token_wait_s.value
             worth = depth_worth_waiting_for(ready, len(mine), longest, self._acceptance.value, *times, cheap)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from msgspec.structs import replace
 
 from ssd.ipc.board import Telemetry
@@ -9,6 +11,8 @@ from ssd.params import AUTO_LOOKAHEAD, MAX_FAN_OUT, Speculation
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.learner import Learner
 from ssd.speculation.tuner import Choices, Plan, best_plan
+
+log = logging.getLogger("ssd.target")
 
 _DECIDE_EVERY = 16  # rounds
 # Plain decoding is measured for so many rounds so often, the first time early: it decides whether a draft pays.
@@ -65,7 +69,9 @@ class Tuning:
         if profile is None:
             return
         for asked, plan in self._plans.items():
-            self._plans[asked] = best_plan(profile, self._batch, _choices(asked), plan)
+            chosen = self._plans[asked] = best_plan(profile, self._batch, _choices(asked), plan)
+            if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
+                log.info("%s: K %d, fan-out %s, from %s", asked.mode, chosen.lookahead, chosen.fan_out, profile)
 
     def _begin_detour(self) -> None:
         profile = self.learner.profile(self._batch)

@@ -22,10 +22,10 @@ GPU = Profile(Line(18 * MS, 0.02 * MS), Line(2 * MS, 0.002 * MS), 18 * MS, (0.85
 
 
 def test_speed_by_hand() -> None:
-    """K = 1, F = 1, 1; a token takes no time of its own, a step half of a verification: depth 1. a = .5, c = .5."""
-    profile = Profile(Line(0.1, 0.0), Line(0.05, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
+    """K = 1, F = 1, 1; a token takes no time of its own, a step little of a verification: depth 1. a = .5, c = .5."""
+    profile = Profile(Line(0.1, 0.0), Line(0.02, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
     # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
-    going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.05)
+    going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
     assert predicted(profile, 1, (1, 1)) == pytest.approx(max(going, waiting))
 
 
