@@ -59,7 +59,8 @@ class Learner:
         self._verify, self._step = LineFit(), LineFit()
         self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
-        self._rate, self._cheap = Mean(_ACCEPTANCE), Mean(1.0)
+        self._rate = Mean(_ACCEPTANCE)
+        self._missed, self._wait = Mean(1.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
 
     def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
@@ -89,9 +90,10 @@ class Learner:
         for tried in range(1, min(fan_out, rank or fan_out, _RANKS) + 1):
             self._hazard[tried - 1].note(float(tried == rank))
 
-    def went_cheap(self, tokens: int) -> None:
-        """A missed row that did not wait got so many tokens."""
-        self._cheap.note(tokens)
+    def missed(self, tokens: int, waited: float) -> None:
+        """The round after a miss waited so many seconds, and brought so many tokens."""
+        self._missed.note(tokens)
+        self._wait.note(waited)
 
     def profile(self, batch: int) -> Profile | None:
         if not self._verify.known or not self._step.known:
@@ -105,7 +107,7 @@ class Learner:
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
             misses=self._misses(),
-            cheap=self._cheap.value,
+            missed=(self._missed.value, self._wait.value) if self._missed.count >= 8 else None,
         )
 
     def _misses(self) -> tuple[float, float]:

@@ -35,8 +35,9 @@ class Line(NamedTuple):
 class Profile:
     """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
     (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
-    fan-out, `cheap` the tokens of a missed row that does not wait. `verify` is in tokens of the whole batch, `step` in
-    chains of the whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
+    fan-out, `missed` the (tokens, seconds waited) of a row after a miss, None before there was any. `verify` is in
+    tokens of the whole batch, `step` in chains of the whole batch, `plain` the time of a token for every row without a
+    draft beside it; all in seconds."""
 
     verify: Line
     step: Line
@@ -44,7 +45,7 @@ class Profile:
     acceptance: tuple[float, ...]
     rate: float
     misses: tuple[float, float]
-    cheap: float = 1.0
+    missed: tuple[float, float] | None = None
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -76,12 +77,13 @@ def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     hits = hit_rate(profile.rate, fan_out, profile.misses) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
-    def speed(wait: int) -> float:
-        missed = profile.tokens(wait) if wait else profile.cheap
-        tokens = hits * on_hit + (1 - hits) * missed
-        return batch * tokens / (verify + any_miss * wait * profile.step.at(batch))
+    def speed(missed: float, wait: float) -> float:
+        return batch * (hits * on_hit + (1 - hits) * missed) / (verify + any_miss * wait)
 
-    return max(speed(wait) for wait in range(lookahead + 1))
+    if profile.missed is not None:
+        return speed(*profile.missed)
+    fresh = profile.step.at(batch)
+    return max(speed(profile.tokens(wait), wait * fresh) for wait in range(lookahead + 1))
 
 
 def predicted_sd(profile: Profile, batch: int, lookahead: int) -> float:

@@ -54,6 +54,7 @@ class BoardProposer:
         self._epoch: int | None = None
         self._open: dict[int, _Missed] = {}
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
+        self._waited: dict[int, float] = {}  # seconds, of the rows whose last outcome was a miss
         self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
         self._rounds, self._deaf = 0, False
         self._tuning = Tuning()
@@ -120,6 +121,7 @@ class BoardProposer:
             self._open.pop(sequence.request, None)
             self._strikes.pop(sequence.request, None)
             self._went_cheap.discard(sequence.request)
+            self._waited.pop(sequence.request, None)
             self._cheap.forget(sequence.request)
             self._retuned.discard(sequence.request)
         self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
@@ -146,10 +148,12 @@ class BoardProposer:
 
     def _learn(self, result: Result) -> None:
         """Note how well what was verified had been guessed."""
+        waited = self._waited.pop(result.sequence.request, None)
+        if waited is not None and result.sequence.speculation.mode == "ssd":
+            self._tuning.learner.missed(result.outcome.accepted + 1, waited)
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
-            self._tuning.learner.went_cheap(result.outcome.accepted + 1)
             return
         self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
         for trial in range(min(result.drafted, result.outcome.accepted + 1)):
@@ -203,6 +207,7 @@ class BoardProposer:
             depths = self._depths(sequences)
             if depths:
                 self._wait(depths, began)
+            self._waited |= dict.fromkeys(self._open, time.perf_counter() - began)
             self._tell(Launched([self._launch(missed) for missed in self._open.values()]))
             self._open.clear()
         self._settled_at = time.perf_counter()

@@ -25,6 +25,8 @@ def test_speed_by_hand() -> None:
     """K = 1, F = 1, 1; a token takes no time of its own, a step little of a verification: depth 1. a = .5, c = .5."""
     profile = Profile(Line(0.1, 0.0), Line(0.02, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
     # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
+    measured = replace(profile, missed=(1.2, 0.01))
+    assert predicted(measured, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
     going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
     assert predicted(profile, 1, (1, 1)) == pytest.approx(max(going, waiting))
 
