@@ -15,9 +15,10 @@ import msgspec
 
 from ssd.config import Cpus, DType, EngineConfig, Positive
 from ssd.errors import RequestError, UsageError
+from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
-from ssd.target import speculators
+from ssd.speculation import speculators
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
 
@@ -90,6 +91,7 @@ def resolve(options: EngineOptions) -> EngineConfig:
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
+    _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, draft is not None)
     config = EngineConfig(
         target=str(target.directory),
@@ -128,7 +130,8 @@ def _within_bounds(values: _Values) -> _Values:
 
 def _speculation(options: EngineOptions) -> Speculation:
     speculation = Speculation(**{name: getattr(options, name) for name in Speculation.__struct_fields__})
-    speculators.check(options.backup)
+    if options.backup not in speculators.names():
+        raise UsageError(f"no backup {options.backup!r}; there are {', '.join(speculators.names())}")
     try:
         speculation.check()
     except RequestError as error:
@@ -183,6 +186,18 @@ def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes // page_bytes
     return min(wanted, _available_bytes() // 4 // page_bytes)
+
+
+def _check_laws(options: EngineOptions, speculation: Speculation, shape: _Shape) -> None:
+    """The arena of draft laws must leave room for everything else."""
+    if speculation.mode == "ar" or speculation.sampler != "rejection":
+        return
+    size = LawArena.size_bytes(options.max_num_seqs, speculation, shape.vocab_size)
+    if size > _available_bytes() // 4:
+        raise UsageError(
+            f"--sampler rejection needs {size / 2**30:.1f} GiB for the laws of drafted tokens, more than a quarter of "
+            "the memory that is free; lower --max-num-seqs, --budget or -k"
+        )
 
 
 def _draft_dtype(options: EngineOptions) -> DType:

@@ -30,7 +30,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `num_speculative_tokens` 0 and an empty `fan_out` are chosen while it runs, with at most `budget` chains. `fan_out`
     is one number for every accepted length, or K + 1 numbers F_0..F_K (ALGORITHM 1). `backup` is auto, jit, none or the
-    name of a speculator (`ssd.target.speculators`). `saguaro_c` is the C of Saguaro sampling, for the sampler
+    name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro sampling, for the sampler
     `rejection`; 1 is ordinary sampling.
     """
 

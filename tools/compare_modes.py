@@ -125,6 +125,8 @@ def _predicted(m: Metrics) -> float:
     wait = m.draft_wait_ms / m.verify_ms
     if m.mode == "sd":
         return per_second * speedup_sd(m.mean_acceptance_length, wait)
+    if not m.hits:  # plain decoding, or nothing but misses
+        return per_second * speedup_sd(m.mean_acceptance_length, wait)
     # Filling the cache overlaps with the verification; only misses wait, and the mean wait is over all rounds.
     on_miss = wait / max(1e-9, 1 - m.hit_rate)
     return per_second * speedup_ssd(

@@ -10,8 +10,8 @@ from ssd.config import EngineConfig
 from ssd.errors import RequestError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Generate
-from ssd.params import MAX_SEED, SamplingParams
-from ssd.target import speculators
+from ssd.params import MAX_SEED, SamplingParams, Speculation
+from ssd.speculation import speculators
 
 
 def admit(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -> tuple[list[int], SamplingParams]:
@@ -41,15 +41,25 @@ def _complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
             "invalid_request", f"mode {speculation.mode} needs a draft, and this engine runs without one"
         )
     if speculation.backup not in speculators.names():
-        raise RequestError("invalid_request", f"no backup {speculation.backup!r}; there are {speculators.names()}")
+        known = ", ".join(speculators.names())
+        raise RequestError("invalid_request", f"no backup {speculation.backup!r}; there are {known}")
     drawn = speculation.sampler == "rejection" and speculation.mode != "ar" and params.temperature > 0
     if drawn and config.speculation.sampler != "rejection":
         raise RequestError(
             "invalid_request",
             "sampler rejection: this engine was started without it; start it with --sampler rejection",
         )
+    if drawn and _larger(speculation, config.speculation):
+        raise RequestError(
+            "invalid_request",
+            "sampler rejection: K and chains must not be more than those that the engine was started with",
+        )
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)
+
+
+def _larger(asked: Speculation, provided: Speculation) -> bool:
+    return asked.longest > provided.longest or asked.chains > provided.chains
 
 
 def _prompt_ids(message: Generate, tokenizer: Tokenizer) -> list[int]:

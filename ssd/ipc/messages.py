@@ -264,7 +264,7 @@ class Retune(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Sequences that ended or lost their pages."""
+    """Sequences that ended, lost their pages or go on without a draft."""
 
     requests: Annotated[list[RequestId], Meta(max_length=4096)]
 

@@ -10,6 +10,7 @@ _POSITIONS = 8
 _RANKS = 16
 # What is taken for granted until it is seen: middling acceptance, the misses of the paper's pairs (ALGORITHM 4).
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
+_FEW = 5
 # A line's slope, as a share of its height for one more unit, until sizes have varied.
 _SLOPE = 0.01
 
@@ -111,8 +112,8 @@ class Learner:
         )
 
     def _misses(self) -> tuple[float, float]:
-        """(c, r) of the power law, as far as ranks were tried; the exponent within what is known of pairs of models, as
-        a few ranks tell little about it."""
+        """(c, r) of the power law, as far as ranks were tried; from a few ranks only, the exponent is kept within what
+        is known of pairs of models."""
         rates, missed = {}, 1.0
         for index, hazard in enumerate(self._hazard):
             if hazard.count < 16:
@@ -125,4 +126,5 @@ class Learner:
             c, r = miss_law(rates)
         except ValueError:
             c, r = rates[1], _MISSES[1]
-        return min(1.0, c), min(max(_EXPONENTS[0], r), _EXPONENTS[1])
+        least = _EXPONENTS[0] if len(rates) < _FEW else 0.0
+        return min(1.0, c), min(max(least, r), _EXPONENTS[1])

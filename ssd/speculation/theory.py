@@ -42,13 +42,13 @@ def critical_batch(
 ) -> float:
     """Theorem 17: below this batch size the neural backup, which takes `neural` (T_n) and gives `tokens_neural`, beats
     one that takes no time and gives `tokens_cheap`; infinite where it always does, 0 where it never does."""
+    if hit_rate >= 1:  # nobody ever waits
+        return math.inf
     gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_cheap) - 1
     if gain >= neural:
         return math.inf
     if gain <= 0:
         return 0.0
-    if hit_rate >= 1:
-        return math.inf
     return math.log(1 - gain / neural) / math.log(hit_rate) if hit_rate > 0 else 0.0
 
 

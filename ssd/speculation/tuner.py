@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ssd.speculation.fan_out import hit_rate, optimal_fan_out
 
 # A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
-# Going back to plain decoding takes little: nobody should be slower with a draft than without.
+# Going back to plain decoding takes little: a draft should not make anyone slower.
 _HYSTERESIS, _TO_PLAIN = 0.03, 0.005
 # Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
 # figure here shows.
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     """Tokens per second of `batch` sequences with K = len(fan_out) - 1."""
     lookahead, chains = len(fan_out) - 1, sum(fan_out)
-    step = profile.step.at(batch * chains)
+    step = max(1e-6, profile.step.at(batch * chains))  # a clock may see nothing
     steps = profile.verify.at(2 * batch) / step  # no longer than it takes with one draft token: more must be earned
     # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]

@@ -46,8 +46,8 @@ class _Missed(NamedTuple):
 
 class BoardProposer:
     """See `ssd.target.proposer.Proposer`. `send` posts a message to the draft without blocking and says whether it
-    went; while the draft is away every row simply has no draft tokens. `laws` is where the ratio rule finds what the
-    draft tokens were drawn from."""
+    went; while the draft is away a row has no draft tokens but those of a cheap speculator. `laws` is where the ratio
+    rule finds what the draft tokens were drawn from."""
 
     def __init__(self, board: BoardReader, send: Callable[[Message], bool], laws: LawArena | None = None) -> None:
         self._board, self._send, self._laws = board, send, laws
@@ -56,7 +56,8 @@ class BoardProposer:
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
         self._waited: dict[int, float] = {}  # seconds, of the rows whose last outcome was a miss
         self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
-        self._rounds, self._deaf = 0, False
+        self._rounds = 0
+        self._hears = self._told_to_rejoin = False
         self._tuning = Tuning()
         self._retuned: set[int] = set()
         self._running = 0
@@ -75,7 +76,7 @@ class BoardProposer:
 
     def join(self, epoch: int, running: Items[Sequence]) -> None:
         """A draft said hello: from now on only its epoch counts, and it is told about every running sequence."""
-        self._epoch, self._deaf = epoch, False
+        self._epoch, self._hears, self._told_to_rejoin = epoch, True, False
         self._strikes.clear()
         self._open.clear()
         for sequence in running:
@@ -85,14 +86,10 @@ class BoardProposer:
 
     def _tell(self, message: Message) -> None:
         """Post to the draft. Once a message is lost its picture is wrong: it is asked to start over when it reads."""
-        if self._epoch is None:
-            return
-        if self._deaf:
-            self._deaf = not self._send(Rejoin())
-        elif self._send(message):
-            return
-        else:
-            self._deaf = True
+        if self._hears:
+            self._hears = self._send(message)
+        elif self._epoch is not None and not self._told_to_rejoin:
+            self._told_to_rejoin = self._send(Rejoin())
 
     # -- Proposer ---------------------------------------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ class BoardProposer:
         self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
 
     def outcomes(self, results: Items[Result]) -> None:
-        if self._settled_at:
+        if self._settled_at and results:
             self._time(time.perf_counter() - self._settled_at, results)
         rows = []
         for result in results:
@@ -143,13 +140,14 @@ class BoardProposer:
         if len(results) == self._running and all(result.round > 0 for result in results):
             alone = all(result.sequence.speculation.mode == "ar" for result in results)
             tokens = sum(1 + result.drafted for result in results)
-            self._tuning.steps(self._board.telemetry())
-            self._tuning.round(len(results), tokens, seconds, alone)
+            self._tuning.learn(len(results), tokens, seconds, alone, self._board.telemetry())
+        self._tuning.end_round(self._board.telemetry())
 
     def _learn(self, result: Result) -> None:
         """Note how well what was verified had been guessed."""
         waited = self._waited.pop(result.sequence.request, None)
-        if waited is not None and result.sequence.speculation.mode == "ssd":
+        # The first round after the prefill waits for a draft that may still compute the prompt.
+        if waited is not None and result.round > 1 and self._hears and result.sequence.speculation.mode == "ssd":
             self._tuning.learner.missed(result.outcome.accepted + 1, waited)
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
@@ -177,8 +175,8 @@ class BoardProposer:
     def _learn_rank(self, result: Result, entry: int | None) -> None:
         """Note which of the prepared tokens the bonus token was. Entries are numbered by accepted length, then rank."""
         request, fan_out = result.sequence.request, result.sequence.speculation.fan_out
-        if request in self._retuned:
-            self._retuned.discard(request)  # this tree was grown with other fan-outs
+        if request in self._retuned or not self._hears:
+            self._retuned.discard(request)  # this tree was grown with other fan-outs, or not at all
             return
         counts = [fan_out_at(k, result.drafted, fan_out) for k in range(result.outcome.accepted + 1)]
         self._tuning.learner.looked_up(counts[-1], None if entry is None else entry + 1 - sum(counts[:-1]))
@@ -235,7 +233,7 @@ class BoardProposer:
         """What a row that missed verifies now: what the draft has brought, else what a cheap speculator makes of it."""
         sequence = missed.sequence
         cheap: list[int] = []
-        if not sequence.proposal:
+        if not sequence.proposal and sequence.speculation.mode == "ssd":
             cheap = sequence.proposal = self._cheap.propose(sequence)
             if cheap:
                 self._went_cheap.add(sequence.request)
@@ -243,7 +241,7 @@ class BoardProposer:
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
         """How many tokens each open row waits for; empty when waiting does not pay or has been in vain lately."""
-        if self._epoch is None or self._deaf:
+        if not self._hears:
             return {}
         ready = [len(s.proposal) for s in sequences if s.request not in self._open and s.round > 0]
         missed = [row.sequence for row in self._open.values()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from itertools import takewhile
 
+from ssd.speculation.speculators import Speculator, load
 from ssd.target.sequence import Sequence
-from ssd.target.speculators import Speculator, load
 
 log = logging.getLogger("ssd.target")
 
@@ -17,23 +17,24 @@ class CheapProposals:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._by_request: dict[int, tuple[Speculator, int]] = {}
+        self._by_request: dict[int, tuple[Speculator | None, int]] = {}
 
     def propose(self, sequence: Sequence) -> list[int]:
         """Draft tokens for the next round; [] where the backup is of another kind or has no idea."""
-        made = self._by_request.get(sequence.request)
-        if made is None:
-            maker = load(sequence.speculation.backup)
-            if maker is None:
-                return []
-            made = maker(), 0
-        speculator, known = made
-        self._by_request[sequence.request] = speculator, len(sequence.tokens)
+        backup = sequence.speculation.backup
         try:
+            if sequence.request not in self._by_request:
+                maker = load(backup)
+                self._by_request[sequence.request] = (None if maker is None else maker(), 0)
+            speculator, known = self._by_request[sequence.request]
+            if speculator is None:
+                return []
+            self._by_request[sequence.request] = speculator, len(sequence.tokens)
             speculator.extend(sequence.tokens[known:])
             found = speculator.propose(sequence.lookahead)[: sequence.lookahead]
         except Exception:
-            log.exception("the backup %s failed; a round goes without it", sequence.speculation.backup)
+            log.exception("the backup %s failed; request %d goes without it", backup, sequence.request)
+            self._by_request[sequence.request] = None, 0
             return []
         return list(takewhile(lambda token: type(token) is int and 0 <= token < self._vocab_size, found))
 

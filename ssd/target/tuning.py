@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from ssd.ipc.board import Telemetry
-from ssd.params import AUTO_LOOKAHEAD, MAX_FAN_OUT, Speculation
+from ssd.params import AUTO_LOOKAHEAD, MAX_FAN_OUT, Mode, Speculation
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.learner import Learner
-from ssd.speculation.tuner import Choices, Plan, best_plan
+from ssd.speculation.tuner import Choices, Plan, Profile, best_plan
 
 log = logging.getLogger("ssd.target")
 
@@ -21,6 +22,22 @@ _PLAIN_ROUNDS, _FIRST_PLAIN, _PLAIN_EVERY = 4, 48, 1024
 _TRIAL_ROUNDS, _TRIAL_EVERY = 24, 256
 # What no one would do without a draft is not measured: it pays clearly.
 _CLEAR = 1.3
+# Ways of asking that are remembered; of others the plan is forgotten.
+_REMEMBERED = 8
+_LONGEST_STEP_S = 60.0
+
+
+class _Way(NamedTuple):
+    """What of a request's wish the plan depends on."""
+
+    mode: Mode
+    lookahead: int
+    fan_out: tuple[int, ...]
+    budget: int
+
+    @classmethod
+    def of(cls, asked: Speculation) -> _Way:
+        return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
 
 
 class Tuning:
@@ -28,74 +45,83 @@ class Tuning:
 
     def __init__(self) -> None:
         self.learner = Learner()
-        self._plans: dict[Speculation, Plan] = {}
+        self._plans: dict[_Way, Plan] = {}
         self._rounds, self._batch = 0, 1
-        self._detour, self._next_detour = 0, _FIRST_PLAIN  # rounds left of a plain measurement or a trial; when next
+        # A detour is a measurement of plain decoding or a trial of the draft: its kind, rounds left, when the next is.
+        self._detour: Literal["", "plain", "trial"] = ""
+        self._left, self._next_plain, self._next_trial = 0, _FIRST_PLAIN, _TRIAL_EVERY
         self._telemetry = Telemetry(0, 0, 0.0, 0)
 
     def current(self, asked: Speculation) -> Speculation:
         """How a request that asked so is speculated on now: numbers in place of `auto`, or mode `ar`."""
         if not asked.auto:
             return asked
-        plan = self._plans.setdefault(asked, _first(asked))
-        if self._detour and not asked.num_speculative_tokens:
-            plan = Plan(0, (), 0.0) if plan.lookahead else _first(asked)
-        if plan.lookahead == 0:
+        way = _Way.of(asked)
+        plan = self._plans.get(way)
+        if plan is None:
+            plan = self._plans[way] = _first(way)
+            while len(self._plans) > _REMEMBERED:
+                del self._plans[next(iter(self._plans))]
+        if plan.lookahead == 0 and self._detour == "trial":
+            plan = _first(way)
+        if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
         return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
 
-    def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
-        """A round of decoding rows only took so long; `alone`: no draft worked beside it."""
+    def learn(self, batch: int, tokens: int, seconds: float, alone: bool, draft: Telemetry) -> None:
+        """A round of `tokens` tokens in `batch` decoding rows and nothing else took so long; `alone`: no draft worked
+        beside it. `draft` are the draft's counters as they are now."""
         self.learner.round(batch, tokens, seconds, alone)
         self._batch = batch
+        before = self._telemetry
+        steps, grown = draft.steps - before.steps, draft.grown - before.grown
+        # The draft writes them: what cannot be is not believed (contract C1).
+        if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < draft.step_seconds - before.step_seconds < _LONGEST_STEP_S:
+            self.learner.steps(grown / steps, (draft.step_seconds - before.step_seconds) / steps)
+
+    def end_round(self, draft: Telemetry) -> None:
+        """Once a round, whatever it did."""
+        self._telemetry = draft
         self._rounds += 1
-        if self._detour:
-            self._detour -= 1
+        if self._left:
+            self._left -= 1
+            self._detour = self._detour if self._left else ""
             return
-        if self._rounds % _DECIDE_EVERY == 0:
-            self._decide()
-        if self._rounds >= self._next_detour:
-            self._begin_detour()
-
-    def steps(self, now: Telemetry) -> None:
-        """The draft's counters as they are now."""
-        before, self._telemetry = self._telemetry, now
-        steps = now.steps - before.steps
-        if steps > 0:  # a new draft counts on: the board is the same
-            self.learner.steps((now.grown - before.grown) / steps, (now.step_seconds - before.step_seconds) / steps)
-
-    def _decide(self) -> None:
         profile = self.learner.profile(self._batch)
         if profile is None:
             return
-        for asked, plan in self._plans.items():
-            chosen = self._plans[asked] = best_plan(profile, self._batch, _choices(asked), plan)
+        if self._rounds % _DECIDE_EVERY == 0:
+            self._decide(profile)
+        self._begin_detour(profile)
+
+    def _decide(self, profile: Profile) -> None:
+        for way, plan in self._plans.items():
+            chosen = self._plans[way] = best_plan(profile, self._batch, _choices(way), plan)
             if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
-                log.info("%s: K %d, fan-out %s, from %s", asked.mode, chosen.lookahead, chosen.fan_out, profile)
+                log.info("%s: K %d, fan-out %s, from %s", way.mode, chosen.lookahead, chosen.fan_out, profile)
 
-    def _begin_detour(self) -> None:
-        profile = self.learner.profile(self._batch)
-        plain = [plan for plan in self._plans.values() if plan.lookahead == 0]
-        self._next_detour = self._rounds + (_TRIAL_EVERY if plain else _PLAIN_EVERY)
-        if profile is None or not self._plans:
-            return
-        slowest = min(plan.speed for plan in self._plans.values())
-        if plain or slowest * profile.plain < _CLEAR * self._batch:
-            self._detour = _TRIAL_ROUNDS if plain else _PLAIN_ROUNDS
-
-
-def _choices(asked: Speculation) -> Choices:
-    fixed = asked.num_speculative_tokens
-    lookaheads = (fixed,) if fixed else tuple(range(AUTO_LOOKAHEAD + 1))
-    return Choices(lookaheads, asked.fan_out, asked.budget, MAX_FAN_OUT, asked.mode == "ssd")
+    def _begin_detour(self, profile: Profile) -> None:
+        free = [plan for way, plan in self._plans.items() if way.lookahead == 0]
+        if self._rounds >= self._next_trial and any(plan.lookahead == 0 for plan in free):
+            self._detour, self._left, self._next_trial = "trial", _TRIAL_ROUNDS, self._rounds + _TRIAL_EVERY
+        elif self._rounds >= self._next_plain and any(plan.lookahead > 0 for plan in free):
+            self._next_plain = self._rounds + _PLAIN_EVERY
+            slowest = min(plan.speed for plan in free if plan.lookahead > 0)
+            if slowest * profile.plain < _CLEAR * self._batch:
+                self._detour, self._left = "plain", _PLAIN_ROUNDS
 
 
-def _first(asked: Speculation) -> Plan:
+def _choices(way: _Way) -> Choices:
+    lookaheads = (way.lookahead,) if way.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
+    return Choices(lookaheads, way.fan_out, way.budget, MAX_FAN_OUT, way.mode == "ssd")
+
+
+def _first(way: _Way) -> Plan:
     """Before anything is known."""
-    lookahead = asked.num_speculative_tokens or min(4, asked.budget - 1)
-    if asked.fan_out:
-        fan_out = asked.fan_out * (lookahead + 1) if len(asked.fan_out) == 1 else asked.fan_out
+    lookahead = way.lookahead or min(4, way.budget - 1)
+    if way.fan_out:
+        fan_out = way.fan_out * (lookahead + 1) if len(way.fan_out) == 1 else way.fan_out
     else:
-        fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(asked.budget, 3 * (lookahead + 1))))
+        fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(way.budget, 3 * (lookahead + 1))))
         fan_out = tuple(min(count, MAX_FAN_OUT) for count in fan_out)
     return Plan(lookahead, fan_out, 0.0)

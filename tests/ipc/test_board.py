@@ -112,7 +112,7 @@ def test_telemetry(shared: Shared) -> None:
     shared.writer.tick()
     shared.writer.tick(0.25)
     shared.writer.tick(0.5)
-    assert shared.reader.telemetry() == (3, 2, 0.75)
+    assert shared.reader.telemetry() == (3, 2, 0.75, 0)
 
 
 # -- what is damaged is not -------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ TO_DRAFT: list[m.Message] = [
     m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
     m.Outcomes([m.Outcome(1, 3, 2, 9, -1), m.Outcome(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
+    m.Retune([(1, Speculation("ssd", 2, (3, 2, 1)))]),
     m.Release([1, 2]),
     m.Rejoin(),
 ]

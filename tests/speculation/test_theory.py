@@ -100,4 +100,4 @@ def test_theorem_17_decides_as_corollary_16_does(
 def test_theorem_17_at_its_ends() -> None:
     assert critical_batch(0.9, 4, 3, 3, 0.2) == 0.0  # nothing gained by waiting
     assert critical_batch(0.5, 4, 4, 1, 0.2) == math.inf  # more gained than the wait costs
-    assert critical_batch(1.0, 4, 4, 1, 0.2) in (0.0, math.inf)  # there is no miss
+    assert critical_batch(1.0, 4, 4, 1, 0.2) == math.inf  # there is no miss

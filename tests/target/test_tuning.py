@@ -11,9 +11,12 @@ import pytest
 from ssd.errors import RequestError
 from ssd.ipc.board import Telemetry
 from ssd.params import AUTO_LOOKAHEAD, Speculation
+from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.learner import Learner
 from ssd.target.tuning import Tuning
 
 AUTO = Speculation("ssd", 0, ())
+looked_up = Learner.looked_up
 
 
 @dataclass
@@ -30,20 +33,21 @@ class World:
     def play(self, rounds: int, asked: Speculation = AUTO) -> list[Speculation]:
         """What a sequence did in each round."""
         seen = []
-        for number in range(rounds):
+        for _ in range(rounds):
             now = self.tuning.current(asked)
             seen.append(now)
             if now.mode == "ar":
-                self.tuning.round(1, 1, self.verify * 0.95, alone=True)
+                self.tuning.learn(1, 1, self.verify * 0.95, True, self.counters)
+                self.tuning.end_round(self.counters)
                 continue
             lookahead, chains = now.num_speculative_tokens, now.chains
             steps, seconds, grown = self.counters.steps, self.counters.step_seconds, self.counters.grown
             self.counters = Telemetry(0, steps + 4, seconds + 4 * self.step, grown + 4 * chains)
-            self.tuning.steps(self.counters)
-            self.tuning.round(1, 1 + lookahead, self.verify * (1 + 0.01 * lookahead), alone=False)
+            self.tuning.learn(1, 1 + lookahead, self.verify * (1 + 0.01 * lookahead), False, self.counters)
+            self.tuning.end_round(self.counters)
             accepted = next((index for index in range(lookahead) if self.dice.random() >= self.rate), lookahead)
             self.tuning.learner.outcome(lookahead, accepted)
-            self.tuning.learner.looked_up(now.fan_out[accepted], 1 + number % 2 if number % 5 else None)
+            self.tuning.learner.looked_up(now.fan_out[accepted], self.dice.choice((1, 1, 2, 2, None)))
         return seen
 
 
@@ -96,6 +100,49 @@ def test_plain_decoding_is_measured_where_it_is_near() -> None:
     near = World(0.3).play(1000)
     clear = World(0.95).play(1000)
     assert any(s.mode == "ar" for s in near[:200]) and not any(s.mode == "ar" for s in clear)
+
+
+def test_a_trial_of_one_way_leaves_the_others_alone() -> None:
+    """`sd` does not pay here, `ssd` does: its rounds are not made plain while `sd` is tried again."""
+    world = World(0.5, step=0.032)
+    in_turn = Speculation("sd", 0, ())
+    for _ in range(120):
+        world.play(10)
+        world.tuning.current(in_turn)
+    plans = {way.mode: plan.lookahead for way, plan in world.tuning._plans.items()}
+    assert plans["sd"] == 0 and plans["ssd"] > 0
+    seen = [world.tuning.current(AUTO).mode for _ in range(600) if world.play(1)]
+    assert seen.count("ar") <= 8
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "grown"), [(4, 0.0, 40), (4, -1.0, 40), (4, 1e9, 4), (4, 0.1, -5), (-3, 1, 1)]
+)
+def test_counters_that_cannot_be_are_not_believed(steps: int, seconds: float, grown: int) -> None:
+    world = World(0.6)
+    world.tuning.learn(1, 5, 0.05, False, Telemetry(0, steps, seconds, grown))
+    world.tuning.end_round(Telemetry(0, steps, seconds, grown))
+    assert world.tuning.learner.profile(1) is None
+    assert any(s.mode == "ssd" for s in world.play(200))
+
+
+def test_a_client_cannot_make_it_remember_everything() -> None:
+    tuning = Tuning()
+    for c in range(1000):
+        tuning.current(Speculation("ssd", 0, (), budget=2 + c % 60, saguaro_c=c / 1000, sampler="rejection"))
+    assert len(tuning._plans) <= 8
+
+
+def test_a_tree_that_never_hits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing comes of waiting for it."""
+    world = World(0.55)
+    monkeypatch.setattr(Learner, "looked_up", lambda learner, fan_out, rank: looked_up(learner, fan_out, None))
+    for _ in range(50):
+        world.tuning.learner.missed(1, 0.0)
+    found = world.play(2500)
+    profile = world.tuning.learner.profile(1)
+    assert profile is not None and hit_rate(0.55, (8, 8, 8), profile.misses) < 0.05
+    assert sum(s.mode == "ar" for s in found[1500:]) > 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from ssd.errors import UsageError
-
 GROUP = "ssd.speculators"
 POLICIES = ("auto", "jit", "none")
 """Backups that are not speculators of this kind: choose, wait for the draft, go on without."""
@@ -34,15 +32,10 @@ def names() -> list[str]:
     return sorted({*POLICIES, *(entry.name for entry in entry_points(group=GROUP))})
 
 
-def check(name: str) -> None:
-    """Raise `UsageError` for a backup that does not exist."""
-    if name not in names():
-        raise UsageError(f"no backup {name!r}; there are {', '.join(names())}")
-
-
 @cache
 def load(name: str) -> Callable[[], Speculator] | None:
-    """What makes the speculators of a backup; `auto` uses `ngram`; None where there is none."""
+    """What makes the speculators of a backup; `auto` uses `ngram`; None where there is none. Raises what the import of
+    a plugin raises."""
     wanted = "ngram" if name == "auto" else name
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == wanted]
+    found = [entry for entry in entry_points(group=GROUP) if entry.name == wanted and wanted not in POLICIES]
     return found[0].load() if found else None
