@@ -142,8 +142,8 @@ NAN, INF = float("nan"), float("inf")
         {"top_k": -1}, {"top_k": 2**31}, {"seed": -1}, {"seed": 2**63}, {"seed": 1.5}, {"max_tokens": 0},
         {"max_tokens": 2**31}, {"stop": [""]}, {"stop": ["x" * 257]}, {"stop": ["a"] * 5}, {"stop_token_ids": [-1]},
         {"stop_token_ids": [0] * 65}, {"logprobs": 21}, {"logprobs": -1}, {"ignore_eos": 1}, {"temprature": 1.0},
-        {"speculation": {"mode": "fast"}}, {"speculation": {"num_speculative_tokens": 0}},
-        {"speculation": {"num_speculative_tokens": 17}}, {"speculation": {"fan_out": []}},
+        {"speculation": {"mode": "fast"}}, {"speculation": {"num_speculative_tokens": -1}},
+        {"speculation": {"num_speculative_tokens": 17}}, {"speculation": {"fan_out": [17]}},
         {"speculation": {"fan_out": [0]}}, {"speculation": {"fan_out": [1] * 18}}, {"speculation": {"k": 4}},
     ],
 )  # fmt: skip
