@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from distillation import training
-from distillation.student import StudentPlan, build
+from distillation.student import StudentPlan, build, write
+from distillation.teacher import load_runner
 from safetensors.torch import load_file
 
+from ssd.execution.batch import Row
 from tests.models import tiny
 
 TOOL = Path(__file__).parents[2] / "tools" / "distill.py"
@@ -140,3 +142,22 @@ def test_own_prompts_are_answered(target: Path, tmp_path: Path) -> None:
     distill(target, tmp_path, "--prompts", str(prompts), "--until", "corpus")
     tensors = load_file(tmp_path / "work" / "corpus-00002.safetensors")
     assert len(tensors["lengths"]) == 16
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("plan", [StudentPlan(layers=(0, 2), vocab=80), StudentPlan(width=16, depth=2)], ids=str)
+def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, tmp_path: Path) -> None:
+    """Folder and config mean the same to both, for layers over a shared embedding and for an independent model."""
+    target = getattr(tiny, family)(tmp_path / "target", num_hidden_layers=3)
+    student = build(target, plan)
+    for _, parameter in student.named_trainable():
+        parameter.data = parameter.data.bfloat16().float()
+    write(student, target, tmp_path, plan.vocab)
+    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
+    ids = tiny.token_ids(20, seed=1)
+    found = runner.forward([Row(ids, 0, range(2), outputs=20)])
+    with torch.inference_mode():
+        states = student.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        expected = (states @ student.head.T)[:, : plan.vocab or None]
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 1e-4
