@@ -1,0 +1,55 @@
+"""Guesses under the ratio rule: what is drawn follows the law that is reported, and that is Saguaro's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from ssd.draft.guesser import Guesser, Places
+from ssd.draft.tree import Tree
+from ssd.execution.pages import PagePool, PageTable
+from ssd.ipc.messages import Admit
+from ssd.params import Speculation
+
+LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
+TEMPERATURE, COUNT = 0.8, 20_000
+
+
+def tree(c: float, seed: int = 7) -> Tree:
+    speculation = Speculation("ssd", 2, (3, 2, 1), sampler="rejection", saguaro_c=c)
+    admit = Admit(0, 0, 0, [1], TEMPERATURE, 0, 1.0, 0.0, seed, speculation)
+    return Tree(admit, 1, PageTable(PagePool(4, 4)))
+
+
+def expected(c: float, fan_out: int) -> torch.Tensor:
+    weights = (LOGITS.double() / TEMPERATURE).exp()
+    weights[torch.topk(LOGITS, fan_out).indices] *= c
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("c", [1.0, 0.3])
+@pytest.mark.parametrize("node", [0, 1, 2])
+def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
+    place = Places(tree(c), range(COUNT), [node] * COUNT)
+    guesses = Guesser(12, torch.device("cpu"))(LOGITS.expand(COUNT, -1), [place])
+    law = expected(c, (3, 2, 1)[node])
+    for guess in guesses[:5]:
+        assert guess.law is not None
+        assert torch.allclose(guess.law.double(), law, rtol=1e-5, atol=0)
+    drawn = torch.bincount(torch.tensor([guess.token for guess in guesses]), minlength=12)
+    assert stats.chisquare(drawn, law * COUNT, sum_check=False).pvalue > 1e-6
+
+
+def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
+    place = Places(tree(0.3), range(50), [0] * 50)
+    guesses = Guesser(12, torch.device("cpu"))(LOGITS.expand(50, -1), [place])
+    best = torch.argsort(LOGITS, descending=True).tolist()[:4]
+    assert all(guess.candidates == best for guess in guesses)
+    assert len({guess.token for guess in guesses}) > 3
+
+
+def test_logits_that_are_no_numbers_give_a_law_that_is_none() -> None:
+    place = Places(tree(1.0), range(1), [0])
+    (guess,) = Guesser(12, torch.device("cpu"))(torch.full((1, 12), torch.nan), [place])
+    assert 0 <= guess.token < 12 and guess.law is not None and bool(guess.law.isnan().all())
