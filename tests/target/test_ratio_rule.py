@@ -22,7 +22,7 @@ TARGET = torch.tensor([[0.9, -0.3, 1.4, 0.2, -1.0, 0.6], [0.1, 1.1, -0.7, 0.8, 0
 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["near", "opposite"])
 def test_chi_square_of_what_is_emitted(sign: float) -> None:
-    """The first token follows the target's law whatever the draft's is, and so does the one after it if it was accepted."""
+    """The first token follows the target's law whatever the draft's is; so does the next one where it was accepted."""
     verifier, table = Verifier(VOCAB, torch.device("cpu")), PageTable(PagePool(4, 4))
     q = torch.softmax(sign * TARGET[0] + torch.linspace(0.4, -0.4, VOCAB), -1)
     asked = Speculation("ssd", 1, (2,), sampler="rejection")
