@@ -70,6 +70,10 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether something is left to be chosen while it runs."""
         return self.mode != "ar" and not (self.num_speculative_tokens and self.fan_out)
 
+    def ratio_rule(self, temperature: float) -> bool:
+        """Whether draft tokens are accepted by probability, not by being the target's own samples."""
+        return self.sampler == "rejection" and temperature > 0.0
+
     @property
     def longest(self) -> int:
         """The largest K there will be."""

@@ -206,8 +206,7 @@ class DraftEngine:
 
 
 def _places(tree: Tree, row: Row) -> Places:
-    positions = range(row.stop - row.outputs + 1, row.stop + 1)
-    return Places(tree, positions, [position - tree.base for position in positions])
+    return Places(tree, row.predicted, [position - tree.base for position in row.predicted])
 
 
 def _branches(tree: Tree, growing: list[Chain]) -> Branches:

@@ -71,8 +71,8 @@ class Tree:
 
     @property
     def ratio_rule(self) -> bool:
-        """Whether the target decides by the laws that tokens are drawn from."""
-        return self.speculation.sampler == "rejection" and self.law.temperature > 0.0
+        """See `Speculation.ratio_rule`."""
+        return self.speculation.ratio_rule(self.law.temperature)
 
     @property
     def path(self) -> list[int]:

@@ -32,6 +32,11 @@ class Row:
     def stop(self) -> int:
         return self.start + len(self.token_ids)
 
+    @property
+    def predicted(self) -> range:
+        """The positions that the outputs are about: the logits at p are about the token at p + 1."""
+        return range(self.stop - self.outputs + 1, self.stop + 1)
+
 
 def output_indices(rows: Sequence[Row]) -> list[int]:
     """Where the wanted logits of the rows lie in their concatenated tokens."""

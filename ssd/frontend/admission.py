@@ -43,7 +43,7 @@ def _complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     if speculation.backup not in speculators.names():
         known = ", ".join(speculators.names())
         raise RequestError("invalid_request", f"no backup {speculation.backup!r}; there are {known}")
-    drawn = speculation.sampler == "rejection" and speculation.mode != "ar" and params.temperature > 0
+    drawn = speculation.mode != "ar" and speculation.ratio_rule(params.temperature)
     if drawn and config.speculation.sampler != "rejection":
         raise RequestError(
             "invalid_request",

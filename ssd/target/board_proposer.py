@@ -137,11 +137,12 @@ class BoardProposer:
     def _time(self, seconds: float, results: Items[Result]) -> None:
         """Note how long a round took from its launch, unless it had other work than decoding."""
         self._verify_s.note(seconds)
+        telemetry = self._board.telemetry()
         if len(results) == self._running and all(result.round > 0 for result in results):
             alone = all(result.sequence.speculation.mode == "ar" for result in results)
             tokens = sum(1 + result.drafted for result in results)
-            self._tuning.learn(len(results), tokens, seconds, alone, self._board.telemetry())
-        self._tuning.end_round(self._board.telemetry())
+            self._tuning.learn(len(results), tokens, seconds, alone, telemetry)
+        self._tuning.end_round(telemetry)
 
     def _learn(self, result: Result) -> None:
         """Note how well what was verified had been guessed."""

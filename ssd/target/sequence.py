@@ -93,8 +93,8 @@ class Sequence:
 
     @property
     def ratio_rule(self) -> bool:
-        """Whether draft tokens are accepted by probability, not by being the target's own samples."""
-        return self.speculation.sampler == "rejection" and self.law.temperature > 0.0
+        """See `Speculation.ratio_rule`."""
+        return self.speculation.ratio_rule(self.law.temperature)
 
     @property
     def generated(self) -> int:

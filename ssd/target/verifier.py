@@ -47,13 +47,13 @@ class Verifier:
         law = part.sequence.law
         if part.sequence.ratio_rule:  # the token after all accepted ones, and every token without a draft
             law = law._replace(seed=stream_seed(law.seed, Stream.BONUS))
-        return perturbed(logits, law, _positions(part), self._noise)
+        return perturbed(logits, law, part.row.predicted, self._noise)
 
     def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
         """What the ratio rule emits of a row whose own samples are `own`."""
         if -1 in own:
             return own
-        sequence, positions = part.sequence, _positions(part)
+        sequence, positions = part.sequence, part.row.predicted
         seed, drafted = sequence.law.seed, part.row.token_ids[-part.drafted :]
         accept, again = (stream_seed(seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
 
@@ -87,11 +87,6 @@ def _entry(table: Tensor, best: torch.return_types.topk | None, index: int, toke
     top = [] if best is None else list(zip(best.indices[index].tolist(), best.values[index].tolist(), strict=True))
     # -inf is not a number the protocol carries.
     return TokenLogprob(token, max(-1e18, table[index, token].item()), [(i, max(-1e18, value)) for i, value in top])
-
-
-def _positions(part: Scheduled) -> range:
-    """The logits at position p are about the token at p + 1, whose noise is that position's."""
-    return range(part.row.stop - part.row.outputs + 1, part.row.stop + 1)
 
 
 def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
