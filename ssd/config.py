@@ -18,12 +18,14 @@ DType = Literal["float32", "bfloat16", "float16"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a child process needs to know; facts found at run time never come back into it.
 
-    `target` and `draft` are checkpoint directories. `num_pages` counts KV pages of `page_size` tokens in the target.
+    `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
+    first. `num_pages` counts KV pages of `page_size` tokens in the target.
     Empty cpu lists leave the placement to the operating system.
     """
 
     target: str
     draft: str | None = None
+    cascade: tuple[str, ...] = ()
     target_name: str = "target"
     draft_name: str = "draft"
     speculation: Speculation = Speculation()

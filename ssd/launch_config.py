@@ -30,11 +30,12 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine options of the command line and of `ssd.LLM`; None means: choose for this machine and model.
 
-    `draft` None is the built-in draft for the built-in target. Cpu lists are written as "0-2,5".
+    `draft` lists the models that speculate, smallest first; none means the built-in draft for the built-in target. Cpu
+    lists are written as "0-2,5".
     """
 
     target: str = "smollm2"
-    draft: str | None = None
+    draft: tuple[str, ...] = ()
     mode: Mode = "ssd"
     num_speculative_tokens: int = 0
     fan_out: FanOut = ()
@@ -85,19 +86,20 @@ def resolve(options: EngineOptions) -> EngineConfig:
     """
     options = _within_bounds(options)
     speculation = _speculation(options)
-    target, draft = _models(options)
+    target, drafts = _models(options)
     shape = _Shape.of(target)
     length = _max_model_len(options, shape)
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     _check_laws(options, speculation, shape)
-    target_cpus, draft_cpus = _placement(options, draft is not None)
+    target_cpus, draft_cpus = _placement(options, bool(drafts))
     config = EngineConfig(
         target=str(target.directory),
-        draft=None if draft is None else str(draft.directory),
+        draft=str(drafts[-1].directory) if drafts else None,
+        cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
         target_name=_display_name(options.target),
-        draft_name=_display_name(options.draft or "smollm2-draft"),
+        draft_name=", ".join(map(_display_name, options.draft or ("smollm2-draft",))),
         speculation=speculation,
         device=_device(options.device),
         draft_device=_device(options.draft_device),
@@ -145,26 +147,25 @@ def _device(name: str) -> str:
     return name
 
 
-def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, checkpoint.Checkpoint | None]:
-    """Target and draft, checked, also against each other. In mode `ar` there is no draft."""
-    name = options.draft or ("smollm2-draft" if options.target == "smollm2" else None)
+def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
+    """Target and drafts, checked, also against each other. In mode `ar` there is no draft."""
+    names = options.draft or (("smollm2-draft",) if options.target == "smollm2" else ())
     if options.mode == "ar":
-        name = None
+        names = ()
     weights = options.load_format != "dummy"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
     if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
-    if name is None and options.mode != "ar":
+    if not names and options.mode != "ar":
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
-    if name is None:
-        return target, None
-    draft = checkpoint.inspect(hub.ensure(name), weights)
-    checkpoint.check_pair(target, draft)
-    if weights:
-        checkpoint.borrowed(draft, target)
-    return target, draft
+    drafts = [checkpoint.inspect(hub.ensure(name), weights) for name in names]
+    for draft in drafts:
+        checkpoint.check_pair(target, draft)
+        if weights:
+            checkpoint.borrowed(draft, target)
+    return target, drafts
 
 
 def _max_model_len(options: EngineOptions, shape: _Shape) -> int:

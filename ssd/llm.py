@@ -36,16 +36,16 @@ def cause(engine: Engine, error: EngineDeadError) -> SsdError:
 class LLM:
     """A target and its draft, loaded and running in processes of their own until `close`.
 
-    `target` and `draft` are built-in names, folders or hub names; `draft` None is the built-in draft for the built-in
-    target. `fan_out` is one number, or K + 1 of them; "auto" leaves it, or K, to the tuner. Other options are those of
-    `ssd launch`, with underscores (`EngineOptions`). Raises UsageError for what cannot work, and the cause when the
-    engine does not start.
+    `target` and `draft` are built-in names, folders or hub names; no `draft` is the built-in one for the built-in
+    target, several are a cascade, smallest first. `fan_out` is one number, or K + 1 of them; "auto" leaves it, or K, to
+    the tuner. Other options are those of `ssd launch`, with underscores (`EngineOptions`). Raises UsageError for what
+    cannot work, and the cause when the engine does not start.
     """
 
     def __init__(
         self,
         target: str = "smollm2",
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         *,
         mode: Mode = "ssd",
         num_speculative_tokens: int | Literal["auto"] = "auto",
@@ -56,7 +56,7 @@ class LLM:
         config = resolve(
             EngineOptions(
                 target=target,
-                draft=draft,
+                draft=(draft,) if isinstance(draft, str) else tuple(draft or ()),
                 mode=mode,
                 num_speculative_tokens=0 if num_speculative_tokens == "auto" else num_speculative_tokens,
                 fan_out=() if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out),

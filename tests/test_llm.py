@@ -49,6 +49,16 @@ def test_every_mode_says_the_same(llm: LLM, temperature: float, batched: bool) -
     assert ids("ssd", num_speculative_tokens=2, fan_out=(4, 2, 5), backup="none") == expected
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_cascade_says_the_same(llm: LLM, temperature: float) -> None:
+    expected = [completion.token_ids for completion in llm.generate(PROMPTS, params("ar", temperature))]
+    with LLM("smollm2", ["smollm2-draft", "smollm2-draft"], max_num_seqs=4) as cascade:
+        for mode in ("sd", "ssd"):
+            completions = cascade.generate(PROMPTS, params(mode, temperature))
+            assert [completion.token_ids for completion in completions] == expected
+            assert sum(c.metrics.accepted_tokens for c in completions) > 10
+
+
 def test_speculation_hits_and_is_accepted(llm: LLM) -> None:
     """Floors far below what the built-in draft does, far above what a broken cache or a wrong draft would do."""
     completions = llm.generate(PROMPTS, params("ssd", 0.0))

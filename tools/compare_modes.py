@@ -37,7 +37,7 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 @click.command(help=__doc__)
 @click.argument("prompts_file", type=click.Path(exists=True, path_type=Path))
 @click.option("--target", default="smollm2", show_default=True)
-@click.option("--draft", help="Default: the built-in one for the built-in target.")
+@click.option("--draft", multiple=True, help="As of ssd launch: several are a cascade.")
 @click.option("--prompts", "count", default=20, show_default=True)
 @click.option("--tokens", default=128, show_default=True)
 @click.option("-k", "--num-speculative-tokens", "lookahead", type=Lookahead(1, MAX_LOOKAHEAD), default="auto")
@@ -49,7 +49,7 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 def main(
     prompts_file: Path,
     target: str,
-    draft: str | None,
+    draft: tuple[str, ...],
     count: int,
     tokens: int,
     lookahead: int,

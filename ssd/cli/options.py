@@ -30,6 +30,12 @@ class Lookahead(click.IntRange):
         return number
 
 
+class Names(click.types.StringParamType):
+    """A name; an environment variable holds several, with commas between them."""
+
+    envvar_list_splitter = ","
+
+
 class FanOut(click.ParamType):
     """ "3", "3,2,1" or "[3,2,1]" as a tuple of numbers; "auto" as none."""
 
@@ -53,7 +59,11 @@ _POSITIVE = click.IntRange(min=1)
 # (flags, type, help); the first long flag names the field of EngineOptions, which has the default.
 _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
-    (("--draft",), str, "Model that speculates. Default: the built-in one for the built-in target."),
+    (
+        ("--draft",),
+        Names(),
+        "Model that speculates; several, smallest first, are a cascade. Default: the built-in one for its target.",
+    ),
     (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
     (("--num-speculative-tokens", "-k"), Lookahead(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
     (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
@@ -94,12 +104,19 @@ def engine_options(function: _Function) -> Callable[..., Any]:
     for flags, kind, text in reversed(_ENGINE):
         name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
         default = getattr(_DEFAULTS, name)
-        if isinstance(default, tuple):
+        several = isinstance(kind, Names)
+        if isinstance(default, tuple) and not several:
             default = ",".join(map(str, default)) or "auto"
         if isinstance(kind, Lookahead):
             default = default or "auto"
         option = click.option(
-            *flags, type=kind, default=default, show_default=True, envvar=f"SSD_{name.upper()}", help=text
+            *flags,
+            type=kind,
+            default=default,
+            multiple=several,
+            show_default=True,
+            envvar=f"SSD_{name.upper()}",
+            help=text,
         )
         decorated = option(decorated)
     return decorated

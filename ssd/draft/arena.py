@@ -38,15 +38,25 @@ class Arena:
 
 
 class Branches:
-    """The chain rows of one sequence in a batch: one token each.
+    """The chain rows of one sequence in a batch: one token each, of a chain one or several in order.
 
-    `row` is the context all of them share: the pages of the path up to the deepest fork. `forks` [n] counts the line
-    tokens each may see, `cells` and `depths` say where its own keys go.
+    `pages` hold the context all of them share: the path up to the deepest fork. `forks` [n] counts the line tokens
+    each may see, `cells` and `depths` say where its own keys go.
     """
 
-    def __init__(self, pages: Sequence[int], base: int, forks: list[int], cells: list[int], depths: list[int]) -> None:
+    def __init__(self, pages: Sequence[int], base: int) -> None:
         self.pages, self.base = pages, base
-        self.forks, self.cells, self.depths = forks, cells, depths
+        self.forks: list[int] = []
+        self.cells: list[int] = []
+        self.depths: list[int] = []
+        self.tokens: list[int] = []
+
+    def add(self, fork: int, cell: int, depth: int, tokens: Sequence[int]) -> None:
+        """Rows for the tokens of a chain from its `depth`-th on."""
+        self.forks += [fork] * len(tokens)
+        self.cells += [cell] * len(tokens)
+        self.depths += range(depth, depth + len(tokens))
+        self.tokens += tokens
 
     @property
     def positions(self) -> list[int]:

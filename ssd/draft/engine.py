@@ -5,52 +5,58 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ssd.config import EngineConfig
-from ssd.draft.arena import Arena, Branches, TreePlan
-from ssd.draft.guesser import Guesser, Places
-from ssd.draft.tree import Chain, Guess, Tree
-from ssd.execution.batch import Row, output_indices
-from ssd.execution.pages import OutOfPages, PagePool, PageTable
+from ssd.draft.arena import Branches
+from ssd.draft.level import Chains, Level, Paths, rows_of
+from ssd.draft.smaller import SmallerDraft, Tip
+from ssd.draft.tree import Chain, Guess, Tree, confirmed
+from ssd.execution.batch import Row
+from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, BoardWriter, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release, Retune
-from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.params import MAX_CHAINS
+from ssd.speculation.noise import NoiseCache
 
 log = logging.getLogger("ssd.draft")
 
 # Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
 _PREFILL_CHUNK = 128
 
-Paths = Sequence[tuple[Tree, Row]]
-Chains = Sequence[tuple[Tree, list[Chain]]]
+
+class Growing(NamedTuple):
+    """The chains of a sequence that want another token."""
+
+    tree: Tree
+    chains: list[Chain]
 
 
 class DraftEngine:
-    """Trees of all sequences, the model that grows them, the board they are published on.
+    """Trees of all sequences, the models that grow them, the board they are published on.
 
-    `vocab_size` is the target's: guesses beyond it would be of no use. `laws` is where the ratio rule looks up what
-    tokens were drawn from.
+    Of the `runners`, smallest first, the last one decides what is published; the others help it (cascade). `vocab_size`
+    is the target's: guesses beyond it would be of no use. `laws` is where the ratio rule looks up what tokens were
+    drawn from.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        runner: Runner,
+        runners: Sequence[Runner],
         board: BoardWriter,
         epoch: int,
         vocab_size: int,
         laws: LawArena | None = None,
     ) -> None:
-        model = runner.model
-        self._runner, self._board, self._laws, self._epoch = runner, board, laws, epoch
-        self._vocab_size = min(vocab_size, model.shape.outputs)
-        self.pool = PagePool(config.draft_num_pages, config.page_size)
-        cells = config.max_num_seqs * config.speculation.chains
-        self._arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)
-        self._guesser = Guesser(self._vocab_size, model.device)
-        self._max_position = model.shape.max_position
+        self._board, self._laws, self._epoch = board, laws, epoch
+        noise = NoiseCache(vocab_size, runners[-1].model.device)
+        *smaller, self.level = (Level(config, runner, noise, vocab_size) for runner in runners)
+        self.smaller: SmallerDraft | None = None
+        for level in smaller:
+            self.smaller = SmallerDraft(level, self.smaller)
         self.trees: dict[int, Tree] = {}
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -60,7 +66,7 @@ class DraftEngine:
         if isinstance(message, Admit):
             self._drop(message.request)
             self._board.clear(message.slot)
-            self.trees[message.request] = Tree(message, self._epoch, PageTable(self.pool))
+            self.trees[message.request] = Tree(message, self._epoch, PageTable(self.level.pool))
         elif isinstance(message, Outcomes):
             for row in message.rows:
                 tree = self.trees.get(row.request)
@@ -87,8 +93,7 @@ class DraftEngine:
             log.warning("request %d goes on without a draft: %s", tree.request, error)
             self._drop(tree.request)
             return
-        self._arena.give_back([chain.cell for chain in tree.chains])
-        tree.chains = []
+        self._forget_chains(tree)
         tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # A chain for this very outcome may have been published while it was on its way: it would hide the line.
         self._board.clear(tree.slot)
@@ -96,55 +101,108 @@ class DraftEngine:
 
     def _promote(self, tree: Tree, winner: Chain) -> None:
         """The winning chain's keys and values become the path's."""
-        stop = tree.computed + winner.computed
-        tree.table.grow(stop)
-        slots = self._runner.cache.slots(tree.table.pages, tree.computed, stop)
-        self._arena.promote(winner.cell, winner.computed, self._runner.cache, slots)
-        tree.computed = stop
+        tree.table.grow(tree.computed + winner.computed)
+        self.level.promote(tree.table, tree.computed, winner.cell, winner.computed)
+        tree.computed += winner.computed
+        if self.smaller is not None:
+            self.smaller.promote(tree, winner)
+
+    def _forget_chains(self, tree: Tree) -> None:
+        cells = [chain.cell for chain in tree.chains]
+        self.level.arena.give_back(cells)
+        if self.smaller is not None:
+            self.smaller.forget_chains(cells)
+        tree.chains = []
 
     def _drop(self, request: int) -> None:
         tree = self.trees.pop(request, None)
         if tree is not None:
             tree.table.free()
-            self._arena.give_back([chain.cell for chain in tree.chains])
+            self._forget_chains(tree)
+            if self.smaller is not None:
+                self.smaller.release(request)
 
     # -- work -------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One forward for everything that can use one; False when there is nothing to do before the next message."""
         began = time.perf_counter()
-        paths, budget = [], _PREFILL_CHUNK
+        pieces, budget = [], _PREFILL_CHUNK
         for tree in list(self.trees.values()):
-            row = self._path_row(tree, budget)
-            if row is not None:
-                budget -= len(row.token_ids)
-                paths.append((tree, row))
-        chains = [(tree, growing) for tree in self.trees.values() if (growing := self._growing(tree))]
-        if not paths and not chains:
+            tokens = self._piece(tree, budget)
+            if tokens:
+                budget -= len(tokens)
+                pieces.append((tree, tokens))
+        growing = [Growing(tree, chains) for tree in self.trees.values() if (chains := self._growing(tree))]
+        if not pieces and not growing:
             return False
-        guesses = self._forward(paths, chains)
-        for tree, row in paths:
-            self._extended(tree, row, [next(guesses) for _ in range(row.outputs)])
-        for tree, growing in chains:
-            self._deepened(tree, growing, [next(guesses) for _ in growing])
-        self._board.tick(time.perf_counter() - began, sum(len(growing) for _, growing in chains))
+        lines = [self._line_tip(tree, tokens) for tree, tokens in pieces]
+        tips = [self._chain_tip(tree, chain) for tree, chains in growing for chain in chains]
+        if self.smaller is not None:
+            self.smaller.propose(list(self.trees.values()), lines + tips)
+        paths = [self._path_row(tree, tokens, tip) for (tree, tokens), tip in zip(pieces, lines, strict=True)]
+        right = self._forward(paths, lines, growing, tips)
+        deeper = right[len(lines) :]
+        depths = 1 + sum(deeper or right) / len(deeper or right)
+        self._board.tick(time.perf_counter() - began, depths, len(tips) + sum(deeper))
         return True
 
-    def _path_row(self, tree: Tree, budget: int) -> Row | None:
+    def _forward(
+        self, paths: Sequence[Paths], lines: Sequence[Tip], growing: Sequence[Growing], tips: Sequence[Tip]
+    ) -> list[int]:
+        """One forward, and what it brings; returns how many guesses of a smaller draft were right at each tip."""
+        began = time.perf_counter()
+        found = iter([tip.found for tip in tips])
+        helped = [(tree, [(chain, next(found)) for chain in own]) for tree, own in growing]
+        chains = [Chains(tree, _branches(tree, own)) for tree, own in helped]
+        guesses = self.level.forward(paths, chains)
+        seconds = time.perf_counter() - began
+        right = [
+            self._extended(tree, row, tip.found, [next(guesses) for _ in range(row.outputs)])
+            for (tree, row), tip in zip(paths, lines, strict=True)
+        ]
+        for tree, own in helped:
+            right += self._deepened(tree, own, guesses)
+        if self.smaller is not None:
+            guessed = [len(tip.found) for tip in (*lines, *tips)]
+            self.smaller.judge(rows_of(paths, chains), seconds, zip(guessed, right, strict=True))
+        return right
+
+    def _piece(self, tree: Tree, budget: int) -> list[int]:
+        """The next path tokens to compute; none for a tree that had to be dropped for them."""
         tokens = tree.pending(budget)
-        if not tokens or tree.computed + len(tokens) > self._max_position:
-            return None
+        if not tokens or tree.computed + len(tokens) > self.level.max_position:
+            return []
         try:
             tree.table.grow(tree.computed + len(tokens))
         except OutOfPages:
             self._drop(tree.request)
-            return None
-        return Row(tokens, tree.computed, tree.table.pages, tree.outputs(len(tokens)))
+            return []
+        return tokens
+
+    def _path_row(self, tree: Tree, tokens: list[int], tip: Tip) -> Paths:
+        """A row over the tokens and what a smaller draft thinks that follows them."""
+        try:
+            tree.table.grow(tree.computed + len(tokens) + len(tip.found))
+        except OutOfPages:
+            tip.found.clear()
+        outputs = tree.outputs(len(tokens)) + len(tip.found)
+        return Paths(tree, Row(tokens + tip.found, tree.computed, tree.table.pages, outputs))
+
+    def _line_tip(self, tree: Tree, tokens: list[int]) -> Tip:
+        """Where a smaller draft may go on with the line: past the token that this forward adds to it."""
+        extends = tree.in_flight is None and tree.computed + len(tokens) == len(tree.path)
+        most = min(tree.lookahead - len(tree.line) - 1, self.level.max_position - len(tree.path))
+        return Tip(tree, [], max(0, most) if extends else 0)
+
+    def _chain_tip(self, tree: Tree, chain: Chain) -> Tip:
+        left = self.level.max_position - tree.base - chain.fork - len(chain.tokens)
+        return Tip(tree, chain.tokens, max(0, min(tree.lookahead - chain.computed, left)), chain.fork, chain.cell)
 
     def _growing(self, tree: Tree) -> list[Chain]:
         """The chains of a tree that want another token, new ones included."""
         for fork, token in tree.new_forks():
-            cell = self._arena.take() if len(tree.chains) < MAX_CHAINS else None
+            cell = self.level.arena.take() if len(tree.chains) < MAX_CHAINS else None
             if cell is None:
                 break
             tree.chains.append(Chain(fork, [token], cell, entry=len(tree.chains)))
@@ -152,30 +210,21 @@ class DraftEngine:
         return [
             chain
             for chain in tree.chains
-            if chain.computed <= tree.lookahead and tree.base + chain.fork + chain.computed < self._max_position
+            if chain.computed <= tree.lookahead and tree.base + chain.fork + chain.computed < self.level.max_position
         ]
-
-    def _forward(self, paths: Paths, chains: Chains) -> Iterator[Guess]:
-        """A guess for every path output, then for every chain."""
-        rows = [row for _, row in paths]
-        branches = [_branches(tree, growing) for tree, growing in chains]
-        plan = TreePlan(self._runner.plan(rows), branches, self._runner.cache, self._arena)
-        tokens = [token for row in rows for token in row.token_ids]
-        tips = [chain.tokens[chain.computed] for _, growing in chains for chain in growing]
-        wanted = [*output_indices(rows), *range(len(tokens), len(tokens) + len(tips))]
-        logits = self._runner.run(tokens + tips, plan, wanted)[:, : self._vocab_size]
-        places = [_places(tree, row) for tree, row in paths]
-        places += [
-            Places(tree, [p + 1 for p in branch.positions], branch.depths)
-            for (tree, _), branch in zip(chains, branches, strict=True)
-        ]
-        return iter(self._guesser(logits, places))
 
     # -- what a step brought ----------------------------------------------------------------------------------------
 
-    def _extended(self, tree: Tree, row: Row, guesses: list[Guess]) -> None:
-        if tree.extended(len(row.token_ids), guesses):
+    def _extended(self, tree: Tree, row: Row, help: Sequence[int], guesses: list[Guess]) -> int:
+        """The path is longer by the tokens that were pending, and by what of a smaller draft's `help` was right."""
+        own = row.outputs - len(help)
+        grew = tree.extended(len(row.token_ids) - len(help), guesses[:own])
+        stands = confirmed(guesses[own - 1 :], help)[1:] if help else []
+        for guess in stands:
+            grew = tree.extended(1, [guess]) or grew
+        if grew:
             self._publish_line(tree)
+        return len(stands)
 
     def _publish_line(self, tree: Tree) -> None:
         """Offer the line to a target that waits for it."""
@@ -191,29 +240,32 @@ class DraftEngine:
             laws = [guess.law.numpy(force=True) for guess in guesses if guess.law is not None]
             self._laws.write(tree.slot, entry, key, start, tokens, laws)
 
-    def _deepened(self, tree: Tree, growing: list[Chain], guesses: list[Guess]) -> None:
-        """Every chain is one token longer; what the target can use of it goes to the board."""
-        for chain, guess in zip(growing, guesses, strict=True):
-            chain.computed += 1
-            chain.guesses.append(guess)
-            chain.tokens.append(guess.token)
-        news = [chain for chain in growing if chain.computed <= tree.lookahead]
+    def _deepened(
+        self, tree: Tree, growing: Sequence[tuple[Chain, Sequence[int]]], guesses: Iterator[Guess]
+    ) -> list[int]:
+        """Every chain is longer by a token, and by what of a smaller draft's help was right; what the target can use
+        goes to the board. Returns how much of the help was right."""
+        right, news = [], []
+        for chain, help in growing:
+            stands = confirmed([next(guesses) for _ in range(1 + len(help))], help)
+            before = chain.computed
+            chain.computed += len(stands)
+            chain.guesses += stands
+            chain.tokens += [guess.token for guess in stands]
+            right.append(len(stands) - 1)
+            if before < tree.lookahead:
+                news.append(chain)
+                key = tree.key(chain.fork, chain.tokens[0])
+                self._show_laws(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
         if news:
             keys = [tree.key(chain.fork, chain.tokens[0]) for chain in news]
-            for chain, key in zip(news, keys, strict=True):
-                self._show_laws(tree, chain.entry, key, chain.computed - 1, chain.guesses[-1:])
-            self._board.publish(tree.slot, [chain.entry for chain in news], keys, [chain.tokens[1:] for chain in news])
+            entries, ids = [c.entry for c in news], [c.tokens[1 : tree.lookahead + 1] for c in news]
+            self._board.publish(tree.slot, entries, keys, ids)
+        return right
 
 
-def _places(tree: Tree, row: Row) -> Places:
-    return Places(tree, row.predicted, [position - tree.base for position in row.predicted])
-
-
-def _branches(tree: Tree, growing: list[Chain]) -> Branches:
-    return Branches(
-        tree.table.pages,
-        tree.base,
-        [chain.fork for chain in growing],
-        [chain.cell for chain in growing],
-        [chain.computed for chain in growing],
-    )
+def _branches(tree: Tree, growing: Sequence[tuple[Chain, Sequence[int]]]) -> Branches:
+    branches = Branches(tree.table.pages, tree.base)
+    for chain, help in growing:
+        branches.add(chain.fork, chain.cell, chain.computed, [chain.tokens[-1], *help])
+    return branches

@@ -24,10 +24,11 @@ class Places(NamedTuple):
 
 
 class Guesser:
-    """Ranks and samples under each sequence's law; keeps the noise vectors that chains and rounds share."""
+    """Ranks and samples under each sequence's law. `noise` has the vectors that chains, rounds and levels share, of the
+    target's vocabulary, of which `logits` may be a part."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._noise = NoiseCache(vocab_size, device)
+    def __init__(self, noise: NoiseCache) -> None:
+        self._noise = noise
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, places: Sequence[Places]) -> list[Guess]:
@@ -55,7 +56,8 @@ class Guesser:
         law = place.tree.law
         if place.tree.ratio_rule:
             return filtered(logits.float() / law.temperature, law)
-        return perturbed(logits, law, place.positions, self._noise)
+        width = logits.shape[-1]
+        return perturbed(logits, law, place.positions, lambda seed, position: self._noise(seed, position)[:width])
 
     def _drawn(self, scaled: Tensor, place: Places, guesses: Sequence[Guess]) -> list[Guess]:
         """Guesses that go on with a token drawn from the draft's law, by Saguaro sampling."""
@@ -64,7 +66,8 @@ class Guesser:
         lowered = saguaro(scaled, fan_outs, tree.speculation.saguaro_c)
         laws = torch.softmax(lowered, dim=-1)
         seed = stream_seed(tree.law.seed, Stream.DRAFT)
-        tokens = argmax(lowered + torch.stack([self._noise(seed, position) for position in place.positions]))
+        noise = torch.stack([self._noise(seed, position) for position in place.positions])
+        tokens = argmax(lowered + noise[:, : lowered.shape[-1]])
         drawn = zip(tokens, guesses, laws, strict=True)
         # Logits that are no numbers have no sample; the target will refuse the law.
         return [

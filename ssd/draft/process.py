@@ -27,18 +27,22 @@ _IDLE_MS = 100
 
 def main(child: Child) -> None:
     """Load, join the target, speculate until the supervisor ends this process."""
-    runner = load(child.config)
+    runners = load(child.config)
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
     socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
-    _Draft(child, socket, runner, board).serve()
+    _Draft(child, socket, runners, board).serve()
 
 
-def load(config: EngineConfig) -> Runner:
-    """The draft model with a cache of its own (contract C1)."""
+def load(config: EngineConfig) -> list[Runner]:
+    """The draft models, smallest first, each with a cache of its own (contract C1)."""
     torch.set_grad_enabled(False)
     assert config.draft is not None
+    return [_load(config, Path(directory)) for directory in (*config.cascade, config.draft)]
+
+
+def _load(config: EngineConfig, directory: Path) -> Runner:
     weights = config.load_format != "dummy"
-    checkpoint = inspect(Path(config.draft), weights)
+    checkpoint = inspect(directory, weights)
     if weights:
         checkpoint = borrowed(checkpoint, inspect(Path(config.target)))
     dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
@@ -54,13 +58,13 @@ _WARM_UP_TOKENS = 16
 
 
 class _Draft:
-    def __init__(self, child: Child, socket: zmq.Socket[Any], runner: Runner, board: BoardWriter) -> None:
-        self._child, self._socket, self._runner, self._board = child, socket, runner, board
+    def __init__(self, child: Child, socket: zmq.Socket[Any], runners: list[Runner], board: BoardWriter) -> None:
+        self._child, self._socket, self._runners, self._board = child, socket, runners, board
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
         child = self._child
-        return DraftEngine(child.config, self._runner, self._board, child.epoch, child.config.vocab_size, child.laws())
+        return DraftEngine(child.config, self._runners, self._board, child.epoch, child.config.vocab_size, child.laws())
 
     def serve(self) -> None:
         self._hello()

@@ -9,6 +9,7 @@ Keys and values of committed tokens and of the line lie in pages, those of chain
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch
 from ssd.ipc.messages import Outcome as OutcomeRow
 from ssd.params import Speculation
+from ssd.speculation.acceptance import coupled
 from ssd.speculation.outcome import forks
 from ssd.speculation.sampling import Law
 
@@ -31,6 +33,19 @@ class Guess(NamedTuple):
     token: int
     candidates: list[int]
     law: Tensor | None = None
+
+
+def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
+    """Those of `guesses` that hold, if `guesses[i]` is about what follows the first i of `guessed` tokens, which a
+    smaller draft thought of: as many as are right, and one more."""
+    return list(guesses[: coupled(guessed, [guess.token for guess in guesses]).accepted + 1])
+
+
+def agreed(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    if one == other[: len(one)]:
+        return len(one)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @dataclass
@@ -123,12 +138,10 @@ class Tree:
         if row.round != self.round or self.in_flight is not None:
             return
         if row.tokens:
-            agreed = sum(
-                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.line, row.tokens, strict=False))
-            )
+            kept = agreed(self.line, row.tokens)
             self.line = list(row.tokens)
-            self.computed = min(self.computed, self.base + agreed)
-            self.guesses = {node: guess for node, guess in self.guesses.items() if node <= agreed}
+            self.computed = min(self.computed, self.base + kept)
+            self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
         self.in_flight, self.answers = min(row.in_flight, len(self.line)), None
 
     def retune(self, speculation: Speculation) -> None:

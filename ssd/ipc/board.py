@@ -58,8 +58,8 @@ class Cached(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them, chains
-    grown by a token in them."""
+    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them, tokens
+    that chains grew by in them."""
 
     progress: int
     steps: int
@@ -94,7 +94,7 @@ class BoardWriter(_Board):
 
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
-        self._version = 0
+        self._version, self._part_of_step = 0, 0.0
 
     def publish(self, slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]]) -> None:
         """Write one chain (its ids so far) per entry number; all entries of one call become visible together."""
@@ -115,11 +115,14 @@ class BoardWriter(_Board):
         """Forget every entry of a slot."""
         self._slots[slot, :, _VERSION] = 0
 
-    def tick(self, step_seconds: float | None = None, grown: int = 0) -> None:
-        """Show that the draft is alive; with duration and chains of a tree step if one was just taken."""
+    def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
+        """Show that the draft is alive; if a forward was just taken, how long it took, by how many tokens chains
+        became deeper, on average, and all together. A forward that brings two is two tree steps."""
         self._header[_PROGRESS] += 1
         if step_seconds is not None:
-            self._header[_STEPS] += 1
+            steps = int(depths + self._part_of_step)
+            self._part_of_step += depths - steps
+            self._header[_STEPS] += steps
             self._header[_STEP_NS] += int(step_seconds * 1e9)
             self._header[_GROWN] += grown
 

@@ -23,6 +23,8 @@ from ssd.target.tuning import Tuning
 _STRIKES = 3
 _PROBE_EVERY = 16
 _POLL_S = 20e-6
+# What a draft says of its own steps is believed up to here: a wait has an end.
+_SLOWEST_STEP_S = 0.05
 _SMOOTHING = 0.1
 
 
@@ -267,7 +269,8 @@ class BoardProposer:
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or the deadline passes; keep whatever is there."""
         deepest = max(depths.values())
-        deadline = began + max(self._verify_s.value, 4 * deepest * self._token_wait_s.value)
+        token_s = max(self._token_wait_s.value, min(self.step_seconds, _SLOWEST_STEP_S))
+        deadline = began + max(self._verify_s.value, 4 * deepest * token_s)
         arrived = began
         while True:
             done = True

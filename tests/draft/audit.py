@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ssd.draft.engine import DraftEngine
+from ssd.draft.smaller import SmallerDraft
 from ssd.draft.tree import Tree
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
@@ -64,18 +65,23 @@ class Auditor:
 
     def __init__(self, world: World, draft: Draft, retuned: bool = False) -> None:
         self._world, self._draft, self._retuned = world, draft, retuned
-        self._fresh = Runner(draft.runner.model, 64, PAGE_SIZE)
+        self._fresh = Runner(draft.runners[-1].model, 64, PAGE_SIZE)
+        self.helped = self.lost = False
         self.depths: set[int] = set()
         self.lines: set[int] = set()
         self.forks: set[tuple[int, int]] = set()
         draft.watch = self
 
     def __call__(self, engine: DraftEngine) -> None:
-        engine.pool.check()
+        engine.level.pool.check()
         for tree in engine.trees.values():
             self._check_cache(tree)
             self._check_candidates(tree)
             self._check_published(tree)
+        smaller = engine.smaller
+        while smaller is not None:
+            self._check_smaller(smaller, engine)
+            smaller = smaller.below
 
     def _check_cache(self, tree: Tree) -> None:
         """Keys and values of the path are those of a fresh prefill, whatever was accepted, rejected or promoted."""
@@ -83,10 +89,37 @@ class Auditor:
         if tree.computed == 0:
             return
         self._fresh.forward([Row(tree.path[: tree.computed], 0, range(64), outputs=0)])
-        cache = self._draft.runner.cache
+        cache = self._draft.runners[-1].cache
         slots = cache.slots(tree.table.pages, 0, tree.computed)
         for kept, fresh in ((cache.keys, self._fresh.cache.keys), (cache.values, self._fresh.cache.values)):
             assert (kept[:, slots] - fresh[:, : tree.computed]).abs().max() <= 1e-10
+
+    def _check_smaller(self, smaller: SmallerDraft, engine: DraftEngine) -> None:
+        """The same for what a smaller draft keeps of paths and chains. Its trees and cells are the larger one's."""
+        level = smaller.level
+        level.pool.check()
+        assert set(smaller._paths) <= set(engine.trees)
+        chains = {chain.cell: (tree, chain) for tree in engine.trees.values() for chain in tree.chains}
+        assert set(smaller._chains) <= set(chains)
+        fresh = Runner(level.runner.model, 64, PAGE_SIZE)
+        for request, path in smaller._paths.items():
+            self.lost |= path._lost
+            if path.tokens:
+                fresh.forward([Row(path.tokens, 0, range(64), outputs=0)])
+                slots = level.runner.cache.slots(path.table.pages, 0, len(path.tokens))
+                for kept, new in (
+                    (level.runner.cache.keys, fresh.cache.keys),
+                    (level.runner.cache.values, fresh.cache.values),
+                ):
+                    assert (kept[:, slots] - new[:, : len(path.tokens)]).abs().max() <= 1e-10
+            self.helped |= path.tokens[: engine.trees[request].base] == engine.trees[request].tokens
+        for cell, tokens in smaller._chains.items():
+            tree, chain = chains[cell]
+            before = tree.base + chain.fork
+            fresh.forward([Row([*tree.path[:before], *tokens], 0, range(64), outputs=0)])
+            span = slice(before, before + len(tokens))
+            for kept, new in ((level.arena.keys, fresh.cache.keys), (level.arena.values, fresh.cache.values)):
+                assert (kept[:, cell, : len(tokens)] - new[:, span]).abs().max() <= 1e-10
 
     def _check_candidates(self, tree: Tree) -> None:
         """The likeliest next tokens at every node, without the one that is being verified there."""

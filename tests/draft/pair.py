@@ -64,11 +64,11 @@ class Texts:
 
 
 class Draft:
-    """The draft's process without the process. `steps` bounds the steps after each message (None: until it idles);
-    `watch` is called after every step and every message."""
+    """The draft's process without the process; of several runners the smallest comes first. `steps` bounds the steps
+    after each message (None: until it idles); `watch` is called after every step and every message."""
 
-    def __init__(self, configuration: EngineConfig, runner: Runner, steps: int | None = None) -> None:
-        self.config, self.runner, self.steps = configuration, runner, steps
+    def __init__(self, configuration: EngineConfig, *runners: Runner, steps: int | None = None) -> None:
+        self.config, self.runners, self.steps = configuration, runners, steps
         self.watch: Callable[[DraftEngine], None] = lambda engine: None
         slots = configuration.max_num_seqs
         descriptor = memory_file("board", size_bytes(slots))
@@ -76,7 +76,7 @@ class Draft:
         self.board = BoardReader(descriptor, slots, configuration.vocab_size)
         os.close(descriptor)
         self.laws = self._law_arena()
-        self.epoch = 0
+        self.epoch = self.forwards = 0
         self.restart()
 
     def _law_arena(self) -> LawArena | None:
@@ -93,7 +93,7 @@ class Draft:
         """A new draft, of a new epoch, that knows nothing."""
         self.epoch += 1
         vocab_size = self.config.vocab_size
-        self.engine = DraftEngine(self.config, self.runner, self._writer, self.epoch, vocab_size, self.laws)
+        self.engine = DraftEngine(self.config, self.runners, self._writer, self.epoch, vocab_size, self.laws)
         self.cells = cells_of(self.engine)
 
     def hear(self, message: Message) -> None:
@@ -109,23 +109,29 @@ class Draft:
         while steps is None or steps > 0:
             if not self.engine.step():
                 return
+            self.forwards += 1
             self.watch(self.engine)
             steps = None if steps is None else steps - 1
 
     def assert_empty(self) -> None:
         """No sequence, no page and no place in the arena is left in use, and none is counted twice."""
         assert not self.engine.trees
-        self.engine.pool.check()
-        assert self.engine.pool.live == 0
+        level, smaller = self.engine.level, self.engine.smaller
+        while True:
+            level.pool.check()
+            assert level.pool.live == 0
+            if smaller is None:
+                break
+            level, smaller = smaller.level, smaller.below
         assert cells_of(self.engine) == self.cells == list(range(len(self.cells)))
 
 
 def cells_of(engine: DraftEngine) -> list[int]:
     """The free places of the arena, in order."""
     taken = []
-    while (cell := engine._arena.take()) is not None:
+    while (cell := engine.level.arena.take()) is not None:
         taken.append(cell)
-    engine._arena.give_back(taken[::-1])
+    engine.level.arena.give_back(taken[::-1])
     return sorted(taken)
 
 

@@ -56,7 +56,7 @@ def test_no_backup_changes_a_token(
         monkeypatch.setattr(cheap, "load", lambda name: maker)
         backup = "plugin"
     settings = config(Speculation("ssd", 4, (1,), backup))
-    draft = Draft(settings, world.draft, steps)
+    draft = Draft(settings, world.draft, steps=steps)
     Auditor(world, draft)
     texts = Pair(settings, world.target, draft).run(PROMPTS, params(3, 30, temperature))
     assert texts.ids == plainly(world, PROMPTS, temperature, 30).ids

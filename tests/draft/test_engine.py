@@ -92,7 +92,7 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     assert hits > 5 if speculation.mode == "ssd" else hits == 0
     for target in targets:
         target.release()
-    draft.engine.pool.release(held)
+    draft.engine.level.pool.release(held)
     draft.assert_empty()
 
 
@@ -117,8 +117,8 @@ def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
 
 def scatter(draft: Draft) -> list[int]:
     """Take every other page of the draft, so that no two neighbours are free."""
-    pages = [draft.engine.pool.allocate() for _ in range(draft.engine.pool.count)]
-    draft.engine.pool.release([page for page in pages if page % 2])
+    pages = [draft.engine.level.pool.allocate() for _ in range(draft.engine.level.pool.count)]
+    draft.engine.level.pool.release([page for page in pages if page % 2])
     return [page for page in pages if page % 2 == 0]
 
 

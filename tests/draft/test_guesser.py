@@ -11,6 +11,7 @@ from ssd.draft.tree import Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Admit
 from ssd.params import Speculation
+from ssd.speculation.noise import NoiseCache
 
 LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
 TEMPERATURE, COUNT = 0.8, 20_000
@@ -32,7 +33,7 @@ def expected(c: float, fan_out: int) -> torch.Tensor:
 @pytest.mark.parametrize("node", [0, 1, 2])
 def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
     place = Places(tree(c), range(COUNT), [node] * COUNT)
-    guesses = Guesser(12, torch.device("cpu"))(LOGITS.expand(COUNT, -1), [place])
+    guesses = Guesser(NoiseCache(12))(LOGITS.expand(COUNT, -1), [place])
     law = expected(c, (3, 2, 1)[node])
     for guess in guesses[:5]:
         assert guess.law is not None
@@ -43,7 +44,7 @@ def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
 
 def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
     place = Places(tree(0.3), range(50), [0] * 50)
-    guesses = Guesser(12, torch.device("cpu"))(LOGITS.expand(50, -1), [place])
+    guesses = Guesser(NoiseCache(12))(LOGITS.expand(50, -1), [place])
     best = torch.argsort(LOGITS, descending=True).tolist()[:4]
     assert all(guess.candidates == best for guess in guesses)
     assert len({guess.token for guess in guesses}) > 3
@@ -51,5 +52,5 @@ def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
 
 def test_logits_that_are_no_numbers_give_a_law_that_is_none() -> None:
     place = Places(tree(1.0), range(1), [0])
-    (guess,) = Guesser(12, torch.device("cpu"))(torch.full((1, 12), torch.nan), [place])
+    (guess,) = Guesser(NoiseCache(12))(torch.full((1, 12), torch.nan), [place])
     assert 0 <= guess.token < 12 and guess.law is not None and bool(guess.law.isnan().all())

@@ -34,7 +34,7 @@ def test_the_draft_computes_with_its_targets_embedding(tmp_path: Path) -> None:
     )
     made = EngineConfig(target=str(target), draft=str(draft), max_model_len=64, num_pages=64, draft_num_pages=64)
     rows = [Row(tiny.token_ids(12, seed=1), 0, range(3), outputs=12)]
-    assert torch.equal(load(made).forward(rows), tiny.runner(whole, page_size=16).forward(rows))
+    assert torch.equal(load(made)[-1].forward(rows), tiny.runner(whole, page_size=16).forward(rows))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

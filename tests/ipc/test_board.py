@@ -111,8 +111,10 @@ def test_a_cleared_slot_is_empty_and_its_neighbours_are_not(shared: Shared) -> N
 def test_telemetry(shared: Shared) -> None:
     shared.writer.tick()
     shared.writer.tick(0.25)
-    shared.writer.tick(0.5)
-    assert shared.reader.telemetry() == (3, 2, 0.75, 0)
+    shared.writer.tick(0.5, depths=1.5, grown=6)
+    assert shared.reader.telemetry() == (3, 2, 0.75, 6)
+    shared.writer.tick(0.5, depths=1.5, grown=6)
+    assert shared.reader.telemetry() == (4, 4, 1.25, 12)  # half steps add up
 
 
 # -- what is damaged is not -------------------------------------------------------------------------------------------

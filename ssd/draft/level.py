@@ -1,0 +1,71 @@
+"""One draft model at work: pages for paths, an arena for chains, and a forward that ends in guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ssd.config import EngineConfig
+from ssd.draft.arena import Arena, Branches, TreePlan
+from ssd.draft.guesser import Guesser, Places
+from ssd.draft.tree import Guess, Tree
+from ssd.execution.batch import Row, output_indices
+from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.runner import Runner
+from ssd.params import MAX_LOOKAHEAD
+from ssd.speculation.noise import NoiseCache
+
+
+class Paths(NamedTuple):
+    """A row over the pages of a sequence."""
+
+    tree: Tree
+    row: Row
+
+
+class Chains(NamedTuple):
+    """Rows over the arena, of chains of one sequence."""
+
+    tree: Tree
+    branches: Branches
+
+
+class Level:
+    """A draft model with memory of its own. Guesses lie below `vocab_size`, that of the target; `noise` is what levels
+    on one device share."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int) -> None:
+        model = runner.model
+        self.runner = runner
+        self.pool = PagePool(config.draft_num_pages, config.page_size)
+        cells = config.max_num_seqs * config.speculation.chains
+        self.arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)
+        self.max_position = model.shape.max_position
+        self._vocab_size = min(vocab_size, model.shape.outputs)
+        self._guesser = Guesser(noise)
+
+    def forward(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> Iterator[Guess]:
+        """A guess for every output of the paths' rows, then for every row of the chains."""
+        rows = [row for _, row in paths]
+        plan = TreePlan(self.runner.plan(rows), [b for _, b in chains], self.runner.cache, self.arena)
+        tokens = [token for row in rows for token in row.token_ids]
+        tips = [token for _, branches in chains for token in branches.tokens]
+        wanted = [*output_indices(rows), *range(len(tokens), len(tokens) + len(tips))]
+        logits = self.runner.run(tokens + tips, plan, wanted)[:, : self._vocab_size]
+        places = [_places(tree, row) for tree, row in paths]
+        places += [Places(tree, [p + 1 for p in branches.positions], branches.depths) for tree, branches in chains]
+        return iter(self._guesser(logits, places))
+
+    def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:
+        """The first `count` tokens of a chain become those of a path, which has room, from position `start` on."""
+        slots = self.runner.cache.slots(table.pages, start, start + count)
+        self.arena.promote(cell, count, self.runner.cache, slots)
+
+
+def rows_of(paths: Sequence[Paths], chains: Sequence[Chains]) -> int:
+    """How many tokens a forward computes."""
+    return sum(len(row.token_ids) for _, row in paths) + sum(len(branches.tokens) for _, branches in chains)
+
+
+def _places(tree: Tree, row: Row) -> Places:
+    return Places(tree, row.predicted, [position - tree.base for position in row.predicted])
