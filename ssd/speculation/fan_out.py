@@ -50,9 +50,14 @@ def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
     return math.exp(y - slope * x), -slope
 
 
+def hit_chance(fan_out: int, law: tuple[float, float]) -> float:
+    """The chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r of `law` = (c, r), at least 0."""
+    c, r = law
+    return 1 - min(1.0, c * fan_out**-r)
+
+
 def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
     """The share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
-    c, r = law
     lookahead = len(fan_out) - 1
     reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
-    return sum(p * (1 - min(1.0, c * f**-r)) for p, f in zip(reached, fan_out, strict=True))
+    return sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True))

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:
     """Tokens of a round that verifies `depth` draft tokens, each accepted with probability `acceptance`: the geometric
     sum 1 + a + ... + a^depth (Leviathan et al., arXiv 2211.17192, eq. 1)."""
     return sum(acceptance**i for i in range(depth + 1))
+
+
+def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> float:
+    """The same where `acceptance[i]` is the rate of the (i + 1)-th draft token, given that all before it were accepted;
+    the last number serves beyond. `depth` is a whole number or between two."""
+    total, reached = 1.0, 1.0
+    for index in range(math.ceil(depth)):
+        reached *= acceptance[min(index, len(acceptance) - 1)]
+        total += reached * min(1.0, depth - index)
+    return total
 
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssd.speculation.fan_out import hit_rate, optimal_fan_out
+from ssd.speculation.theory import expected_tokens_by_position
 
 # A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
 # Going back to plain decoding takes little: a draft should not make anyone slower.
@@ -49,11 +50,7 @@ class Profile:
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
-        total, reached = 1.0, 1.0
-        for index in range(int(depth + 0.999)):
-            reached *= self.acceptance[min(index, len(self.acceptance) - 1)]
-            total += reached * min(1.0, depth - index)
-        return total
+        return expected_tokens_by_position(self.acceptance, depth)
 
 
 class Plan(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.speculation.fan_out import hit_rate, miss_law, optimal_fan_out
+from ssd.speculation.fan_out import hit_chance, hit_rate, miss_law, optimal_fan_out
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,8 @@ def test_one_point_is_no_law(rates: dict[int, float]) -> None:
 def test_hit_rate_by_hand() -> None:
     """a = .5, K = 1: half of the rounds accept none, half accept all."""
     assert hit_rate(0.5, (1, 4), (0.5, 0.5)) == pytest.approx(0.5 * 0.5 + 0.5 * 0.75)
+
+
+def test_the_chance_of_a_hit_is_a_probability() -> None:
+    assert hit_chance(4, (0.5, 0.5)) == pytest.approx(0.75)
+    assert hit_chance(1, (3.0, 0.5)) == 0.0

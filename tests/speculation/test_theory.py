@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ssd.speculation.theory import (
     critical_batch,
     expected_tokens,
+    expected_tokens_by_position,
     speedup_of_batch,
     speedup_sd,
     speedup_ssd,
@@ -57,6 +58,14 @@ def test_theorem_7(
 @pytest.mark.parametrize(("tokens", "draft", "speedup"), [(3.0, 0.0, 3.0), (3.0, 0.5, 2.0), (1.0, 1.0, 0.5)])
 def test_ordinary_speculative_decoding(tokens: float, draft: float, speedup: float) -> None:
     assert speedup_sd(tokens, draft) == pytest.approx(speedup)
+
+
+def test_tokens_by_position() -> None:
+    """One rate serves every position, a list its own; a depth between two is between their tokens."""
+    assert expected_tokens_by_position((0.8,), 5) == pytest.approx(expected_tokens(0.8, 5))
+    assert expected_tokens_by_position((0.5, 0.4), 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
+    assert expected_tokens_by_position((0.5, 0.4), 1.25) == pytest.approx(1 + 0.5 + 0.05)
+    assert expected_tokens_by_position((0.5,), 0) == 1
 
 
 @settings(deadline=None)

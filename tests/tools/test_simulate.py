@@ -1,0 +1,148 @@
+"""The paper's tables, reproduced within the stated bounds, and the command line around the simulation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from simulate import main
+from simulation import paper, report, tables
+from simulation.calibration import inputs
+
+from ssd.speculation.fan_out import miss_law
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[tables.Cell]:
+    return tables.cells(inputs())
+
+
+def test_every_cell_is_within_its_bound(cells: list[tables.Cell]) -> None:
+    """5 % of the means, 10 % of every cell of the batch and temperature tables."""
+    assert not [(c.table, c.row, c.column, f"{c.deviation:+.1%}") for c in report.beyond(cells)]
+    assert {cell.bound for cell in cells if cell.table == "means"} == {0.05}
+    assert {cell.bound for cell in cells if cell.table != "means"} == {0.10}
+
+
+def test_no_cell_is_missing_and_most_are_predictions(cells: list[tables.Cell]) -> None:
+    count = {name: sum(cell.table == name for cell in cells) for name in ("means", "temperature", "batch")}
+    assert count == {"means": 2 * 3, "temperature": 4 * 5, "batch": 5 * 3}
+    uses = [cell.use for cell in cells]
+    assert uses.count("predicted") >= 25 and set(uses) == {"input", "fitted", "predicted"}
+    assert len({(cell.table, cell.row, cell.column) for cell in cells}) == len(cells)
+
+
+def test_what_is_fitted_is_what_is_said_to_be(cells: list[tables.Cell]) -> None:
+    """No cell of `ssd` in the temperature table, one in the batch table."""
+    fitted = {(c.table, c.column) for c in cells if c.use == "fitted"}
+    assert fitted == {
+        ("means", "sd"),
+        ("means", "ssd"),
+        ("data sets", "sd"),
+        ("temperature", "sd"),
+        ("temperature", "hits uniform"),
+        ("batch", "sd"),
+        ("batch", "cheap"),
+    }
+    assert [c.row for c in cells if (c.table, c.column, c.use) == ("batch", "cheap", "fitted")] == ["batch 1"]
+
+
+def test_every_larger_deviation_has_a_cause(cells: list[tables.Cell]) -> None:
+    lines = report.causes(cells)
+    assert lines and not [line for line in lines if "no cause" in line]
+
+
+def test_both_backups_cross_as_in_the_paper(cells: list[tables.Cell]) -> None:
+    """Theorem 17: the neural backup loses from batch 2 on, by more and more; it falls to ordinary decoding."""
+    speed = {(c.row, c.column): c.simulated for c in cells if c.table == "batch"}
+    ratios = [speed[f"batch {batch}", "neural"] / speed[f"batch {batch}", "cheap"] for batch in paper.BATCHES]
+    assert ratios == sorted(ratios, reverse=True) and ratios[1] < 1
+    assert speed["batch 16", "neural"] == pytest.approx(speed["batch 16", "sd"], rel=0.05)
+
+
+def test_the_law_of_misses_fits_the_table_it_comes_from() -> None:
+    for misses in paper.MISSES.values():
+        c, r = miss_law(misses)
+        assert all(abs(c * fan_out**-r / rate - 1) < 0.15 for fan_out, rate in misses.items())
+
+
+def test_the_exponent_between_two_temperatures_is_between_theirs() -> None:
+    at_0, at_3, at_7 = (inputs().temperature(t).statistics.misses[1] for t in (0.0, 0.3, 0.7))
+    assert at_3 == pytest.approx(at_0 + 3 / 7 * (at_7 - at_0))
+
+
+def test_more_draft_devices_bring_less_and_less() -> None:
+    found = tables.drafts(inputs(), rounds=64)
+    assert [d.drafts for d in found] == list(range(1, 9)) and [d.fan_out for d in found] == list(range(3, 25, 3))
+    for column in ("hit_rate", "alone", "neural", "cheap"):
+        speeds = [getattr(d, column) for d in found]
+        assert speeds[7] > speeds[3] > speeds[0]
+        assert speeds[7] - speeds[3] < speeds[3] - speeds[0]
+    assert all(d.anytime > max(d.neural, d.cheap) for d in found)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_run_prints_its_figures() -> None:
+    result = invoke("run", "-k", "7", "--fan-out", "3", "--batch", "4", "--drafts", "2", "--network-delay", "0.1ms")
+    assert result.exit_code == 0, result.output
+    for figure in ("tokens per second", "hit rate", "tokens per round", "target idle", "draft idle"):
+        assert figure in result.output
+
+
+def test_run_takes_times_with_units() -> None:
+    result = invoke("run", "--mode", "ar", "--verify", "0.02s+500us", "--batch", "10", "--json")
+    figures = json.loads(result.stdout)["figures"]
+    assert figures["tokens_per_second"] == pytest.approx(1 / 0.025)
+
+
+def test_run_spreads_the_budget_by_theorem_12() -> None:
+    setup = json.loads(invoke("run", "-k", "4", "--acceptance", ".8", "--budget", "15", "--json").stdout)["setup"]
+    assert setup["fan_out"] == [3, 3, 2, 2, 5]
+
+
+def test_a_run_can_be_repeated() -> None:
+    once, again, other = (invoke("run", "--json", "--seed", seed).stdout for seed in ("1", "1", "2"))
+    assert once == again != other
+
+
+def test_cascade_prints_every_run_of_levels() -> None:
+    arguments = ("cascade", "--verify", "18ms", "--level", "0.5ms,3,0.8,0.6", "--level", "2ms,0.9", "--json")
+    levels = json.loads(invoke(*arguments).stdout)["levels"]
+    assert [(level["first"], level["last"]) for level in levels] == [(0, 0), (0, 1), (1, 1)]
+    for level in levels:
+        assert level["sd"] == pytest.approx(level["tokens_per_second"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--verify=-3ms"),
+        ("run", "--verify", "3"),
+        ("run", "--verify", "0"),
+        ("run", "--step", "1ms+1us+1us"),
+        ("run", "--network-delay", "soon"),
+        ("run", "-k", "0"),
+        ("run", "-k", "4", "--fan-out", "3,2"),
+        ("run", "-k", "4", "--fan-out", "0"),
+        ("run", "-k", "4", "--budget", "3"),
+        ("run", "--batch", "65"),
+        ("run", "--drafts", "0"),
+        ("run", "--acceptance", "1.5"),
+        ("run", "--acceptance", "high"),
+        ("run", "--misses", ".2"),
+        ("run", "--misses=-1,.5"),
+        ("run", "--engine", "reference", "--backup", "auto"),
+        ("cascade",),
+        ("cascade", "--level", "2ms"),
+        ("cascade", "--level", "2ms,1.5"),
+        ("cascade", "--level", "1ms,0,0.8,0.6", "--level", "2ms,0.9"),
+    ],
+)
+def test_bad_input_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Error" in result.stderr and result.stdout == ""

@@ -1,0 +1,1 @@
+"""Target and draft devices as processes of a discrete-event simulation (docs/simulation.md)."""
