@@ -20,7 +20,7 @@ TARGET = str(BUILTIN["smollm2"].directory)
 
 
 def config(**options: Any) -> EngineConfig:
-    return resolve(EngineOptions(**{"target": TARGET, "draft": str(MODEL), **options}))
+    return resolve(EngineOptions(**{"target": TARGET, "draft": (str(MODEL),), **options}))
 
 
 @pytest.fixture
@@ -36,6 +36,14 @@ def test_the_models_are_named_and_described() -> None:
     assert (found.target, found.draft, found.target_name) == (TARGET, str(MODEL), "smollm2")
     assert found.vocab_size == 49152
     assert len(found.digest) == 64
+
+
+def test_several_drafts_are_a_cascade_whose_last_one_speaks_to_the_target() -> None:
+    found = config(draft=(str(MODEL), "smollm2-draft"))
+    assert (found.cascade, found.draft_name) == ((str(MODEL),), "smollm2-draft, smollm2-draft")
+    assert found.draft is not None
+    with pytest.raises(UsageError, match="no-such-model"):
+        config(draft=("no-such-model", str(MODEL)))
 
 
 def test_without_speculation_no_draft_is_loaded() -> None:
