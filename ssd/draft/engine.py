@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ssd.config import EngineConfig
 from ssd.draft.arena import Branches
+from ssd.draft.choice import Choice, Growing
 from ssd.draft.level import Chains, Level, Paths, rows_of
 from ssd.draft.smaller import SmallerDraft, Tip
 from ssd.draft.tree import Chain, Guess, Tree, confirmed
@@ -18,20 +18,12 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, BoardWriter, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release, Retune
-from ssd.params import MAX_CHAINS
 from ssd.speculation.noise import NoiseCache
 
 log = logging.getLogger("ssd.draft")
 
 # Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
 _PREFILL_CHUNK = 128
-
-
-class Growing(NamedTuple):
-    """The chains of a sequence that want another token."""
-
-    tree: Tree
-    chains: list[Chain]
 
 
 class DraftEngine:
@@ -58,6 +50,7 @@ class DraftEngine:
         for level in smaller:
             self.smaller = SmallerDraft(level, self.smaller)
         self.trees: dict[int, Tree] = {}
+        self._choice = Choice(self.level.arena, self.level.max_position, self._forget_cells)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -85,6 +78,7 @@ class DraftEngine:
                 self._drop(request)
 
     def _outcome(self, tree: Tree, row: Outcome) -> None:
+        prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
         try:
             winner = tree.outcome(row)
             if winner is not None:
@@ -93,6 +87,7 @@ class DraftEngine:
             log.warning("request %d goes on without a draft: %s", tree.request, error)
             self._drop(tree.request)
             return
+        self._choice.looked_up(prepared, row.token)
         self._forget_chains(tree)
         tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # A chain for this very outcome may have been published while it was on its way: it would hide the line.
@@ -101,18 +96,24 @@ class DraftEngine:
 
     def _promote(self, tree: Tree, winner: Chain) -> None:
         """The winning chain's keys and values become the path's."""
+        if winner.cell is None or not winner.computed:
+            return
         tree.table.grow(tree.computed + winner.computed)
         self.level.promote(tree.table, tree.computed, winner.cell, winner.computed)
         tree.computed += winner.computed
         if self.smaller is not None:
-            self.smaller.promote(tree, winner)
+            self.smaller.promote(tree, winner.cell, winner.tokens)
 
     def _forget_chains(self, tree: Tree) -> None:
-        cells = [chain.cell for chain in tree.chains]
+        cells = [chain.cell for chain in tree.chains if chain.cell is not None]
         self.level.arena.give_back(cells)
+        self._forget_cells(cells)
+        tree.chains = []
+
+    def _forget_cells(self, cells: Sequence[int]) -> None:
+        """These places of the arena will hold other chains."""
         if self.smaller is not None:
             self.smaller.forget_chains(cells)
-        tree.chains = []
 
     def _drop(self, request: int) -> None:
         tree = self.trees.pop(request, None)
@@ -133,7 +134,7 @@ class DraftEngine:
             if tokens:
                 budget -= len(tokens)
                 pieces.append((tree, tokens))
-        growing = [Growing(tree, chains) for tree in self.trees.values() if (chains := self._growing(tree))]
+        growing = self._choice.growing(self.trees.values())
         if not pieces and not growing:
             return False
         lines = [self._line_tip(tree, tokens) for tree, tokens in pieces]
@@ -142,6 +143,8 @@ class DraftEngine:
             self.smaller.propose(list(self.trees.values()), lines + tips)
         paths = [self._path_row(tree, tokens, tip) for (tree, tokens), tip in zip(pieces, lines, strict=True)]
         right = self._forward(paths, lines, growing, tips)
+        if tips and not pieces:
+            self._choice.took(len(tips), time.perf_counter() - began)
         deeper = right[len(lines) :]
         depths = 1 + sum(deeper or right) / len(deeper or right)
         self._board.tick(time.perf_counter() - began, depths, len(tips) + sum(deeper))
@@ -199,20 +202,6 @@ class DraftEngine:
         left = self.level.max_position - tree.base - chain.fork - len(chain.tokens)
         return Tip(tree, chain.tokens, max(0, min(tree.lookahead - chain.computed, left)), chain.fork, chain.cell)
 
-    def _growing(self, tree: Tree) -> list[Chain]:
-        """The chains of a tree that want another token, new ones included."""
-        for fork, token in tree.new_forks():
-            cell = self.level.arena.take() if len(tree.chains) < MAX_CHAINS else None
-            if cell is None:
-                break
-            tree.chains.append(Chain(fork, [token], cell, entry=len(tree.chains)))
-        # One token more than the lookahead: then the winner's bonus candidates are known when it wins.
-        return [
-            chain
-            for chain in tree.chains
-            if chain.computed <= tree.lookahead and tree.base + chain.fork + chain.computed < self.level.max_position
-        ]
-
     # -- what a step brought ----------------------------------------------------------------------------------------
 
     def _extended(self, tree: Tree, row: Row, help: Sequence[int], guesses: list[Guess]) -> int:
@@ -267,5 +256,6 @@ class DraftEngine:
 def _branches(tree: Tree, growing: Sequence[tuple[Chain, Sequence[int]]]) -> Branches:
     branches = Branches(tree.table.pages, tree.base)
     for chain, help in growing:
+        assert chain.cell is not None, "a chain without a place does not grow"
         branches.add(chain.fork, chain.cell, chain.computed, [chain.tokens[-1], *help])
     return branches

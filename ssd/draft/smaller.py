@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ssd.draft.arena import Branches
 from ssd.draft.level import Chains, Level, Paths, rows_of
-from ssd.draft.tree import Chain, Guess, Tree, agreed, confirmed
+from ssd.draft.tree import Guess, Tree, agreed, confirmed
 from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.params import MAX_LOOKAHEAD
@@ -116,15 +116,15 @@ class SmallerDraft:
             for index in range(min(guessed, accepted + 1)):
                 self._acceptance.note(float(index < accepted))
 
-    def promote(self, tree: Tree, winner: Chain) -> None:
-        """`winner` has just become the last committed token and the line: its keys and values follow."""
+    def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
+        """The chain in `cell` has just become the last committed token and the line: keys and values follow."""
         path, start = self._paths.get(tree.request), tree.base - 1
-        count = agreed(self._chains.get(winner.cell, []), winner.tokens)
+        count = agreed(self._chains.get(cell, []), tokens)
         if path is not None and count and agreed(path.tokens, tree.tokens) >= start and path.grow(start + count):
-            self.level.promote(path.table, start, winner.cell, count)
-            path.tokens[start:] = winner.tokens[:count]
+            self.level.promote(path.table, start, cell, count)
+            path.tokens[start:] = tokens[:count]
         if self.below is not None:
-            self.below.promote(tree, winner)
+            self.below.promote(tree, cell, tokens)
 
     def forget_chains(self, cells: Sequence[int]) -> None:
         """These places will hold other chains."""

@@ -22,8 +22,12 @@ from ssd.ipc.messages import Admit, Launch
 from ssd.ipc.messages import Outcome as OutcomeRow
 from ssd.params import Speculation
 from ssd.speculation.acceptance import coupled
+from ssd.speculation.learner import Mean
 from ssd.speculation.outcome import forks
 from ssd.speculation.sampling import Law
+
+# Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
+_ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 
 
 class Guess(NamedTuple):
@@ -52,20 +56,28 @@ def agreed(one: Sequence[int], other: Sequence[int]) -> int:
 class Chain:
     """A speculation for the outcome (`fork`, tokens[0]): `tokens` holds t*, c_1, c_2, ...
 
-    The first `computed` of them have keys and values in place `cell` of the arena, and `guesses[i]` is about the token
-    after tokens[i]. `entry` is its number on the board.
+    The first `computed` of them have keys and values in place `cell` of the arena, unless it lost its place, and
+    `guesses[i]` is about the token after tokens[i]. `entry` is its number on the board, `probability` that of its
+    outcome.
     """
 
     fork: int
     tokens: list[int]
-    cell: int
+    cell: int | None
     entry: int
+    probability: float = 1.0
     computed: int = 0
     guesses: list[Guess] = field(default_factory=list)
 
+    @property
+    def kept(self) -> int:
+        """How many of its tokens have keys and values."""
+        return 0 if self.cell is None else self.computed
+
 
 class Tree:
-    """The state of one sequence. `computed` tokens of `path` have keys and values in pages.
+    """The state of one sequence. `computed` tokens of `path` have keys and values in pages; `acceptance` is how often
+    its draft tokens are right.
 
     `in_flight` is how many line tokens the target verifies now, None while it has not said (it waits for the line).
     """
@@ -78,10 +90,12 @@ class Tree:
         self.line: list[int] = []
         self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
+        self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
         self.computed = table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the line answers
+        self.entries = 0  # of the board, given to chains in this round
         self._epoch, self._forked = epoch, 0
 
     @property
@@ -98,9 +112,14 @@ class Tree:
         return len(self.tokens)
 
     @property
+    def verified(self) -> int:
+        """How many line tokens the target verifies now, or may when it takes up the line."""
+        return len(self.line) if self.in_flight is None else self.in_flight
+
+    @property
     def wanted(self) -> int:
         """Length of the path whose keys, values and guesses are needed."""
-        return self.base + (len(self.line) if self.in_flight is None else self.in_flight)
+        return self.base + self.verified
 
     def key(self, accepted: int, token: int) -> Key:
         """The board's key of an outcome of the verification in flight."""
@@ -114,21 +133,23 @@ class Tree:
 
         Raises `ValueError` for an outcome that does not follow from what this side knows.
         """
-        known = len(self.line) if self.in_flight is None else self.in_flight
+        known = self.verified
         if row.round != self.round or row.accepted > known:
             raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
         accepted, token = row.accepted, row.token
+        for index in range(min(known, accepted + 1)):
+            self.acceptance.note(float(index < accepted))
         winner = next((c for c in self.chains if c.fork == accepted and c.tokens[0] == token), None)
         key = self.key(accepted, token)
         self.computed = min(self.computed, self.base + accepted)
         self.tokens += [*self.line[:accepted], token]
-        self.line, self.guesses, self._forked = [], {}, 0
+        self.line, self.guesses, self._forked, self.entries = [], {}, 0, 0
         self.round += 1
         self.in_flight = None if row.in_flight < 0 else row.in_flight
         self.answers = key if self.in_flight is None else None
         if winner is not None:
             self.line = winner.tokens[1:]
-            self.guesses = dict(enumerate(winner.guesses))
+            self.guesses = dict(enumerate(winner.guesses[: winner.kept]))
         if self.in_flight is not None:
             self.in_flight = min(self.in_flight, len(self.line))
         return winner

@@ -11,15 +11,14 @@ _RANKS = 16
 # What is taken for granted until it is seen: middling acceptance, the misses of the paper's pairs (ALGORITHM 4).
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
 _FEW = 5
-# A line's slope, as a share of its height for one more unit, until sizes have varied.
 _SLOPE = 0.01
 
 
 class Mean:
-    """An exponentially weighted mean that begins as the plain mean of what it saw."""
+    """An exponentially weighted mean that begins as the plain one; `value` counts as `count` samples."""
 
-    def __init__(self, value: float, smoothing: float = _SMOOTHING) -> None:
-        self.value, self.count, self._smoothing = value, 0, smoothing
+    def __init__(self, value: float, smoothing: float = _SMOOTHING, count: int = 0) -> None:
+        self.value, self.count, self._smoothing = value, count, smoothing
 
     def note(self, sample: float) -> None:
         self.count += 1
@@ -27,9 +26,11 @@ class Mean:
 
 
 class LineFit:
-    """Seconds by size, least squares with old points fading."""
+    """Seconds by size, least squares with old points fading. `slope` is taken, as a share of the height for one more
+    unit, until sizes have varied."""
 
-    def __init__(self) -> None:
+    def __init__(self, slope: float = _SLOPE) -> None:
+        self._slope = slope
         self._size, self._seconds, self._square, self._product = (Mean(0.0) for _ in range(4))
 
     @property
@@ -43,10 +44,10 @@ class LineFit:
         self._product.note(size * seconds)
 
     def line(self) -> Line:
-        """Through the mean; the slope is never negative, and a guess where all sizes were alike."""
+        """Through the mean; the slope is never negative."""
         size, seconds = self._size.value, self._seconds.value
         spread = self._square.value - size * size
-        slope = _SLOPE * seconds
+        slope = self._slope * seconds
         if spread > 0.25:
             slope = (self._product.value - size * seconds) / spread
         slope = min(max(0.0, slope), seconds / max(1.0, size))
@@ -107,11 +108,11 @@ class Learner:
             plain=self._plain[batch].value if batch in self._plain else verify.at(batch),
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
-            misses=self._misses(),
+            misses=self.misses(),
             missed=(self._missed.value, self._wait.value) if self._missed.count >= 8 else None,
         )
 
-    def _misses(self) -> tuple[float, float]:
+    def misses(self) -> tuple[float, float]:
         """(c, r) of the power law, as far as ranks were tried; from a few ranks only, the exponent is kept within what
         is known of pairs of models."""
         rates, missed = {}, 1.0

@@ -61,7 +61,8 @@ def plainly(world: World, prompts: list[list[int]], temperature: float, tokens: 
 
 class Auditor:
     """After every message and every step: the draft's cache, its candidates, and what the target could read. With
-    `retuned`, fan-outs and K change while a tree grows: how many candidates and tokens there are says nothing then."""
+    `retuned`, fan-outs and K change while a tree grows, or places are few: how many candidates and tokens there are
+    says nothing then."""
 
     def __init__(self, world: World, draft: Draft, retuned: bool = False) -> None:
         self._world, self._draft, self._retuned = world, draft, retuned
@@ -130,7 +131,7 @@ class Auditor:
             best = self._world.best(tuple(tree.tokens + in_flight[:fork]), tree.law)
             expected = [token for token in best if token not in in_flight[fork : fork + 1]][:wanted]
             if self._retuned:
-                expected = [token for token in best if token not in in_flight[fork : fork + 1]][: len(found)]
+                expected = [token for token in best if token in found and token not in in_flight[fork : fork + 1]]
             assert found == expected
             self.forks.add((fork, len(in_flight)))
 

@@ -1,0 +1,94 @@
+"""Chains that do not fit: the ones with least to gain go (DESIGN, the speculation board)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ssd.draft.tree import Chain
+from ssd.params import Speculation
+from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, drive, world_in
+from tests.draft.pair import Draft, ScriptedTarget, config
+from tests.models import tiny
+
+SPECULATION = Speculation("ssd", 3, (4,))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_in(tmp_path_factory.mktemp("choice"))
+
+
+def crowded(world: World, cells: int, steps: int | None = None) -> Draft:
+    """A draft with so many places for chains and no more."""
+    draft = Draft(config(SPECULATION), world.draft, steps=steps)
+    for _ in draft.cells[cells:]:
+        assert draft.engine.level.arena.take() is not None
+    return draft
+
+
+def placed(draft: Draft, request: int) -> list[Chain]:
+    return [chain for chain in draft.engine.trees[request].chains if chain.cell is not None]
+
+
+def test_a_new_outcome_takes_the_place_of_a_less_likely_one(world: World) -> None:
+    """The first sequence fills all places; the draft of the second is right more often."""
+    draft = crowded(world, 4, steps=1)
+    first = ScriptedTarget(draft, 0, tiny.token_ids(5, 1), GREEDY, SPECULATION)
+    draft.work(1)
+    assert len(placed(draft, first.request)) == 4
+    for _ in range(9):
+        draft.engine.trees[first.request].acceptance.note(0.0)
+    shorter = {c.entry: list(c.tokens) for c in placed(draft, first.request)}
+    second = ScriptedTarget(draft, 1, tiny.token_ids(9, 2), GREEDY, SPECULATION)
+    draft.work(2)
+    assert len(placed(draft, first.request)) + len(placed(draft, second.request)) == 4
+    assert placed(draft, second.request)
+    # What has lost its place is still good for what it says.
+    for chain in draft.engine.trees[first.request].chains:
+        assert chain.tokens[: len(shorter[chain.entry])] == shorter[chain.entry]
+
+
+def test_an_unlikely_outcome_gets_no_place_of_a_likely_one(world: World) -> None:
+    draft = crowded(world, 3, steps=1)
+    target = ScriptedTarget(draft, 0, tiny.token_ids(5, 1), GREEDY, SPECULATION)
+    draft.work(1)
+    assert [chain.entry for chain in placed(draft, target.request)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cells", [1, 2, 5, 11])
+def test_with_few_places_every_state_is_still_sound(world: World, cells: int) -> None:
+    """Random rounds of three sequences that compete: what is kept and published is what a draft of its own would say,
+    and hits on chains that have lost their place are as good as others."""
+    draft = crowded(world, cells)
+    Auditor(world, draft, retuned=True)
+    choice = random.Random(cells)
+    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5))
+    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, SPECULATION) for i, law in enumerate(laws)]
+    for _ in range(40):
+        target = choice.choice(targets)
+        if len(target.tokens) < 150:
+            drive(target, choice)
+        assert draft.engine.trees[target.request].tokens == target.tokens
+        assert sum(len(placed(draft, t.request)) for t in targets) <= cells
+    assert sum(target.hits for target in targets)
+    for target in targets:
+        target.release()
+    assert len([None for _ in range(cells) if draft.engine.level.arena.take() is not None]) == cells
+
+
+def test_a_step_leaves_out_what_would_slow_it_more_than_it_brings(world: World) -> None:
+    """Where every chain costs a step as much as all others, only the best ones grow; where it costs nothing, all."""
+    for each, everything in ((0.010, False), (0.0, True)):
+        draft = crowded(world, 96, steps=0)
+        for chains in (1, 5, 9):
+            draft.engine._choice.took(chains, 0.010 + each * chains)
+        target = ScriptedTarget(draft, 0, tiny.token_ids(5, 1), GREEDY, SPECULATION)
+        draft.work(2)
+        chains = placed(draft, target.request)
+        grown = [chain.entry for chain in chains if chain.computed]
+        assert len(chains) == 4 and 0 in grown
+        assert (len(grown) == 4) == everything
+        draft.work()  # in the end they all get their turn
+        assert {chain.computed for chain in chains} == {SPECULATION.num_speculative_tokens + 1}
