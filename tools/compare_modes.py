@@ -5,7 +5,8 @@
 The modes take turns prompt by prompt (A B C A B C) on one engine, batch 1, chat format, end of text ignored; the ids
 of `sd` and `ssd` are compared with those of `ar` in the same run. `predicted` is Theorem 7 (for `sd`: E / (1 + T))
 applied to the measured verification time, acceptance lengths, hit rate and waits; `ratio` is measured over predicted,
-so what it leaves out is the engine's own overhead.
+so what it leaves out is the engine's own overhead. `--profile` writes the profile of the pair that `ssd plan` reads
+(docs/planning.md); it needs one -k and one temperature, and adds runs of `ssd` with other fan-outs, for the misses.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ssd import LLM, SamplingParams
+from ssd import LLM, SamplingParams, profile
 from ssd.cli.options import FanOut, Lookahead
 from ssd.client import Completion
+from ssd.errors import UsageError
 from ssd.ipc.messages import Metrics
+from ssd.measured import profile_of
 from ssd.params import MAX_LOOKAHEAD, Speculation
 from ssd.speculation.theory import speedup_sd, speedup_ssd
+
+# With --profile, each is a row of `ssd` with so many guesses for every accepted length.
+_FAN_OUTS = (1, 2, 4)
 
 
 @click.command(help=__doc__)
@@ -46,6 +52,7 @@ from ssd.speculation.theory import speedup_sd, speedup_ssd
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 1.0), show_default=True)
 @click.option("--transformers/--no-transformers", "peer", default=False, help="also transformers' own generate")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="write every figure here")
+@click.option("--profile", "profile_path", type=click.Path(path_type=Path), help="write a profile for ssd plan here")
 def main(
     prompts_file: Path,
     target: str,
@@ -58,10 +65,15 @@ def main(
     temperatures: tuple[float, ...],
     peer: bool,
     json_path: Path | None,
+    profile_path: Path | None,
 ) -> None:
+    if profile_path and (not lookahead or len(temperatures) != 1):
+        raise click.UsageError("--profile needs one K and one temperature: -k 4 --temperature 0")
     prompts = from_jsonl(prompts_file, count)
     settings = {"ar": Speculation("ar"), "sd": Speculation("sd", lookahead)}
     settings |= {f"ssd {name}": Speculation("ssd", lookahead, fan_out, name) for name in backup}
+    if profile_path:
+        settings |= {_fan_out_row(count): Speculation("ssd", lookahead, (count,), "none") for count in _FAN_OUTS}
     report: dict[str, Any] = {"environment": _environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
     console = Console(width=160)
     with LLM(target, draft) as llm:
@@ -70,6 +82,11 @@ def main(
             rows = [_row(name, temperature, runs[name], runs["ar"]) for name in settings]
             report["rows"] += rows
             console.print(_table(rows, f"T = {temperature}: medians over {count} prompts, {tokens} tokens"))
+    if profile_path:
+        source = {key: str(value) for key, value in report["environment"].items()}
+        source |= {"target": target, "draft": ", ".join(draft) or "built-in", "temperature": str(temperatures[0])}
+        source |= {"prompts": f"{count} of {prompts_file.name}", "tokens": str(tokens), "k": str(lookahead)}
+        _write_profile(profile_path, f"{target} at T = {temperatures[0]:g}", runs, source)
     if peer:
         report["transformers"] = {threads: _transformers(target, prompts[:3], tokens, threads) for threads in (1, 2)}
         console.print("transformers generate, tok/s by threads:", report["transformers"])
@@ -91,6 +108,20 @@ def _interleaved(
             )
             runs[name] += llm.generate(prompt, params, chat=True)
     return runs
+
+
+def _fan_out_row(count: int) -> str:
+    return f"ssd F={count}"
+
+
+def _write_profile(file: Path, name: str, runs: dict[str, list[Completion]], source: dict[str, str]) -> None:
+    metrics = {row: [run.metrics for run in completions] for row, completions in runs.items()}
+    by_fan_out = {count: metrics[_fan_out_row(count)] for count in _FAN_OUTS}
+    try:
+        profile.write(profile_of(name, metrics["ar"], metrics["sd"], by_fan_out, source), file)
+    except UsageError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"wrote {file}", err=True)
 
 
 def _row(name: str, temperature: float, runs: list[Completion], reference: list[Completion]) -> dict[str, Any]:

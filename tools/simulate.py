@@ -16,25 +16,27 @@ from functools import wraps
 from typing import Any
 
 import click
-from rich.console import Console
 from simulation import report, tables
 from simulation.calibration import inputs
 from simulation.cascade import Level, Prediction, cascade_pays
-from simulation.options import Duration, LevelOf, Rates, Times
+from simulation.options import LevelOf
 from simulation.run import ROUNDS, SEED, simulate
 from simulation.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
 from simulation.statistics import AcceptanceLaw, Statistics
 
 from ssd.cli.options import FanOut
+from ssd.cli.quantities import Duration, Rates, Times, written
+from ssd.cli.tables import console
 from ssd.errors import UsageError
 from ssd.params import MAX_LOOKAHEAD
+from ssd.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.tuner import Line
 
 # Llama-3.1-70B with Llama-3.2-1B, greedy: what `paper` fits, rounded.
-_VERIFY, _STEP, _OVERHEAD = "18.2ms+64us", "2.04ms+4.5us", "1ms"
-_ACCEPTANCE = ".86,.88,.90,.91,.92,.92,.93"
-_MISSES = ".23,.6"
+_VERIFY, _STEP, _OVERHEAD = written(PAPER.verify.line), written(PAPER.step.line), written(PAPER.overhead_s)
+_ACCEPTANCE = ",".join(map(str, PAPER.acceptance))
+_MISSES = f"{PAPER.misses.c},{PAPER.misses.r}"
 
 _ROUNDS = click.option("--rounds", type=click.IntRange(64, 1_000_000), default=ROUNDS, show_default=True)
 _SEED = click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True)
@@ -80,11 +82,11 @@ def paper(rounds: int, as_json: bool) -> None:
             drafts=[found._asdict() for found in drafts],
         )
     else:
-        console = _console()
+        output = console()
         for table in (report.inputs_table(sources.notes), report.cells_table(cells), report.drafts_table(drafts)):
-            console.print(table)
+            output.print(table)
         for line in report.causes(cells):
-            console.print(f"- {line}", soft_wrap=True, highlight=False)
+            output.print(f"- {line}", soft_wrap=True, highlight=False)
     beyond = report.beyond(cells)
     click.echo(f"{len(cells) - len(beyond)} of {len(cells)} cells within bounds (means 5 %, others 10 %)", err=as_json)
     if beyond:
@@ -122,7 +124,7 @@ def run(rounds: int, seed: int, as_json: bool, **values: Any) -> None:
         return
     engine = f"{setup.engine}, " if setup.mode == "ssd" else ""
     fan_out = ",".join(map(str, setup.fan_out))
-    _console().print(report.figures_table(f"{setup.mode} ({engine}K {setup.lookahead}, F {fan_out})", figures))
+    console().print(report.figures_table(f"{setup.mode} ({engine}K {setup.lookahead}, F {fan_out})", figures))
 
 
 def _setup(
@@ -192,11 +194,7 @@ def cascade(
     if as_json:
         _print_json(levels=[p._asdict() | {"sd": sd, "ssd": ssd} for p, sd, ssd in rows])
     else:
-        _console().print(report.cascade_table(rows))
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=120)
+        console().print(report.cascade_table(rows))
 
 
 def _print_json(**parts: Any) -> None:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
+    "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "pull": ("ssd.cli.pull:pull", "Fetch a model before it is needed."),
     "models": ("ssd.cli.models:models", "List what can be run here."),
 }

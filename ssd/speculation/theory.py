@@ -22,6 +22,13 @@ def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> fl
     return total
 
 
+def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
+    """Accepted draft tokens over those that were tested, in rounds of `depth` of them, at least 1: the `a` of the
+    geometric law that comes closest to rates by position. (A token after the first refused one is not tested.)"""
+    accepted = expected_tokens_by_position(acceptance, depth) - 1
+    return accepted / expected_tokens_by_position(acceptance, depth - 1)
+
+
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:
     """Theorem 7: speed of `ssd` over `ar`. `fill` (T_p) and `backup` (T_b) are in units of one verification."""
     tokens = _tokens(hit_rate, tokens_hit, tokens_miss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from simulation.calibration import Note
 from simulation.cascade import Prediction
 from simulation.run import Figures
 from simulation.tables import Cell, Drafts
+from ssd.cli.tables import grid
 
 EXPLAINED = 0.05  # predicted cells that are further off get a sentence
 
@@ -28,16 +29,6 @@ _CAUSES = {
         "while 1.5 ms more a round would give the paper's cell"
     ),
 }
-
-
-def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """A table whose first `left` columns are words and the others numbers."""
-    table = Table(title=title, title_justify="left", min_width=len(title))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def inputs_table(notes: Iterable[Note]) -> Table:

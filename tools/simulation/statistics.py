@@ -15,7 +15,7 @@ from scipy.stats import qmc
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import hit_chance
 from ssd.speculation.outcome import fan_out_at
-from ssd.speculation.theory import expected_tokens_by_position
+from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
 
 
 class Source(Enum):
@@ -73,8 +73,7 @@ class AcceptanceLaw:
 
     def rate(self, depth: int) -> float:
         """Accepted tokens over tokens that were tested: the `a` of the geometric law that comes closest."""
-        reached = [1.0, *self.survivals(depth)]
-        return sum(reached[1:]) / sum(reached[:-1])
+        return acceptance_rate(self.rates, depth)
 
     def power(self, exponent: float) -> AcceptanceLaw:
         """Every rate to the power of `exponent`: the same shape, with more (< 1) or less (> 1) accepted."""

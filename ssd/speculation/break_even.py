@@ -1,0 +1,136 @@
+"""When a device for the draft pays: `ssd` on target and draft devices against the other modes on the target's alone.
+
+Everything is compared at each mode's best setting of a grid, per device. Where two are equal is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.planning import MOST, Forecast, Grid, Pair, forecast
+from ssd.speculation.theory import acceptance_rate
+
+# Larger batches are not looked at: the engine runs no more sequences at once.
+MAX_BATCH = 256
+_PIECES, _HALVINGS = 16, 24
+# Rates of 0 and 1 have one power only.
+_LEAST = 1e-3
+
+Ranges = tuple[tuple[float, float], ...]
+
+
+class BreakEven(NamedTuple):
+    """For one batch size. `worth`: devices that the draft may take before `ssd` per device falls to the better of the
+    others, 0 where it is slower even for nothing. The rest are ranges in which `ssd` per device is not below `sd`'s or
+    `ar`'s: of the acceptance rate (over the grid's longest K, all positions changed alike), and of the hit rate (with
+    the fan-out list that is best at the present one, by the c of misses c F^-r)."""
+
+    batch: int
+    pays: bool
+    worth: float
+    acceptance_over_sd: Ranges
+    acceptance_over_ar: Ranges
+    hits_over_sd: Ranges
+
+
+def break_even(pair: Pair, found: Forecast, grid: Grid) -> BreakEven:
+    """What the forecast of a batch, `found`, means for its devices."""
+    speeds, batch = found.speeds, found.batch
+    rival = max(speeds["ar"], speeds["sd"])
+    worth = max(0.0, pair.target_gpus * (speeds["ssd"] / rival - 1))
+    per_gpu = found.per_gpu(pair)
+
+    @cache
+    def accepting(level: float) -> Forecast:
+        return forecast(with_acceptance(pair, level), batch, grid)
+
+    @cache
+    def hitting(level: float) -> Forecast:
+        return forecast(with_misses(pair, level), batch, grid)
+
+    def rate(level: float) -> float:
+        return acceptance_rate(with_acceptance(pair, level).acceptance, max(grid.lookaheads))
+
+    def hits(level: float) -> float:
+        best = found.best
+        return hit_rate(acceptance_rate(pair.acceptance, best.lookahead), best.fan_out, with_misses(pair, level).misses)
+
+    def named(ranges: Ranges, name: Callable[[float], float]) -> Ranges:
+        return tuple((name(first), name(last)) for first, last in ranges)
+
+    # Where hardly anything hits, the prediction prices the verification of rows that waited by the depth of those that
+    # hit, too little in large batches: only a range up to the top is believed.
+    over_sd = tuple(ends for ends in where(lambda level: _lead(pair, hitting(level), "sd"), _LEVELS) if ends[1] == 1)
+    return BreakEven(
+        batch,
+        per_gpu["ssd"] > max(per_gpu["ar"], per_gpu["sd"]),
+        worth,
+        named(where(lambda level: _lead(pair, accepting(level), "sd"), _LEVELS), rate),
+        named(where(lambda level: _lead(pair, accepting(level), "ar"), _LEVELS), rate),
+        named(over_sd, hits),
+    )
+
+
+def paying_batches(pair: Pair, grid: Grid) -> Ranges:
+    """The batch sizes, up to MAX_BATCH, at which `ssd` per device is not below the better of the other modes."""
+
+    def lead(batch: float) -> float:
+        found = forecast(pair, int(batch), grid)
+        return min(_lead(pair, found, "ar"), _lead(pair, found, "sd"))
+
+    sizes = [2**power for power in range(MAX_BATCH.bit_length())]
+    return where(lead, sizes, whole=True)
+
+
+def with_acceptance(pair: Pair, level: float) -> Pair:
+    """With another acceptance of the same shape by position, from none at `level` 0 over the present one at 0.5 to all
+    at 1: every rate to the power (1 - level) / level."""
+    power = (1 - level) / max(level, 1e-9)
+    rates = (min(max(rate, _LEAST), 1 - _LEAST) for rate in pair.acceptance)
+    return replace(pair, acceptance=tuple(rate**power for rate in rates))
+
+
+def with_misses(pair: Pair, level: float) -> Pair:
+    """With another c of misses c F^-r: at `level` 0 all outcomes miss, at 1 none."""
+    _, r = pair.misses
+    return replace(pair, misses=((1 - level) * MOST**r, r))
+
+
+def where(lead: Callable[[float], float], points: Sequence[float], whole: bool = False) -> Ranges:
+    """The ranges between the first and the last of the rising `points` in which `lead` is at least 0. It must be
+    monotone between neighbouring points. Ends within are found by bisection, among whole numbers where that is asked,
+    and lie on the side that belongs to the range."""
+    signs = [lead(point) >= 0 for point in points]
+    starts = [points[0]] if signs[0] else []
+    ends: list[float] = []
+    for (low, before), (high, after) in zip(
+        zip(points, signs, strict=True), zip(points[1:], signs[1:], strict=True), strict=False
+    ):
+        if before == after:
+            continue
+        outside, inside = (low, high) if after else (high, low)
+        for _ in range(_HALVINGS):
+            middle = (outside + inside) // 2 if whole else (outside + inside) / 2
+            if middle in (outside, inside):
+                break
+            if lead(middle) >= 0:
+                inside = middle
+            else:
+                outside = middle
+        (starts if after else ends).append(inside)
+    if signs[-1]:
+        ends.append(points[-1])
+    return tuple(zip(starts, ends, strict=True))
+
+
+def _lead(pair: Pair, found: Forecast, mode: str) -> float:
+    """`ssd` over `mode` per device, less 1."""
+    per_gpu = found.per_gpu(pair)
+    return per_gpu["ssd"] / per_gpu[mode] - 1
+
+
+_LEVELS = tuple(piece / _PIECES for piece in range(_PIECES + 1))
