@@ -8,13 +8,14 @@ import msgspec
 from msgspec import Meta
 
 from ssd.errors import RequestError
+from ssd.speculation.fan_out import MOST
 
 Mode = Literal["ar", "sd", "ssd"]
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
 
 MAX_LOOKAHEAD = 16
-MAX_FAN_OUT = 16
+MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
 AUTO_LOOKAHEAD = 8
 MAX_SEED = 2**63 - 1

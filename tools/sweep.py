@@ -115,13 +115,13 @@ def samplers(
 ) -> None:
     """`coupled` and `rejection` by temperature, with a uniform fan-out and that of Theorem 12, of one budget."""
     prompts = _groups(prompts_file, groups, 1)
-    uniform = (budget // (lookahead + 1),) * (lookahead + 1)
+    uniform = (budget // (lookahead + 1),)
     launched = {"num_speculative_tokens": lookahead, "fan_out": (), "budget": 2 * budget, "sampler": "rejection"}
     figures = []
     with LLM(max_num_seqs=1, **launched) as llm:
         for temperature in temperatures:
             rate = _acceptance(llm, prompts[:2], lookahead, temperature, tokens)
-            optimal = optimal_fan_out(rate, exponent, lookahead, sum(uniform))
+            optimal = optimal_fan_out(rate, exponent, lookahead, uniform[0] * (lookahead + 1))
             settings = {"ar": Speculation("ar")}
             for name, fan_out in (("uniform", uniform), (f"Theorem 12 {optimal}", optimal)):
                 settings[f"coupled {name}"] = Speculation("ssd", lookahead, fan_out)

@@ -66,7 +66,11 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     ),
     (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
     (("--num-speculative-tokens", "-k"), Lookahead(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
-    (("--fan-out", "-f"), FanOut(), "Guesses prepared for each accepted length: N, or K + 1 numbers."),
+    (
+        ("--fan-out", "-f"),
+        FanOut(),
+        "Guesses prepared for each accepted length: N, or K + 1 numbers, the last one for all accepted.",
+    ),
     (("--budget",), click.IntRange(2, MAX_CHAINS), "Most guesses prepared in a round where the fan-out is auto."),
     (("--backup",), str, "What to do when no prepared guess fits: auto, jit (wait), ngram, none, or a plugin's name."),
     (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ssd.draft.tree import Guess, Tree
+from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, stream_seed
-from ssd.speculation.outcome import fan_out_at
 from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro
 
 
@@ -39,7 +39,7 @@ class Guesser:
         if any(place.tree.law.temperature > 0 for place in places):
             runs = tuple(self._scores(run, place) for run, place in zip(runs, places, strict=True))
             logits = torch.cat(runs)
-        most = max(max(place.tree.speculation.fan_out) for place in places)
+        most = max(most_candidates(place.tree.speculation.fan_out) for place in places)
         candidates = ranked(logits.float().contiguous(), most + 1)
         guesses = [Guess(found[0], found) for found in candidates]
         start = 0

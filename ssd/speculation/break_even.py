@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ssd.speculation.fan_out import hit_rate
-from ssd.speculation.planning import MOST, Forecast, Grid, Pair, forecast
+from ssd.speculation.fan_out import MOST, hit_rate
+from ssd.speculation.planning import Forecast, Grid, Pair, forecast
 from ssd.speculation.theory import acceptance_rate
 
 # Larger batches are not looked at: the engine runs no more sequences at once.

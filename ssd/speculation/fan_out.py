@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+MOST = 16
+"""No more candidates are prepared for one accepted length."""
+
 
 def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: int) -> tuple[int, ...]:
     """F_0..F_K for K = `lookahead` and B = `budget` chains: the most hits where each token is accepted with probability
@@ -37,6 +40,26 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
     for k in by_remainder[: budget - sum(counts.values())]:
         counts[k] += 1
     return tuple(counts[k] for k in range(len(shares)))
+
+
+def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
+    """F_k for k = `accepted` of `in_flight` speculated tokens.
+
+    One number serves every k. Of a list F_0..F_K the last one belongs to full acceptance. Where fewer than K tokens are
+    in flight, the lengths that cannot be accepted leave theirs to it, up to `MOST` in all: that all of them are
+    accepted is as likely then as those lengths together. More than K may be in flight when K has become smaller.
+    """
+    last = len(fan_out) - 1
+    if last == 0:
+        return fan_out[0]
+    if accepted < in_flight:
+        return fan_out[min(accepted, last)]
+    return max(fan_out[-1], min(MOST, sum(fan_out[in_flight:])))
+
+
+def most_candidates(fan_out: Sequence[int]) -> int:
+    """The largest F_k, whatever is in flight."""
+    return max(*fan_out, fan_out_at(0, 0, fan_out))
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:

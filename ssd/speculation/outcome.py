@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ssd.speculation.acceptance import Outcome
-
-
-def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
-    """F_k for k = `accepted` of `in_flight` speculated tokens.
-
-    One number serves every k. Of a list F_0..F_K the last one belongs to full acceptance, also when fewer than K
-    tokens are in flight, or more: K may have become smaller meanwhile.
-    """
-    if len(fan_out) == 1:
-        return fan_out[0]
-    return fan_out[-1] if accepted == in_flight else fan_out[min(accepted, len(fan_out) - 1)]
+from ssd.speculation.fan_out import fan_out_at
 
 
 def forks(

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ssd.speculation.fan_out import hit_rate, optimal_fan_out
+from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
 from ssd.speculation.theory import acceptance_rate, critical_batch, speedup_of_batch
-from ssd.speculation.tuner import Choices, Line, Profile, predicted, predicted_sd
-
-# The engine prepares no more candidates than this for one accepted length.
-MOST = Choices(()).most
+from ssd.speculation.tuner import Line, Profile, predicted, predicted_sd
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ssd.speculation.fan_out import hit_rate, optimal_fan_out
+from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
 from ssd.speculation.theory import expected_tokens_by_position
 
 # A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
@@ -71,7 +71,7 @@ def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     depth = sum(depths) / len(depths)
     verify = profile.verify.at(batch * (1 + depth))
     on_hit = sum(profile.tokens(d) for d in depths) / len(depths)
-    hits = hit_rate(profile.rate, fan_out, profile.misses) if depth > 0 else 0.0
+    hits = sum(_hits(profile, fan_out, d) for d in depths) / len(depths) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
     def speed(missed: float, wait: float) -> float:
@@ -83,6 +83,13 @@ def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
     return max(speed(profile.tokens(wait), wait * fresh) for wait in range(lookahead + 1))
 
 
+def _hits(profile: Profile, fan_out: Sequence[int], depth: float) -> float:
+    """The hit rate of rounds with `depth` tokens in flight."""
+    in_flight = round(depth)
+    lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
+    return hit_rate(profile.rate, lists, profile.misses)
+
+
 def predicted_sd(profile: Profile, batch: int, lookahead: int) -> float:
     """The same for ordinary speculative decoding: draft K tokens, then verify them."""
     time = profile.verify.at(batch * (1 + lookahead)) + lookahead * profile.step.at(batch)
@@ -90,14 +97,13 @@ def predicted_sd(profile: Profile, batch: int, lookahead: int) -> float:
 
 
 class Choices(NamedTuple):
-    """What may be chosen: K among `lookaheads` (0: plain decoding), and fan-outs of at most `chains` chains a sequence,
-    `most` for one accepted length, unless `fan_out` is given, one number or a list. Without `ahead` the draft works in
+    """What may be chosen: K among `lookaheads` (0: plain decoding), and fan-outs of at most `chains` chains a sequence
+    unless `fan_out` is given, one number or a list. Without `ahead` the draft works in
     turn with the target (`sd`)."""
 
     lookaheads: tuple[int, ...]
     fan_out: tuple[int, ...] = ()
     chains: int = 32
-    most: int = 16
     ahead: bool = True
 
 
@@ -131,4 +137,4 @@ def _fan_outs(profile: Profile, choices: Choices, lookahead: int) -> list[tuple[
         return [choices.fan_out if len(choices.fan_out) > 1 else choices.fan_out * (lookahead + 1)]
     budgets = range(lookahead + 1, choices.chains + 1, 2) if choices.ahead else (lookahead + 1,)
     lists = [optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in budgets]
-    return [tuple(min(count, choices.most) for count in fan_out) for fan_out in lists]
+    return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]

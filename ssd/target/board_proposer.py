@@ -13,7 +13,7 @@ from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
 from ssd.speculation.backup import depth_worth_waiting_for
-from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.fan_out import fan_out_at
 from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
 from ssd.target.sequence import Sequence

@@ -66,7 +66,7 @@ class Tuning:
             plan = _first(way)
         if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
-        return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
+        return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=asked.fan_out or plan.fan_out)
 
     def learn(self, batch: int, tokens: int, seconds: float, alone: bool, draft: Telemetry) -> None:
         """A round of `tokens` tokens in `batch` decoding rows and nothing else took so long; `alone`: no draft worked
@@ -113,7 +113,7 @@ class Tuning:
 
 def _choices(way: _Way) -> Choices:
     lookaheads = (way.lookahead,) if way.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
-    return Choices(lookaheads, way.fan_out, way.budget, MAX_FAN_OUT, way.mode == "ssd")
+    return Choices(lookaheads, way.fan_out, way.budget, way.mode == "ssd")
 
 
 def _first(way: _Way) -> Plan:

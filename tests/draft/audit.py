@@ -17,7 +17,7 @@ from ssd.draft.tree import Tree
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.params import Speculation
-from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.sampling import Law
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, Texts, config, params
 from tests.exactness.plain import Plain

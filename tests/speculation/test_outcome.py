@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.outcome import fan_out_at, forks
+from ssd.speculation.fan_out import MOST, fan_out_at, most_candidates
+from ssd.speculation.outcome import forks
 
 
 def test_one_fan_out_serves_every_length() -> None:
@@ -19,9 +20,20 @@ def test_a_list_gives_each_length_its_own() -> None:
 
 
 @pytest.mark.parametrize("in_flight", range(5))
-def test_the_last_number_belongs_to_full_acceptance(in_flight: int) -> None:
-    """Also when fewer than K tokens are in flight: all of them are accepted more often than the list's shape says."""
-    assert fan_out_at(in_flight, in_flight, (5, 4, 3, 2, 9)) == 9
+def test_lengths_that_cannot_be_leave_their_chains_to_full_acceptance(in_flight: int) -> None:
+    """No chain is lost while fewer than K tokens are in flight."""
+    fan_out = (3, 2, 2, 1, 5)
+    counts = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
+    assert counts[:-1] == list(fan_out[:in_flight])
+    assert sum(counts) == sum(fan_out)
+    assert max(counts) <= most_candidates(fan_out) == 13
+
+
+def test_full_acceptance_gets_no_more_candidates_than_there_may_be() -> None:
+    assert fan_out_at(1, 1, (9, 9, 9, 9)) == MOST
+    assert fan_out_at(5, 5, (4, 3, 2)) == 2  # K has become smaller while five were in flight
+    assert fan_out_at(3, 5, (4, 3, 2)) == 2
+    assert most_candidates((3,)) == 3
 
 
 def test_the_token_in_flight_is_excluded_and_replaced_by_the_next() -> None:
@@ -48,7 +60,7 @@ def test_the_best_candidates_that_are_possible(data: st.DataObject, speculation:
     """With candidates enough: exactly F_k outcomes, no possible token of a better rank left out, in order of rank."""
     accepted = data.draw(st.integers(0, len(speculation)))
     fan_out = tuple(data.draw(st.lists(st.integers(1, 4), min_size=7, max_size=7)))
-    candidates = data.draw(st.permutations(range(10)))
+    candidates = data.draw(st.permutations(range(30)))
     found = forks(accepted, speculation, candidates, fan_out)
     impossible = speculation[accepted : accepted + 1]
     assert len(found) == fan_out_at(accepted, len(speculation), fan_out)

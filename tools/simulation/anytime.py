@@ -13,7 +13,7 @@ from simulation.devices import DraftDevices, Link, Meter, Process
 from simulation.setup import Setup
 from simulation.statistics import Draws, Source
 from ssd.speculation.backup import depth_worth_waiting_for
-from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.theory import expected_tokens
 
 

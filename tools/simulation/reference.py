@@ -13,7 +13,7 @@ import simpy
 from simulation.devices import DraftDevices, Link, Meter, Process
 from simulation.setup import Setup
 from simulation.statistics import Draws, Source
-from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.fan_out import fan_out_at
 
 
 def plain(env: simpy.Environment, setup: Setup, meter: Meter) -> None:

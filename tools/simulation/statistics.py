@@ -13,8 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import qmc
 
 from ssd.errors import UsageError
-from ssd.speculation.fan_out import hit_chance
-from ssd.speculation.outcome import fan_out_at
+from ssd.speculation.fan_out import fan_out_at, hit_chance
 from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
 
 
