@@ -69,11 +69,6 @@ class Chain:
     computed: int = 0
     guesses: list[Guess] = field(default_factory=list)
 
-    @property
-    def kept(self) -> int:
-        """How many of its tokens have keys and values."""
-        return 0 if self.cell is None else self.computed
-
 
 class Tree:
     """The state of one sequence. `computed` tokens of `path` have keys and values in pages; `acceptance` is how often
@@ -149,7 +144,7 @@ class Tree:
         self.answers = key if self.in_flight is None else None
         if winner is not None:
             self.line = winner.tokens[1:]
-            self.guesses = dict(enumerate(winner.guesses[: winner.kept]))
+            self.guesses = dict(enumerate(winner.guesses))
         if self.in_flight is not None:
             self.in_flight = min(self.in_flight, len(self.line))
         return winner
@@ -197,7 +192,9 @@ class Tree:
             return []
         found: list[tuple[int, int]] = []
         in_flight = self.line[: self.in_flight]
-        while self._forked <= self.in_flight and self._forked in self.guesses:
+        # What a chain without a place had guessed is known before its keys and values are there again.
+        known = min(self.in_flight, self.computed - self.base)
+        while self._forked <= known and self._forked in self.guesses:
             candidates = self.guesses[self._forked].candidates
             found += forks(self._forked, in_flight, candidates, self.speculation.fan_out)
             self._forked += 1

@@ -98,8 +98,8 @@ def test_a_token_that_was_not_taken_may_come_after_full_acceptance() -> None:
 
 def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
     speculation = Speculation("ssd", 3, (1, 2, 1, 4))
-    ranks = [60, 61, 62, 63, 64]
-    for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 4]), (0, [4])):
+    ranks = list(range(60, 70))
+    for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 7]), (0, [8])):
         tree = after_a_win(in_flight, speculation)
         tree.guesses = guesses(dict.fromkeys(range(4), ranks))
         forks = [fork for fork, _ in tree.new_forks()]
@@ -111,6 +111,23 @@ def test_a_winners_candidates_were_known_when_it_was_drafted() -> None:
     tree = after_a_win(in_flight=3)
     assert tree.pending(100) == []
     assert tree.new_forks() == [(0, 99), (1, 99), (2, 99), (3, 4), (3, 99)]
+
+
+def test_a_winner_without_a_place_is_known_but_not_computed() -> None:
+    """Its tokens are the line, also for a target that has seen none of them; nothing forks from keys and values that
+    are not there."""
+    for in_flight in (2, -1):
+        tree = tree_of()
+        compute(tree, {0: [7, 8, 9]})
+        grow(tree, {(0, 7): [1, 2, 3]}, depth=3)
+        tree.chains[0].cell = None
+        assert tree.outcome(outcome(0, 7, in_flight)) is tree.chains[0]
+        assert tree.line == [1, 2, 3] and tree.guesses.keys() == {0, 1, 2}
+        assert tree.new_forks() == []
+        tree.chains = []
+        assert tree.pending(100) == [7, 1, 2, 3][: 3 if in_flight == 2 else 4]
+        compute(tree, {0: [1, 40], 1: [2, 41], 2: [3, 42], 3: [5, 43]})
+        assert bool(tree.new_forks()) == (in_flight == 2)
 
 
 def test_forks_come_as_their_ranks_become_known() -> None:
