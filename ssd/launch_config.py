@@ -9,9 +9,10 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ssd.config import Cpus, DType, EngineConfig, Positive
 from ssd.errors import RequestError, UsageError
@@ -35,7 +36,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     target: str = "smollm2"
-    draft: tuple[str, ...] = ()
+    draft: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)] = ()
     mode: Mode = "ssd"
     num_speculative_tokens: int = 0
     fan_out: FanOut = ()
@@ -99,7 +100,7 @@ def resolve(options: EngineOptions) -> EngineConfig:
         draft=str(drafts[-1].directory) if drafts else None,
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
         target_name=_display_name(options.target),
-        draft_name=", ".join(map(_display_name, options.draft or ("smollm2-draft",))),
+        draft_name=", ".join(map(_display_name, _names(options))),
         speculation=speculation,
         device=_device(options.device),
         draft_device=_device(options.draft_device),
@@ -149,7 +150,7 @@ def _device(name: str) -> str:
 
 def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
     """Target and drafts, checked, also against each other. In mode `ar` there is no draft."""
-    names = options.draft or (("smollm2-draft",) if options.target == "smollm2" else ())
+    names = _names(options)
     if options.mode == "ar":
         names = ()
     weights = options.load_format != "dummy"
@@ -166,6 +167,12 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
         if weights:
             checkpoint.borrowed(draft, target)
     return target, drafts
+
+
+def _names(options: EngineOptions) -> tuple[str, ...]:
+    """The drafts asked for, or the built-in one; an empty name is none."""
+    asked = tuple(name for name in options.draft if name)
+    return asked or (("smollm2-draft",) if options.target == "smollm2" else ())
 
 
 def _max_model_len(options: EngineOptions, shape: _Shape) -> int:

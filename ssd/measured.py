@@ -9,9 +9,8 @@ from ssd.errors import UsageError
 from ssd.ipc.messages import Metrics
 from ssd.profile import PAPER, Misses, Profile, Times, checked
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.theory import expected_tokens_by_position
+from ssd.speculation.theory import acceptance_for
 
-_HALVINGS = 50
 _EXPONENT = PAPER.misses.r
 
 
@@ -75,24 +74,12 @@ def profile_of(
         name=name,
         verify=Times(plain.verify + plain.overhead - each, each),
         step=Times(steps[-1] / 1e3),  # the draft's counters go on from run to run: the last mean is over all
-        acceptance=(_rate(turns),),
+        acceptance=(acceptance_for(1 + turns.accepted, turns.drafted),),
         misses=misses,
         overhead_s=max(0.0, turns.overhead - plain.overhead),
         assumed=assumed | ({"misses": why} if why else {}),
         source=dict(source),
     )
-
-
-def _rate(rounds: _Rounds) -> float:
-    """The acceptance rate that gives the accepted tokens, by bisection: they rise with it."""
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if expected_tokens_by_position((middle,), rounds.drafted) - 1 < rounds.accepted:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _misses(by_fan_out: Mapping[int, _Rounds]) -> tuple[Misses, str]:

@@ -16,15 +16,16 @@ from simulation.run import simulate
 from simulation.setup import Devices, Setup
 from simulation.statistics import AcceptanceLaw, Statistics
 
-from ssd.speculation.tuner import Line
+from ssd.profile import PAPER
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 _COLOURS = {"verify": "#4477aa", "draft": "#ee9944", "tree": "#eebb77", "wait": "#dddddd"}
-_LLAMA = Devices(Line(18.2e-3, 64e-6), (Level(Line(2.04e-3, 4.5e-6)),), overhead=1e-3)  # docs/simulation.md, Inputs
-_STATISTICS = Statistics.alike(AcceptanceLaw((0.86, 0.88, 0.90, 0.91, 0.92, 0.92, 0.93)), (0.23, 0.6))
+_PAIR = PAPER.pair
+_LLAMA = Devices(_PAIR.verify, (Level(_PAIR.step),), overhead=_PAIR.overhead)
+_STATISTICS = Statistics.alike(AcceptanceLaw(_PAIR.acceptance), _PAIR.misses)
 
 
 @click.command(help=__doc__)
@@ -73,14 +74,17 @@ def _bars(axis: Any, lane: int, start: float, lengths: list[float], kind: str) -
 def hits() -> Any:
     """Hit rate and speed over temperature, as measured (`tools/sweep.py samplers`)."""
     rows = json.loads((FOLDER / "samplers.json").read_text())
-    names = sorted({row["name"].split(" (")[0] for row in rows} - {"ar"})
     figure, axes = plt.subplots(1, 2, figsize=(7, 3))
+    lines: dict[str, list[Any]] = {}
+    for row in rows:
+        sampler, _, spread = row["name"].rpartition(" Theorem 12")
+        if spread:
+            lines.setdefault(sampler, []).append(row)
+    greedy = lines["coupled"][0]  # at T = 0 the rules are the same
     for axis, field, label in zip(axes, ("hit_rate", "over_ar"), ("hit rate", "tok/s over ar"), strict=True):
-        for name in names:
-            if "uniform" in name:
-                continue
-            mine = [row for row in rows if row["name"].startswith((name, "coupled Th") if name[:3] == "cou" else name)]
-            axis.plot([r["temperature"] for r in mine], [r[field] for r in mine], marker="o", label=name)
+        for sampler, found in lines.items():
+            mine = found if found[0] is greedy else [greedy, *found]
+            axis.plot([r["temperature"] for r in mine], [r[field] for r in mine], marker="o", label=sampler)
         axis.set_xlabel("temperature")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)

@@ -20,13 +20,13 @@ import click
 from prompts import from_jsonl
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from ssd import LLM, SamplingParams
+from ssd.cli.tables import grid
 from ssd.client import Completion
 from ssd.params import Speculation
 from ssd.speculation.fan_out import optimal_fan_out
-from ssd.speculation.theory import expected_tokens
+from ssd.speculation.theory import acceptance_for
 
 _GROUPS = click.option("--groups", default=8, show_default=True, help="groups of prompts")
 _TOKENS = click.option("--tokens", default=64, show_default=True, help="new tokens a prompt")
@@ -83,10 +83,12 @@ def auto(
         for backup in backups
     }
     prompts = _groups(prompts_file, groups, batch)
-    with LLM(max_num_seqs=batch) as llm:
+    # The arena has room for the largest setting; `auto` keeps to its own budget.
+    chains = max(setting.chains for setting in settings.values())
+    with LLM(max_num_seqs=batch, budget=chains) as llm:
         _warm_up(llm, settings, prompts[0])
         figures = _measure(llm, prompts, settings, temperature, tokens)
-    _report(figures, out)
+    _report(f"batch {batch}, T = {temperature}", figures, out)
     best = max(figures[2:], key=lambda row: row.over_ar)
     reached = figures[1].over_ar / best.over_ar
     click.echo(f"auto reaches {reached:.3f} of the best fixed setting ({best.name}) and {figures[1].over_ar:.2f} x ar")
@@ -121,6 +123,7 @@ def samplers(
     with LLM(max_num_seqs=1, **launched) as llm:
         for temperature in temperatures:
             rate = _acceptance(llm, prompts[:2], lookahead, temperature, tokens)
+            _warm_up(llm, {"": Speculation("ssd", lookahead, uniform)}, prompts[0])
             optimal = optimal_fan_out(rate, exponent, lookahead, uniform[0] * (lookahead + 1))
             settings = {"ar": Speculation("ar")}
             for name, fan_out in (("uniform", uniform), (f"Theorem 12 {optimal}", optimal)):
@@ -130,14 +133,13 @@ def samplers(
                         "ssd", lookahead, fan_out, sampler="rejection", saguaro_c=c
                     )
             figures += _measure(llm, prompts, settings, temperature, tokens)
-            _report(figures, out)
+            _report(f"K {lookahead}, {budget} chains", figures, out)
 
 
 def _acceptance(llm: LLM, prompts: Sequence[list[str]], lookahead: int, temperature: float, tokens: int) -> float:
     """The rate at which single draft tokens are accepted: the one that gives `sd` its tokens per round."""
     settings = {"ar": Speculation("ar"), "sd": Speculation("sd", lookahead)}
-    found = _measure(llm, prompts, settings, temperature, tokens)[1].acceptance_length
-    return min((n / 1000 for n in range(1000)), key=lambda a: abs(expected_tokens(a, lookahead) - found))
+    return acceptance_for(_measure(llm, prompts, settings, temperature, tokens)[1].acceptance_length, lookahead)
 
 
 def _groups(path: Path, groups: int, batch: int) -> list[list[str]]:
@@ -195,13 +197,10 @@ def _speed(group: list[Completion]) -> float:
     return statistics.fmean(run.metrics.tokens_per_second for run in group)
 
 
-def _report(figures: Sequence[Figures], out: Path | None) -> None:
-    table = Table()
-    for column in Figures._fields:
-        table.add_column(column.replace("_", " "), justify="left" if column == "name" else "right")
-    for row in figures:
-        table.add_row(*[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row])
-    Console(width=140).print(table)
+def _report(title: str, figures: Sequence[Figures], out: Path | None) -> None:
+    columns = [column.replace("_", " ") for column in Figures._fields]
+    cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row] for row in figures]
+    Console(width=140).print(grid(title, columns, cells))
     if out is not None:
         out.write_text(json.dumps([row._asdict() for row in figures], indent=1))
 

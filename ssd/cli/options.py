@@ -33,7 +33,8 @@ class Lookahead(click.IntRange):
 class Names(click.types.StringParamType):
     """A name; an environment variable holds several, with commas between them."""
 
-    envvar_list_splitter = ","
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [name.strip() for name in rv.split(",")]
 
 
 class FanOut(click.ParamType):

@@ -60,21 +60,35 @@ class Choice:
                 found.append((tree, Chain(fork, [token], None, tree.entries, chance)))
                 tree.entries += 1
         found.sort(key=lambda new: new[1].probability, reverse=True)
+        cells = self._cells(trees)
         for tree, chain in found:
-            if chain.entry < MAX_CHAINS and self._place(trees, tree, chain):
-                insort(tree.chains, chain, key=lambda one: one.entry)
+            if chain.entry < MAX_CHAINS:
+                chain.cell = cells(chain.probability)
+                if chain.cell is not None:
+                    insort(tree.chains, chain, key=lambda one: one.entry)
 
-    def _place(self, trees: Collection[Tree], tree: Tree, chain: Chain) -> bool:
-        """Give a chain a cell. Where all are taken, that of the chain with least to gain, which stays as long as it is,
-        its tokens on the board."""
-        chain.cell = self._arena.take()
-        if chain.cell is None:
-            least, _, loser = min(self._placed(trees), key=lambda placed: placed[0], default=(0.0, None, None))
-            if loser is None or loser.cell is None or least >= self._gain(tree, chain):
-                return False
-            chain.cell, loser.cell = loser.cell, None
-            self._forget([chain.cell])
-        return True
+    def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
+        """Gives cells to chains that come with the probability of their outcome, likeliest first: free ones, then those
+        of less likely chains, which stay as long as they are, their tokens on the board."""
+        losers: list[Chain] | None = None
+
+        def cell(probability: float) -> int | None:
+            nonlocal losers
+            free = self._arena.take()
+            if free is not None:
+                return free
+            if losers is None:
+                placed = [chain for _, _, chain in self._placed(trees)]
+                losers = sorted(placed, key=lambda chain: chain.probability, reverse=True)
+            if not losers or losers[-1].probability >= probability:
+                return None
+            taken, losers[-1].cell = losers[-1].cell, None
+            losers.pop()
+            assert taken is not None
+            self._forget([taken])
+            return taken
+
+        return cell
 
     def _placed(self, trees: Collection[Tree]) -> list[tuple[float, Tree, Chain]]:
         """The chains that have a cell, and what another token of each is worth."""

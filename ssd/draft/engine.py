@@ -194,8 +194,8 @@ class DraftEngine:
 
     def _line_tip(self, tree: Tree, tokens: list[int]) -> Tip:
         """Where a smaller draft may go on with the line: past the token that this forward adds to it."""
-        extends = tree.in_flight is None and tree.computed + len(tokens) == len(tree.path)
-        most = min(tree.lookahead - len(tree.line) - 1, self.level.max_position - len(tree.path))
+        extends = tree.in_flight is None and tree.computed + len(tokens) == tree.base + len(tree.line)
+        most = min(tree.lookahead - len(tree.line) - 1, self.level.max_position - tree.base - len(tree.line))
         return Tip(tree, [], max(0, most) if extends else 0)
 
     def _chain_tip(self, tree: Tree, chain: Chain) -> Tip:

@@ -17,7 +17,6 @@ from ssd.draft.level import Chains, Level, Paths, rows_of
 from ssd.draft.tree import Guess, Tree, agreed, confirmed
 from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PageTable
-from ssd.params import MAX_LOOKAHEAD
 from ssd.speculation.cascade import best_length
 from ssd.speculation.learner import LineFit, Mean
 
@@ -60,7 +59,13 @@ class _Path:
     def __init__(self, table: PageTable, tree: Tree) -> None:
         self.table = table
         self.tokens = tree.tokens[: table.adopt_prefix(tree.tokens)]
-        self._lost = False
+        self._sure, self._lost = 0, False
+
+    def agreed(self, tree: Tree, tokens: Sequence[int]) -> int:
+        """How many tokens are also the first ones of `tokens`, which begin as the path of `tree` does."""
+        found = agreed(self.tokens, tokens, self._sure)
+        self._sure = min(found, tree.base)  # what is committed stays
+        return found
 
     def grow(self, length: int) -> bool:
         """Make room for so many tokens. A path that once found none stays without."""
@@ -69,7 +74,7 @@ class _Path:
                 self.table.grow(length)
             except OutOfPages:
                 self.table.free()
-                self.tokens, self._lost = [], True
+                self.tokens, self._sure, self._lost = [], 0, True
         return not self._lost
 
 
@@ -103,10 +108,10 @@ class SmallerDraft:
 
     def propose(self, trees: Sequence[Tree], tips: Sequence[Tip]) -> list[list[int]]:
         """Guesses for every tip, as many as pay. `tips` of paths come first, and all in the order of `trees`."""
-        length = self._worthwhile(len(tips))
+        growing = [tip for tip in tips if tip.most > 0]
+        length = self._worthwhile(growing)
         if length:
-            growing = [replace(tip, most=min(tip.most, length), found=tip.found) for tip in tips if tip.most > 0]
-            self._guess(trees, growing)
+            self._guess(trees, [replace(tip, most=min(tip.most, length), found=tip.found) for tip in growing])
         return [tip.found for tip in tips]
 
     def judge(self, rows: int, seconds: float, verdicts: Iterable[tuple[int, int]]) -> None:
@@ -120,7 +125,7 @@ class SmallerDraft:
         """The chain in `cell` has just become the last committed token and the line: keys and values follow."""
         path, start = self._paths.get(tree.request), tree.base - 1
         count = agreed(self._chains.get(cell, []), tokens)
-        if path is not None and count and agreed(path.tokens, tree.tokens) >= start and path.grow(start + count):
+        if path is not None and count and path.agreed(tree, tree.tokens) >= start and path.grow(start + count):
             self.level.promote(path.table, start, cell, count)
             path.tokens[start:] = tokens[:count]
         if self.below is not None:
@@ -140,13 +145,13 @@ class SmallerDraft:
         if self.below is not None:
             self.below.release(request)
 
-    def _worthwhile(self, tips: int) -> int:
+    def _worthwhile(self, tips: Sequence[Tip]) -> int:
         """How many guesses pay, by what was measured."""
         self._calls += 1
         if not (tips and self._forward.known and self._token_s.count):
             return 1
-        figures = self._acceptance.value, self._forward.line(), tips, self._token_s.value
-        length = best_length(*figures, MAX_LOOKAHEAD)
+        figures = self._acceptance.value, self._forward.line(), len(tips), self._token_s.value
+        length = best_length(*figures, max(tip.most for tip in tips))
         if self._calls % _REPORT_EVERY == 0:
             log.info("cascade: %d guesses; acceptance %.2f, forward %s, chains %d, guess %.5f s", length, *figures)
         return length or int(self._calls % _PROBE_EVERY < 2)  # the second time, paths have caught up
@@ -160,7 +165,7 @@ class SmallerDraft:
             caught_up, grown = self._step(trees, tips)
             new = sum(len(tip.found) for tip in tips) - before
             if new and caught_up <= _USUAL * len(trees):
-                self._token_s.note((time.perf_counter() - began) * len(tips) / new)
+                self._token_s.note((time.perf_counter() - began) * len(grown) / new)
             tips = [tip for tip in grown if tip.left > 0]
             if not tips:
                 return
@@ -205,7 +210,7 @@ class SmallerDraft:
             path, tip = self._path(tree), growing.get(tree.request)
             context = tree.path[: tree.wanted] if tip is None else tree.path + tip.text
             # Of a path that is to grow one row at least: it says what follows.
-            start = min(agreed(path.tokens, context), len(context) - (tip is not None))
+            start = min(path.agreed(tree, context), len(context) - (tip is not None))
             stop = min(len(context), start + budget)
             room = stop if tip is None else stop + tip.left
             if room <= self.level.max_position and path.grow(room):

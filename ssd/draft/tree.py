@@ -45,11 +45,10 @@ def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
     return list(guesses[: coupled(guessed, [guess.token for guess in guesses]).accepted + 1])
 
 
-def agreed(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with in common."""
-    if one == other[: len(one)]:
-        return len(one)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def agreed(one: Sequence[int], other: Sequence[int], sure: int = 0) -> int:
+    """How many tokens two texts begin with in common; of the first `sure` it is known."""
+    pairs = zip(one[sure:], other[sure : len(one)], strict=False)
+    return sure + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass
@@ -80,7 +79,7 @@ class Tree:
     def __init__(self, admit: Admit, epoch: int, table: PageTable) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
-        self.retune(admit.speculation)
+        self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
         self.tokens = list(admit.token_ids)
         self.line: list[int] = []
         self.guesses: dict[int, Guess] = {}
@@ -163,6 +162,7 @@ class Tree:
     def retune(self, speculation: Speculation) -> None:
         """Another K and other fan-outs from now on; chains that exist stay."""
         self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens
+        self._grow_line()
 
     # -- what there is to do ----------------------------------------------------------------------------------------
 
@@ -177,9 +177,14 @@ class Tree:
             node = self.computed - offset - self.base
             if node >= 0:
                 self.guesses[node] = guess
-        if self.in_flight is not None or self.computed < self.base + len(self.line) or len(self.line) >= self.lookahead:
+        return self._grow_line()
+
+    def _grow_line(self) -> bool:
+        """Another token, where the target waits for the line, the last one was computed and K allows it."""
+        length = len(self.line)
+        if self.in_flight is not None or self.computed < self.base + length or length >= self.lookahead:
             return False
-        self.line.append(self.guesses[len(self.line)].token)
+        self.line.append(self.guesses[length].token)
         return True
 
     def outputs(self, count: int) -> int:

@@ -28,7 +28,7 @@ ENTRIES = MAX_CHAINS + 1
 _VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
 _IDS = 9
 _WORDS = _IDS + MAX_LOOKAHEAD
-_HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, chains grown in them; the rest reserved
+_HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
 
 Words = npt.NDArray[np.int64]

@@ -53,7 +53,7 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
     if last == 0:
         return fan_out[0]
     if accepted < in_flight:
-        return fan_out[min(accepted, last)]
+        return fan_out[min(accepted, last - 1)]
     return max(fan_out[-1], min(MOST, sum(fan_out[in_flight:])))
 
 

@@ -103,7 +103,10 @@ def forecast(pair: Pair, batch: int, grid: Grid) -> Forecast:
             if budget > lookahead:
                 fan_out = optimal_fan_out(profile.rate, pair.misses[1], lookahead, budget)
                 fan_out = tuple(min(count, MOST) for count in fan_out)
-                speed, hits = predicted(profile, batch, fan_out), hit_rate(profile.rate, fan_out, pair.misses)
+                speed, hits = (
+                    predicted(profile, batch, lookahead, fan_out),
+                    hit_rate(profile.rate, fan_out, pair.misses),
+                )
                 settings.append(Setting(lookahead, budget, fan_out, speed, hits))
     return Forecast(batch, batch / pair.verify.at(batch), tuple(sd), tuple(settings))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_HALVINGS = 50  # as exact as a float is
+
 
 def expected_tokens(acceptance: float, depth: int) -> float:
     """Tokens of a round that verifies `depth` draft tokens, each accepted with probability `acceptance`: the geometric
@@ -27,6 +29,19 @@ def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
     geometric law that comes closest to rates by position. (A token after the first refused one is not tested.)"""
     accepted = expected_tokens_by_position(acceptance, depth) - 1
     return accepted / expected_tokens_by_position(acceptance, depth - 1)
+
+
+def acceptance_for(tokens: float, depth: float) -> float:
+    """The acceptance rate that gives so many `tokens` a round with `depth` draft tokens, by bisection: they rise with
+    it."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if expected_tokens_by_position((middle,), depth) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:

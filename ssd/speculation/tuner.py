@@ -61,9 +61,9 @@ class Plan(NamedTuple):
     speed: float
 
 
-def predicted(profile: Profile, batch: int, fan_out: Sequence[int]) -> float:
-    """Tokens per second of `batch` sequences with K = len(fan_out) - 1."""
-    lookahead, chains = len(fan_out) - 1, sum(fan_out)
+def predicted(profile: Profile, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
+    """Tokens per second of `batch` sequences with K = `lookahead` and one fan-out, or F_0..F_K."""
+    chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
     step = max(1e-6, profile.step.at(batch * chains))  # a clock may see nothing
     steps = profile.verify.at(2 * batch) / step  # no longer than it takes with one draft token: more must be earned
     # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
@@ -116,7 +116,7 @@ def best_plan(profile: Profile, batch: int, choices: Choices, present: Plan | No
             return Plan(0, (), batch / profile.plain)
         if not choices.ahead:
             return Plan(lookahead, fan_out, predicted_sd(profile, batch, lookahead))
-        return Plan(lookahead, fan_out, predicted(profile, batch, fan_out))
+        return Plan(lookahead, fan_out, predicted(profile, batch, lookahead, fan_out))
 
     plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
     fastest = max(plan.speed for plan in plans)
@@ -134,7 +134,7 @@ def _fan_outs(profile: Profile, choices: Choices, lookahead: int) -> list[tuple[
     if lookahead == 0:
         return [()]
     if choices.fan_out:
-        return [choices.fan_out if len(choices.fan_out) > 1 else choices.fan_out * (lookahead + 1)]
+        return [choices.fan_out]
     budgets = range(lookahead + 1, choices.chains + 1, 2) if choices.ahead else (lookahead + 1,)
     lists = [optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in budgets]
     return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]

@@ -14,6 +14,7 @@ from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
+from ssd.speculation.learner import Mean
 from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
 from ssd.target.sequence import Sequence
@@ -23,19 +24,14 @@ from ssd.target.tuning import Tuning
 _STRIKES = 3
 _PROBE_EVERY = 16
 _POLL_S = 20e-6
-# What a draft says of its own steps is believed up to here: a wait has an end.
-_SLOWEST_STEP_S = 0.05
-_SMOOTHING = 0.1
+# A draft that shows nothing new for so long is not waited for.
+_LONGEST_SILENCE_S = 0.2
+# Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
+_SMOOTHING, _SAMPLES = 0.1, 10
 
 
-class _Measured:
-    """An exponentially weighted mean."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def note(self, sample: float) -> None:
-        self.value += _SMOOTHING * (sample - self.value)
+def _mean(value: float) -> Mean:
+    return Mean(value, _SMOOTHING, _SAMPLES)
 
 
 class _Missed(NamedTuple):
@@ -63,10 +59,8 @@ class BoardProposer:
         self._tuning = Tuning()
         self._retuned: set[int] = set()
         self._running = 0
-        self._acceptance = _Measured(0.5)
-        self._cheap_tokens = _Measured(1.5)
-        self._token_wait_s = _Measured(0.005)
-        self._verify_s = _Measured(0.02)
+        self._acceptance, self._cheap_tokens = _mean(0.5), _mean(1.5)
+        self._token_wait_s, self._verify_s = _mean(0.005), _mean(0.02)
         self._settled_at = 0.0
 
     @property
@@ -267,10 +261,9 @@ class BoardProposer:
         }
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
-        """Poll the board until every row has its depth or the deadline passes; keep whatever is there."""
+        """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
         deepest = max(depths.values())
-        token_s = max(self._token_wait_s.value, min(self.step_seconds, _SLOWEST_STEP_S))
-        deadline = began + max(self._verify_s.value, 4 * deepest * token_s)
+        patience = min(_LONGEST_SILENCE_S, max(self._verify_s.value, 4 * deepest * self._token_wait_s.value))
         arrived = began
         while True:
             done = True
@@ -283,12 +276,11 @@ class BoardProposer:
                         arrived = time.perf_counter()
                     done = done and len(sequence.proposal) >= wanted
             now = time.perf_counter()
-            if done or now >= deadline:
+            if done or now >= arrived + patience:
                 break
             time.sleep(_POLL_S)
         for request in depths:
             answered = bool(self._open[request].sequence.proposal)
             self._strikes[request] = 0 if answered else self._strikes.get(request, 0) + 1
         got = max(len(row.sequence.proposal) for row in self._open.values())
-        if got:
-            self._token_wait_s.note((arrived - began) / got)
+        self._token_wait_s.note((arrived - began) / got if got else patience / deepest)

@@ -66,7 +66,7 @@ class Tuning:
             plan = _first(way)
         if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
-        return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=asked.fan_out or plan.fan_out)
+        return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
 
     def learn(self, batch: int, tokens: int, seconds: float, alone: bool, draft: Telemetry) -> None:
         """A round of `tokens` tokens in `batch` decoding rows and nothing else took so long; `alone`: no draft worked
@@ -120,7 +120,7 @@ def _first(way: _Way) -> Plan:
     """Before anything is known."""
     lookahead = way.lookahead or min(4, way.budget - 1)
     if way.fan_out:
-        fan_out = way.fan_out * (lookahead + 1) if len(way.fan_out) == 1 else way.fan_out
+        fan_out = way.fan_out
     else:
         fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(way.budget, 5 * (lookahead + 1))))
         fan_out = tuple(min(count, MAX_FAN_OUT) for count in fan_out)

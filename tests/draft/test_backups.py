@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ssd.params import Speculation
+from ssd.params import Mode, Speculation
 from ssd.speculation import speculators
-from ssd.target import cheap
+from ssd.target import board_proposer, cheap
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -87,6 +87,40 @@ def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:
         texts = pair.run(PROMPTS, params(3, 30))
         assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
         assert sum(m.drafted_tokens for m in texts.metrics) > 0
+
+
+class Clock:
+    """Time passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-3)
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_draft_that_says_nothing_is_not_waited_for_long(
+    world: World, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it claims of its own speed: three short waits, then now and then another (contracts C1, C3)."""
+    clock = Clock()
+    monkeypatch.setattr(board_proposer, "time", clock)
+    settings = config(Speculation(mode, 16, (1,)))
+    draft = Draft(settings, world.draft, steps=0)
+    for claim in (0.0, 1000.0):
+        draft._writer.tick(claim)
+        pair = Pair(settings, world.target, draft)
+        began, waits = clock.now, []
+        settle = pair.proposer.settle
+        monkeypatch.setattr(pair.proposer, "settle", lambda running, s=settle, w=waits: w.append(s(running)) or w[-1])
+        assert pair.run(PROMPTS[:1], params(1, 60)).ids == plainly(world, PROMPTS[:1], 0.0, 60).ids
+        assert 0 < max(waits) <= 0.21
+        assert sum(wait > 0.01 for wait in waits) <= 3 + 60 / 16
+        assert clock.now > began
 
 
 def test_names() -> None:

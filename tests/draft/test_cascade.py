@@ -88,7 +88,8 @@ def test_the_text_is_the_targets_and_fewer_forwards_write_it(
         assert texts.ids == plainly(world, prompts, temperature, 14).ids
         draft.assert_empty()
         forwards[name] = draft.forwards
-    assert forwards["helped"] < 0.9 * forwards["alone"]
+    if mode == "sd":  # how many chains a step of `ssd` grows depends on measured times
+        assert forwards["helped"] < 0.9 * forwards["alone"]
 
 
 @pytest.mark.parametrize("saguaro_c", [1.0, 0.5])

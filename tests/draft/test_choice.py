@@ -57,13 +57,14 @@ def test_an_unlikely_outcome_gets_no_place_of_a_likely_one(world: World) -> None
     assert [chain.entry for chain in placed(draft, target.request)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("cells", [1, 2, 5, 11])
-def test_with_few_places_every_state_is_still_sound(world: World, cells: int) -> None:
+@pytest.mark.parametrize("steps", [None, 1, 2])
+@pytest.mark.parametrize("cells", [1, 5, 11])
+def test_with_few_places_every_state_is_still_sound(world: World, cells: int, steps: int | None) -> None:
     """Random rounds of three sequences that compete: what is kept and published is what a draft of its own would say,
     and hits on chains that have lost their place are as good as others."""
-    draft = crowded(world, cells)
+    draft = crowded(world, cells, steps)
     Auditor(world, draft, retuned=True)
-    choice = random.Random(cells)
+    choice = random.Random(f"{cells} {steps}")
     laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5))
     targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, SPECULATION) for i, law in enumerate(laws)]
     for _ in range(40):
@@ -72,7 +73,7 @@ def test_with_few_places_every_state_is_still_sound(world: World, cells: int) ->
             drive(target, choice)
         assert draft.engine.trees[target.request].tokens == target.tokens
         assert sum(len(placed(draft, t.request)) for t in targets) <= cells
-    assert sum(target.hits for target in targets)
+    assert steps or sum(target.hits for target in targets)
     for target in targets:
         target.release()
     assert len([None for _ in range(cells) if draft.engine.level.arena.take() is not None]) == cells

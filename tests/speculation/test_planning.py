@@ -69,7 +69,7 @@ def test_the_speeds_are_those_of_the_tuner() -> None:
         profile = LLAMA.profile(4, setting.lookahead)
         assert profile.rate == AcceptanceLaw(LLAMA.acceptance).rate(setting.lookahead)
         assert profile.verify == (pytest.approx(19.2 * MS), 64e-6)
-        assert setting.speed == predicted(profile, 4, setting.fan_out)
+        assert setting.speed == predicted(profile, 4, setting.lookahead, setting.fan_out)
         assert setting.hits == hit_rate(profile.rate, setting.fan_out, LLAMA.misses)
         assert sum(setting.fan_out) == setting.budget or max(setting.fan_out) == 16
     assert max(forecast(LLAMA, 1, Grid((1,), (63,))).best.fan_out) == 16

@@ -26,9 +26,9 @@ def test_speed_by_hand() -> None:
     profile = Profile(Line(0.1, 0.0), Line(0.02, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
     # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
     measured = replace(profile, missed=(1.2, 0.01))
-    assert predicted(measured, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
+    assert predicted(measured, 1, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
     going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
-    assert predicted(profile, 1, (1, 1)) == pytest.approx(max(going, waiting))
+    assert predicted(profile, 1, 1, (1, 1)) == pytest.approx(max(going, waiting))
 
 
 def test_tokens_between_two_depths() -> None:
@@ -47,7 +47,7 @@ def test_no_setting_that_was_not_tried_is_much_better(profile: Profile, batch: i
         lookahead = dice.randint(1, 8)
         other = [dice.randint(1, 5) for _ in range(lookahead + 1)]
         if sum(other) <= 32:
-            assert predicted(profile, batch, other) <= found.speed * 1.02
+            assert predicted(profile, batch, len(other) - 1, other) <= found.speed * 1.02
 
 
 def test_a_useless_draft_is_left_alone() -> None:
@@ -81,7 +81,8 @@ def test_a_plan_stays_unless_another_is_clearly_better() -> None:
 def test_only_what_may_be_chosen_is() -> None:
     for choices in (Choices((4,)), Choices((0, 1, 2), (3,)), Choices((3,), (4, 3, 2, 1)), Choices((2, 5), (), 7)):
         plan = best_plan(GPU, 1, choices)
-        assert plan.lookahead in choices.lookaheads and len(plan.fan_out) == plan.lookahead + 1
+        assert plan.lookahead in choices.lookaheads
+        assert len(plan.fan_out) == (len(choices.fan_out) or plan.lookahead + 1)
         assert not choices.fan_out or set(plan.fan_out) == set(choices.fan_out)
         assert choices.fan_out or sum(plan.fan_out) <= choices.chains
     useless = replace(GPU, acceptance=(0.0,), rate=0.0)
@@ -151,7 +152,7 @@ def test_what_is_learned_leads_to_a_plan_near_the_best(profile: Profile) -> None
         assert learned is not None
         plan = best_plan(learned, 1, ANY, plan)
     best = best_plan(profile, 1, ANY)
-    assert predicted(profile, 1, plan.fan_out) >= 0.95 * best.speed
+    assert predicted(profile, 1, plan.lookahead, plan.fan_out) >= 0.95 * best.speed
 
 
 def test_it_follows_a_draft_that_becomes_useless_and_back() -> None:
