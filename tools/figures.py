@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 _COLOURS = {"verify": "#4477aa", "draft": "#ee9944", "tree": "#eebb77", "wait": "#dddddd"}
-_PAIR = PAPER.pair
+_PAIR = PAPER.pair()
 _LLAMA = Devices(_PAIR.verify, (Level(_PAIR.step),), overhead=_PAIR.overhead)
 _STATISTICS = Statistics.alike(AcceptanceLaw(_PAIR.acceptance), _PAIR.misses)
 
@@ -77,7 +77,7 @@ def hits() -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(7, 3))
     lines: dict[str, list[Any]] = {}
     for row in rows:
-        sampler, _, spread = row["name"].rpartition(" Theorem 12")
+        sampler, _, spread = row["name"].partition(" Theorem 12")
         if spread:
             lines.setdefault(sampler, []).append(row)
     greedy = lines["coupled"][0]  # at T = 0 the rules are the same
@@ -110,8 +110,8 @@ def batch() -> Any:
     axis.set_xticks(sizes, map(str, sizes))
     axis.set_xlabel("batch")
     axis.set_ylabel("tok/s of a sequence")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7)
+    axis.set_ylim(0, 420)  # room for the legend
+    axis.legend(fontsize=7, loc="upper right")
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
