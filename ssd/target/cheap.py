@@ -10,6 +10,8 @@ from ssd.target.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
+_WORTH = 4
+
 
 class CheapProposals:
     """A speculator for each sequence whose backup is one; they learn its text when they are first asked. What is no id
@@ -31,7 +33,8 @@ class CheapProposals:
                 return []
             self._by_request[sequence.request] = speculator, len(sequence.tokens)
             speculator.extend(sequence.tokens[known:])
-            found = speculator.propose(sequence.lookahead)[: sequence.lookahead]
+            most = _most(sequence)
+            found = speculator.propose(most)[:most]
         except Exception:
             log.exception("the backup %s failed; request %d goes without it", backup, sequence.request)
             self._by_request[sequence.request] = None, 0
@@ -40,3 +43,10 @@ class CheapProposals:
 
     def forget(self, request: int) -> None:
         self._by_request.pop(request, None)
+
+
+def _most(sequence: Sequence) -> int:
+    """How many tokens: K, or, where K is chosen by what the draft has time for, so many as are worth verifying."""
+    if sequence.asked.num_speculative_tokens:
+        return sequence.lookahead
+    return min(max(sequence.lookahead, _WORTH), sequence.room)

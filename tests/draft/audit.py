@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,6 +151,18 @@ class Auditor:
     def _check_text(self, text: list[int], ids: list[int], law: Law) -> None:
         for index, token in enumerate(ids):
             assert token == self._world.next((*text, *ids[:index]), law)
+
+
+def play(draft: Draft, speculation: Speculation, choice: random.Random) -> Iterator[list[ScriptedTarget]]:
+    """Three sequences of different laws, forty rounds of random outcomes each time; yields them after every round."""
+    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
+    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
+    for _ in range(40):
+        target = choice.choice(targets)
+        if len(target.tokens) < 180:
+            drive(target, choice)
+        assert draft.engine.trees[target.request].tokens == target.tokens
+        yield targets
 
 
 def drive(target: ScriptedTarget, choice: random.Random) -> None:

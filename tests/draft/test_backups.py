@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
-from ssd.params import Mode, Speculation
+from ssd.execution.pages import PagePool, PageTable
+from ssd.ipc.messages import Submit
+from ssd.params import Mode, SamplingParams, Speculation
 from ssd.speculation import speculators
 from ssd.target import board_proposer, cheap
+from ssd.target import sequence as sequences
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -87,6 +91,28 @@ def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:
         texts = pair.run(PROMPTS, params(3, 30))
         assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
         assert sum(m.drafted_tokens for m in texts.metrics) > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "planned", "expected"),
+    [
+        (Speculation("ssd", 0, ()), 1, 4),
+        (Speculation("ssd", 0, ()), 6, 6),
+        (Speculation("ssd", 2, (1,)), 2, 2),
+    ],
+)
+def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
+    asked: Speculation, planned: int, expected: int
+) -> None:
+    submit = Submit(0, [5, 6, 7, 8, 9, 10, 11, 12] * 3, SamplingParams(max_tokens=100, seed=0, speculation=asked))
+    sequence = sequences.Sequence.from_submit(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence.speculation = Speculation("ssd", planned, (1,), "ngram")
+    assert cheap.CheapProposals(131).propose(sequence) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
+    short = sequences.Sequence.from_submit(
+        replace(submit, params=SamplingParams(max_tokens=3, seed=0)), asked, 200, sequence.table, 0.0
+    )
+    short.speculation = sequence.speculation
+    assert len(cheap.CheapProposals(131).propose(short)) == 2
 
 
 class Clock:

@@ -12,7 +12,7 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.params import Mode, Speculation
-from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, world_in
+from tests.draft.audit import PROMPTS, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
 
@@ -55,14 +55,7 @@ def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
     of different laws, forty rounds of random outcomes each, interrupted at random depths."""
     draft = Draft(config(speculation), *smaller[-levels:], world.draft)
     audit = Auditor(world, draft)
-    choice = random.Random(f"{speculation} {levels}")
-    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
-    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
-    for _ in range(40):
-        target = choice.choice(targets)
-        if len(target.tokens) < 180:
-            drive(target, choice)
-        assert draft.engine.trees[target.request].tokens == target.tokens
+    *_, targets = play(draft, speculation, random.Random(f"{speculation} {levels}"))
     assert audit.helped
     assert audit.lines >= set(range(1, 1 + speculation.num_speculative_tokens))
     for target in targets:

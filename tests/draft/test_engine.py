@@ -9,7 +9,7 @@ import pytest
 
 from ssd.execution.runner import Runner
 from ssd.params import FanOut, Mode, Speculation
-from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, world_in
+from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
 
@@ -74,14 +74,7 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     draft = Draft(config(speculation), world.draft)
     held = scatter(draft) if scattered else []
     audit = Auditor(world, draft)
-    choice = random.Random(f"{speculation} {scattered}")
-    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
-    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
-    for _ in range(40):
-        target = choice.choice(targets)
-        if len(target.tokens) < 180:
-            drive(target, choice)
-        assert draft.engine.trees[target.request].tokens == target.tokens
+    *_, targets = play(draft, speculation, random.Random(f"{speculation} {scattered}"))
     everything = set(range(1, speculation.num_speculative_tokens + 1))
     if speculation.mode == "ssd":
         assert audit.depths >= everything
