@@ -39,9 +39,7 @@ class Choice:
             self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
 
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
-        """The chains that the next step makes longer: of those that want it, new ones included, the ones that are worth
-        its time."""
-        self._fork(trees)
+        """The chains that the next step makes longer: of those that want it the ones that are worth its time."""
         wanting = [(gain, tree.request, chain.entry) for gain, tree, chain in self._placed(trees) if gain > 0]
         wanting.sort(reverse=True)
         count = worth_growing([gain for gain, _, _ in wanting], self._step.line())
@@ -49,9 +47,11 @@ class Choice:
         found = [Growing(tree, [c for c in tree.chains if (tree.request, c.entry) in chosen]) for tree in trees]
         return [growing for growing in found if growing.chains]
 
-    def _fork(self, trees: Collection[Tree]) -> None:
-        """A chain for every outcome that has become predictable, the likeliest ones first."""
-        misses, found = self._learner.misses(), []
+    def fork(self, trees: Collection[Tree]) -> list[Growing]:
+        """A chain for every outcome that has become predictable, the likeliest ones first; returns those that are
+        new."""
+        misses, found = self._learner.misses(), list[tuple[Tree, Chain]]()
+        new: dict[int, Growing] = {}
         for tree in trees:
             ranks = Counter[int]()
             for fork, token in tree.new_forks():
@@ -66,6 +66,8 @@ class Choice:
                 chain.cell = cells(chain.probability)
                 if chain.cell is not None:
                     insort(tree.chains, chain, key=lambda one: one.entry)
+                    new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
+        return list(new.values())
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
         """Gives cells to chains that come with the probability of their outcome, likeliest first: free ones, then those

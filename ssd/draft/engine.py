@@ -134,6 +134,9 @@ class DraftEngine:
             if tokens:
                 budget -= len(tokens)
                 pieces.append((tree, tokens))
+        for tree, chains in self._choice.fork(self.trees.values()):
+            # Without a token yet: an outcome that comes too early for its chain was foreseen all the same.
+            self._publish(tree, chains)
         growing = self._choice.growing(self.trees.values())
         if not pieces and not growing:
             return False
@@ -247,10 +250,14 @@ class DraftEngine:
                 key = tree.key(chain.fork, chain.tokens[0])
                 self._show_laws(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
         if news:
-            keys = [tree.key(chain.fork, chain.tokens[0]) for chain in news]
-            entries, ids = [c.entry for c in news], [c.tokens[1 : tree.lookahead + 1] for c in news]
-            self._board.publish(tree.slot, entries, keys, ids)
+            self._publish(tree, news)
         return right
+
+    def _publish(self, tree: Tree, chains: Sequence[Chain]) -> None:
+        """What the target can use of them."""
+        keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
+        ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
+        self._board.publish(tree.slot, [chain.entry for chain in chains], keys, ids)
 
 
 def _branches(tree: Tree, growing: Sequence[tuple[Chain, Sequence[int]]]) -> Branches:
