@@ -17,7 +17,7 @@ from ssd.speculation.theory import expected_tokens_by_position
 _HYSTERESIS, _TO_PLAIN = 0.03, 0.005
 # Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
 # figure here shows.
-_ALIKE = 0.01
+_ALIKE = 0.003
 # Rounds are not all of one length: some have room for more tree steps than the mean, some for less.
 _SPREAD = (0.75, 1.0, 1.25)
 
