@@ -45,7 +45,7 @@ def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
 def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
     place = Places(tree(0.3), range(50), [0] * 50)
     guesses = Guesser(NoiseCache(12))(LOGITS.expand(50, -1), [place])
-    best = torch.argsort(LOGITS, descending=True).tolist()[:4]
+    best = torch.argsort(LOGITS, descending=True).tolist()[:7]  # six for full acceptance of nothing, and one excluded
     assert all(guess.candidates == best for guess in guesses)
     assert len({guess.token for guess in guesses}) > 3
 
