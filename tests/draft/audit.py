@@ -153,11 +153,13 @@ class Auditor:
             assert token == self._world.next((*text, *ids[:index]), law)
 
 
-def play(draft: Draft, speculation: Speculation, choice: random.Random) -> Iterator[list[ScriptedTarget]]:
-    """Three sequences of different laws, forty rounds of random outcomes each time; yields them after every round."""
+def play(
+    draft: Draft, speculation: Speculation, choice: random.Random, rounds: int = 40
+) -> Iterator[list[ScriptedTarget]]:
+    """Three sequences of different laws in so many rounds of random outcomes; yields them after every round."""
     laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
     targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
-    for _ in range(40):
+    for _ in range(rounds):
         target = choice.choice(targets)
         if len(target.tokens) < 180:
             drive(target, choice)

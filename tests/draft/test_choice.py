@@ -64,7 +64,7 @@ def test_with_few_places_every_state_is_still_sound(world: World, cells: int, st
     and hits on chains that have lost their place are as good as others."""
     draft = crowded(world, cells, steps)
     Auditor(world, draft, retuned=True)
-    for targets in play(draft, SPECULATION, random.Random(f"{cells} {steps}")):
+    for targets in play(draft, SPECULATION, random.Random(f"{cells} {steps}"), rounds=20):
         assert sum(len(placed(draft, t.request)) for t in targets) <= cells
     assert steps or sum(target.hits for target in targets)
     for target in targets:
