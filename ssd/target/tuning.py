@@ -122,6 +122,6 @@ def _first(way: _Way) -> Plan:
     if way.fan_out:
         fan_out = way.fan_out
     else:
-        fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(way.budget, 5 * (lookahead + 1))))
+        fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(way.budget, 3 * (lookahead + 1))))
         fan_out = tuple(min(count, MAX_FAN_OUT) for count in fan_out)
     return Plan(lookahead, fan_out, 0.0)
