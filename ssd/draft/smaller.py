@@ -118,8 +118,7 @@ class SmallerDraft:
         """The larger draft's forward of so many rows took so long, and accepted so many of so many guesses."""
         self._forward.note(rows, seconds)
         for guessed, accepted in verdicts:
-            for index in range(min(guessed, accepted + 1)):
-                self._acceptance.note(float(index < accepted))
+            self._acceptance.note_outcome(guessed, accepted)
 
     def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
         """The chain in `cell` has just become the last committed token and the line: keys and values follow."""

@@ -131,8 +131,7 @@ class Tree:
         if row.round != self.round or row.accepted > known:
             raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
         accepted, token = row.accepted, row.token
-        for index in range(min(known, accepted + 1)):
-            self.acceptance.note(float(index < accepted))
+        self.acceptance.note_outcome(known, accepted)
         winner = next((c for c in self.chains if c.fork == accepted and c.tokens[0] == token), None)
         key = self.key(accepted, token)
         self.computed = min(self.computed, self.base + accepted)

@@ -24,6 +24,12 @@ class Mean:
         self.count += 1
         self.value += max(self._smoothing, 1 / self.count) * (sample - self.value)
 
+    def note_outcome(self, drafted: int, accepted: int) -> None:
+        """As an acceptance rate: of so many draft tokens the first `accepted` were right; those after a wrong one were
+        not tried."""
+        for index in range(min(drafted, accepted + 1)):
+            self.note(float(index < accepted))
+
 
 class LineFit:
     """Seconds by size, least squares with old points fading. `slope` is taken, as a share of the height for one more
@@ -80,7 +86,7 @@ class Learner:
         """A verification of `drafted` tokens of the draft."""
         for index in range(min(drafted, accepted + 1)):
             self._acceptance[min(index, _POSITIONS - 1)].note(float(index < accepted))
-            self._rate.note(float(index < accepted))
+        self._rate.note_outcome(drafted, accepted)
 
     def looked_up(self, fan_out: int, rank: int | None) -> None:
         """An outcome for whose accepted length `fan_out` tokens were prepared was the `rank`-th of them, from 1.

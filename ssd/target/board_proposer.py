@@ -151,8 +151,7 @@ class BoardProposer:
             self._cheap_tokens.note(result.outcome.accepted + 1)
             return
         self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
-        for trial in range(min(result.drafted, result.outcome.accepted + 1)):
-            self._acceptance.note(float(trial < result.outcome.accepted))
+        self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
 
     def _look_up(self, result: Result) -> Outcome:
         """Take the cached speculation, or leave the row open for its backup."""
