@@ -33,6 +33,12 @@ def test_speeds_are_compared_group_by_group_and_texts_one_by_one() -> None:
     assert (found.name, found.temperature, found.wait_ms, found.equal) == ("fast", 0.5, 2.0, 1)
 
 
+def test_the_fastest_of_a_grid_are_measured_again_beside_ar_and_auto() -> None:
+    rows = [("ar", 1.0), ("auto", 1.1), ("K 1", 1.2), ("K 2", 0.9), ("K 4", 1.5)]
+    grid = [sweep.Figures(name, 0.0, 20.0, speed, 1.0, 0.0, 0.0, 1) for name, speed in rows]
+    assert sweep._best(grid, 2) == ["ar", "auto", "K 4", "K 1"]
+
+
 def test_a_group_is_a_batch_and_too_few_prompts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(6)))
