@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.tuner import Line, Profile
+from ssd.speculation.tuner import Line, Missed, Profile
 
 _SMOOTHING = 0.01
 _POSITIONS = 8
@@ -68,7 +68,7 @@ class Learner:
         self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._rate = Mean(_ACCEPTANCE)
-        self._missed, self._wait = Mean(1.0), Mean(0.0)
+        self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
 
     def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
@@ -98,10 +98,11 @@ class Learner:
         for tried in range(1, min(fan_out, rank or fan_out, _RANKS) + 1):
             self._hazard[tried - 1].note(float(tried == rank))
 
-    def missed(self, tokens: int, waited: float) -> None:
-        """The round after a miss waited so many seconds, and brought so many tokens."""
+    def missed(self, tokens: int, waited: float, drafted: int) -> None:
+        """The round after a miss waited so many seconds, verified so many draft tokens, and brought so many tokens."""
         self._missed.note(tokens)
-        self._wait.note(waited)
+        self._waited.note(waited)
+        self._drafted.note(drafted)
 
     def profile(self, batch: int) -> Profile | None:
         if not self._verify.known or not self._step.known:
@@ -115,8 +116,12 @@ class Learner:
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
             misses=self.misses(),
-            missed=(self._missed.value, self._wait.value) if self._missed.count >= 8 else None,
+            missed=self._after_a_miss(),
         )
+
+    def _after_a_miss(self) -> Missed | None:
+        known = self._missed.count >= 8
+        return Missed(self._missed.value, self._waited.value, self._drafted.value) if known else None
 
     def misses(self) -> tuple[float, float]:
         """(c, r) of the power law, as far as ranks were tried; from a few ranks only, the exponent is kept within what

@@ -22,6 +22,15 @@ _ALIKE = 0.003
 _SPREAD = (0.75, 1.0, 1.25)
 
 
+class Missed(NamedTuple):
+    """What the rounds after a miss were like, on average: the tokens they brought, the seconds they waited, the draft
+    tokens they verified."""
+
+    tokens: float
+    waited: float
+    drafted: float
+
+
 class Line(NamedTuple):
     """Seconds as a function of a size: `fixed` + `each` x size."""
 
@@ -36,9 +45,8 @@ class Line(NamedTuple):
 class Profile:
     """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
     (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
-    fan-out, `missed` the (tokens, seconds waited) of a row after a miss, None before there was any. `verify` is in
-    tokens of the whole batch, `step` in chains of the whole batch, `plain` the time of a token for every row without a
-    draft beside it; all in seconds."""
+    fan-out, `missed` is None before there was a miss. `verify` is in tokens of the whole batch, `step` in chains of the
+    whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
 
     verify: Line
     step: Line
@@ -46,7 +54,7 @@ class Profile:
     acceptance: tuple[float, ...]
     rate: float
     misses: tuple[float, float]
-    missed: tuple[float, float] | None = None
+    missed: Missed | None = None
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -69,18 +77,21 @@ def predicted(profile: Profile, batch: int, lookahead: int, fan_out: Sequence[in
     # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
-    verify = profile.verify.at(batch * (1 + depth))
     on_hit = sum(profile.tokens(d) for d in depths) / len(depths)
     hits = sum(_hits(profile, fan_out, d) for d in depths) / len(depths) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
-    def speed(missed: float, wait: float) -> float:
-        return batch * (hits * on_hit + (1 - hits) * missed) / (verify + any_miss * wait)
+    def speed(missed: Missed) -> float:
+        verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
+        tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
+        return tokens / (profile.verify.at(verified) + any_miss * missed.waited)
 
-    if profile.missed is not None:
-        return speed(*profile.missed)
+    # What a missed row got was measured beside rows with hits, partly from chains for other outcomes: where there is no
+    # time for a single step there are none of those.
+    if profile.missed is not None and depth > 0:
+        return speed(profile.missed)
     fresh = profile.step.at(batch)
-    return max(speed(profile.tokens(wait), wait * fresh) for wait in range(lookahead + 1))
+    return max(speed(Missed(profile.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
 
 
 def _hits(profile: Profile, fan_out: Sequence[int], depth: float) -> float:

@@ -145,7 +145,7 @@ class BoardProposer:
         waited = self._waited.pop(result.sequence.request, None)
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and self._hears and result.sequence.speculation.mode == "ssd":
-            self._tuning.learner.missed(result.outcome.accepted + 1, waited)
+            self._tuning.learner.missed(result.outcome.accepted + 1, waited, result.drafted)
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)

@@ -141,7 +141,7 @@ def test_a_tree_that_never_hits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     world = World(0.55)
     monkeypatch.setattr(Learner, "looked_up", lambda learner, fan_out, rank: looked_up(learner, fan_out, None))
     for _ in range(50):
-        world.tuning.learner.missed(1, 0.0)
+        world.tuning.learner.missed(1, 0.0, 0)
     found = world.play(2500)
     profile = world.tuning.learner.profile(1)
     assert profile is not None and hit_rate(0.55, (8, 8, 8), profile.misses) < 0.05
