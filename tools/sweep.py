@@ -5,8 +5,8 @@
     python tools/sweep.py samplers ../shared/data/gsm8k.jsonl            # hits and speed by temperature and sampler
 
 Groups of prompts are run with every setting, in turns, before the next group is: what is compared has seen the same
-minutes of the machine. Chat format, end of text ignored, one seed a prompt. The ids of `coupled` are compared with those
-of `ar`.
+minutes of the machine. Chat format, end of text ignored, one seed a prompt. The ids of `coupled` are compared with
+those of `ar`.
 """
 
 from __future__ import annotations
