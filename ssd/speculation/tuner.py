@@ -46,7 +46,8 @@ class Line(NamedTuple):
 class Profile:
     """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
     (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
-    fan-out, `missed` is None before there was a miss. `verify` is in tokens of the whole batch, `step` in chains of the
+    fan-out, `missed` is None before there was a miss, `speed` the tokens per second of all rows in rounds with a draft
+    ahead of them, None before there were some. `verify` is in tokens of the whole batch, `step` in chains of the
     whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
 
     verify: Line
@@ -56,6 +57,7 @@ class Profile:
     rate: float
     misses: tuple[float, float]
     missed: Missed | None = None
+    speed: float | None = None
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -119,17 +121,27 @@ class Choices(NamedTuple):
     ahead: bool = True
 
 
-def best_plan(profile: Profile, batch: int, choices: Choices, present: Plan | None = None) -> Plan:
+def best_plan(
+    profile: Profile, batch: int, choices: Choices, present: Plan | None = None, measured: Plan | None = None
+) -> Plan:
     """The plan with the highest predicted speed for `batch` sequences; `present` stays unless another is clearly
-    better."""
+    better. How far predictions are off is known where `profile.speed` is that of the plan `measured`: by that they are
+    corrected before they are compared with plain decoding, whose time is no prediction.
+    """
 
     def planned(lookahead: int, fan_out: tuple[int, ...]) -> Plan:
         if lookahead == 0:
             return Plan(0, (), batch / profile.plain)
-        if not choices.ahead:
-            return Plan(lookahead, fan_out, predicted_sd(profile, batch, lookahead))
-        return Plan(lookahead, fan_out, predicted(profile, batch, lookahead, fan_out))
+        return Plan(lookahead, fan_out, correction * uncorrected(lookahead, fan_out))
 
+    def uncorrected(lookahead: int, fan_out: tuple[int, ...]) -> float:
+        if not choices.ahead:
+            return predicted_sd(profile, batch, lookahead)
+        return predicted(profile, batch, lookahead, fan_out)
+
+    correction = 1.0
+    if choices.ahead and profile.speed is not None and measured is not None:
+        correction = profile.speed / uncorrected(measured.lookahead, measured.fan_out)
     plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
     fastest = max(plan.speed for plan in plans)
     alike = [plan for plan in plans if plan.speed >= (1 - _ALIKE) * fastest]

@@ -92,6 +92,16 @@ def test_a_plan_stays_unless_another_is_clearly_better() -> None:
     assert best_plan(replace(GPU, acceptance=(0.01,), rate=0.01), 1, ANY, plain).lookahead == 0
 
 
+def test_what_was_measured_decides_whether_a_draft_pays() -> None:
+    """However the predictions see it; and between two plans with a draft they see as before."""
+    plan = best_plan(CPU, 1, ANY)
+    assert plan.speed > 1.2 / CPU.plain
+    slow, fast = (replace(CPU, speed=factor / CPU.plain) for factor in (0.95, 1.1))
+    assert best_plan(slow, 1, ANY, plan, plan).lookahead == 0
+    kept = best_plan(fast, 1, ANY, plan, plan)
+    assert kept[:2] == plan[:2] and kept.speed == pytest.approx(1.1 / CPU.plain)
+
+
 def test_only_what_may_be_chosen_is() -> None:
     for choices in (Choices((4,)), Choices((0, 1, 2), (3,)), Choices((3,), (4, 3, 2, 1)), Choices((2, 5), (), 7)):
         plan = best_plan(GPU, 1, choices)
