@@ -19,6 +19,7 @@ from ssd.errors import RequestError, UsageError
 from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
+from ssd.server_config import ServerOptions, resolve_server
 from ssd.speculation import speculators
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
@@ -80,10 +81,11 @@ class _Shape:
         )
 
 
-def resolve(options: EngineOptions) -> EngineConfig:
+def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
     """Find and check the models and fit everything into this machine. Raises UsageError for what cannot work.
 
-    A built-in model that is missing is pulled first, with progress on stderr.
+    A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
+    served.
     """
     options = _within_bounds(options)
     speculation = _speculation(options)
@@ -95,11 +97,12 @@ def resolve(options: EngineOptions) -> EngineConfig:
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, bool(drafts))
+    name = _display_name(options.target)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
-        target_name=_display_name(options.target),
+        target_name=name,
         draft_name=", ".join(map(_display_name, _names(options))),
         speculation=speculation,
         device=_device(options.device),
@@ -119,6 +122,7 @@ def resolve(options: EngineOptions) -> EngineConfig:
         digest=target.digest,
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
+        server=resolve_server(server or ServerOptions(http=False), name),
     )
     return _within_bounds(config)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ssd.launch_config import EngineOptions
 from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
@@ -45,6 +47,8 @@ class FanOut(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
+        if isinstance(value, int | list):  # of a configuration file
+            value = str(value)
         if value in ("auto", ""):
             return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
@@ -102,10 +106,15 @@ def engine_options(function: _Function) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
+        values |= _speculative(values.pop("speculative_config"))
         engine = EngineOptions(**{name: values.pop(name) for name in EngineOptions.__struct_fields__})
         return function(engine=engine, **values)
 
-    decorated: Callable[..., Any] = call
+    decorated: Callable[..., Any] = click.option(
+        "--speculative-config",
+        metavar="JSON",
+        help=f"The options of speculation at once, as an object with any of {', '.join(SPECULATION)}.",
+    )(call)
     for flags, kind, text in reversed(_ENGINE):
         name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
         default = getattr(_DEFAULTS, name)
@@ -125,6 +134,27 @@ def engine_options(function: _Function) -> Callable[..., Any]:
         )
         decorated = option(decorated)
     return decorated
+
+
+def _speculative(text: str | None) -> dict[str, Any]:
+    """The options in `text`, which count less than flags of their own."""
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"no valid JSON: {error}", param_hint="--speculative-config") from None
+    if not isinstance(given, dict) or not given.keys() <= set(SPECULATION):
+        raise click.BadParameter(
+            f"give an object with any of {', '.join(SPECULATION)}", param_hint="--speculative-config"
+        )
+    ctx = click.get_current_context()
+    flags = {option.name: option for option in ctx.command.params}
+    return {
+        name: flags[name].type_cast_value(ctx, value)
+        for name, value in given.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+    }
 
 
 _DEFAULTS = EngineOptions()

@@ -207,13 +207,13 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     request: RequestId
     token_ids: Tokens
     logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     metrics: Metrics | None = None
     error: Name = ""
     drafted: Count = 0
     accepted: Count = 0
     cache: Name = ""
+    prompt_logprobs: Logprobs | None = None
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -320,7 +320,10 @@ class Status(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Supervisor -> frontend: refuse new requests, finish the open ones, then answer with status `stopped`."""
+    """Supervisor -> frontend: refuse new requests, finish the open ones within so many seconds and end the rest, then
+    answer with status `stopped`."""
+
+    seconds: Annotated[float, Meta(ge=0, le=86400)]
 
 
 def pack(message: Message, epoch: int = 0) -> list[bytes]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
 
 from ssd.ipc.messages import BadFrame, Message, pack, unpack
+
+Sent = Literal["sent", "full", "gone"]
 
 INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
@@ -51,20 +53,25 @@ def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
     socket.setsockopt(zmq.LINGER, linger_ms)
 
 
-def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
-    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> Sent:
+    """Send without waiting; "full" or "gone" say that the peer's queue is full, or that there is no such peer."""
     frames = pack(message, epoch)
     if to is not None:
         frames.insert(0, to)
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK)
     except zmq.Again:
-        return False
+        return "full"
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
-            return False
+            return "gone"
         raise
-    return True
+    return "sent"
+
+
+def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
+    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+    return offer(socket, message, epoch, to) == "sent"
 
 
 def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[bytes, int, Any] | None:

@@ -31,7 +31,7 @@ TO_FRONTEND: list[m.Message] = [
     m.Describe(),
 ]
 TO_CLIENT: list[m.Message] = [
-    m.Description("target", "draft", Speculation(), 49152, 2048, True),
+    m.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
     m.Chunk(1, "text", [5, 6], [LOGPROB]),
     m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
     m.Failed(1, "invalid_request", "why"),
@@ -54,7 +54,7 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
     ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
     ([m.Status("target", "failed", "why", 2)], m.CHILD_TO_SUPERVISOR),
-    ([m.Drain()], m.SUPERVISOR_TO_CHILD),
+    ([m.Drain(1.0)], m.SUPERVISOR_TO_CHILD),
 ]
 CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
 DECODERS = [decoder for _, decoder in DIRECTIONS]
