@@ -22,6 +22,7 @@ from ssd.frontend.metrics import Metrics
 
 log = logging.getLogger("ssd.http")
 
+_MODELS = "/v1/models/"
 _completion = msgspec.json.Decoder(CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -77,6 +78,7 @@ class App:
                 answers.Completion,
             ),
             Route("GET", "/v1/models", self._models, "List what is served.", answer=answers.Models),
+            Route("GET", _MODELS + "{model}", self._model, "One of them.", answer=answers.Model),
             Route("POST", "/tokenize", self._tokenize, "Text to token ids.", TokenizeRequest, answers.Tokenized),
             Route("POST", "/detokenize", self._detokenize, "Ids to text.", DetokenizeRequest, answers.Detokenized),
             Route("GET", "/health", self._health, "200 when requests are answered, else 503.", open=True),
@@ -104,13 +106,15 @@ class App:
             await exchange.fail(HttpError(500, f"internal error (request {exchange.id})", "internal_error"))
 
     async def _dispatch(self, exchange: Exchange) -> None:
-        methods = self._by_path.get(exchange.scope["path"])
+        path = exchange.scope["path"]
+        # A model's name may have slashes of its own.
+        methods = self._by_path.get(_MODELS + "{model}" if path.startswith(_MODELS) else path)
         method = exchange.scope["method"]
         route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
         if self._keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:
-            raise HttpError(404, f"there is no {exchange.scope['path'][:128]}", "not_found")
+            raise HttpError(404, f"there is no {path[:128]}", "not_found")
         if route is None:
             allowed = ", ".join(methods)
             raise HttpError(
@@ -197,17 +201,17 @@ class App:
     # -- about the engine -------------------------------------------------------------------------------------------
 
     async def _models(self, exchange: Exchange) -> None:
+        names = self._desk.config.server.names
+        await _reply(exchange, answers.Models("list", [self._named(name) for name in names]))
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = exchange.scope["path"].removeprefix(_MODELS)
+        self._check_model(name)
+        await _reply(exchange, self._named(name))
+
+    def _named(self, name: str) -> answers.Model:
         config = self._desk.config
-        await _reply(
-            exchange,
-            answers.Models(
-                "list",
-                [
-                    answers.Model(name, "model", self._created, "ssd", config.target_name, config.max_model_len)
-                    for name in config.server.names
-                ],
-            ),
-        )
+        return answers.Model(name, "model", self._created, "ssd", config.target_name, config.max_model_len)
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.reply(b"", 503 if self._desk.state == "loading" else 200)

@@ -28,7 +28,7 @@ def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
     n = count(body, config)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs")
-    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling(
         body,
         config,

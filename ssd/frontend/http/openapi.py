@@ -78,6 +78,10 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
     }
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[route.body]}}}
+    if "{model}" in route.path:
+        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        operation["parameters"] = [name]
+        responses["404"] = {"description": _ERRORS["404"], "content": error}
     if keys and not route.open:
         operation["security"] = [{"key": []}]
         responses["401"] = {"description": "No valid key.", "content": error}

@@ -49,7 +49,7 @@ class Server:
 
     async def start(self) -> None:
         """Accept connections."""
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
