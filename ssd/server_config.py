@@ -3,13 +3,16 @@ wrong."""
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 
 from ssd.config import Limits, Server
 from ssd.errors import UsageError
-from ssd.frontend.keys import read_keys
+from ssd.frontend.api_keys import read_keys
+from ssd.ipc import keys
 from ssd.ipc.listening import is_loopback
 
 _NEEDED = ("uvicorn", "httptools", "prometheus_client")
@@ -23,6 +26,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: int = 8000
     uds: str | None = None
     api_key_file: str | None = None
+    zmq_bind: str | None = None
+    zmq_keys: str | None = None
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: str = "none"
@@ -40,6 +45,7 @@ def resolve_server(options: ServerOptions, model: str) -> Server:
     """Check what can be checked before anything starts. `model` is the name where none is given. Raises UsageError."""
     if options.http:
         _check_http(options)
+    _check_zmq(options)
     limits = {name: getattr(options, name) for name in Limits.__struct_fields__}
     given = {name: getattr(options, name) for name in ("http", "host", "port", "uds", "api_key_file", "metrics_compat")}
     names = options.served_model_name or (model,)
@@ -60,4 +66,19 @@ def _check_http(options: ServerOptions) -> None:
     elif options.uds is None and not is_loopback(options.host) and not options.insecure:
         raise UsageError(
             f"--host {options.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
+        )
+
+
+def _check_zmq(options: ServerOptions) -> None:
+    if options.zmq_keys is not None:
+        keys.check_server(Path(options.zmq_keys))
+    if options.zmq_bind is None:
+        return
+    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5}|\*)", options.zmq_bind)
+    if found is None:
+        raise UsageError(f"--zmq-bind {options.zmq_bind}: give an address such as tcp://127.0.0.1:5555")
+    if options.zmq_keys is None and not is_loopback(found[1].strip("[]")) and not options.insecure:
+        raise UsageError(
+            f"--zmq-bind {options.zmq_bind} lets other machines in: give --zmq-keys (see ssd keys), or --insecure if "
+            "that is meant"
         )

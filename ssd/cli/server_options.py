@@ -21,6 +21,8 @@ _SERVER: list[tuple[tuple[str, ...], Any, str]] = [
     (("--port",), click.IntRange(0, 65535), "Its port; 0: any free one."),
     (("--uds",), str, "Listen on this Unix socket instead."),
     (("--api-key-file",), str, "File with the keys that clients must show, one a line; only its owner may read it."),
+    (("--zmq-bind",), str, "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555."),
+    (("--zmq-keys",), str, "Folder of `ssd keys` with the engine's key and the list of clients."),
     (("--insecure/--no-insecure",), None, "Let other machines in without keys."),
     (("--served-model-name",), str, "Name of the model for clients; may be given several times. Default: --target."),
     (("--metrics-compat",), click.Choice(["none", "vllm"]), "Give the metrics under vLLM's names, too."),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ssd.errors import SsdError
+from ssd.errors import SsdError, UsageError
 from ssd.frontend.desk import Desk
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.inlet import Inlet
 from ssd.ipc import sockets
+from ssd.ipc.curve import secure_router
 from ssd.ipc.messages import SUPERVISOR_TO_CHILD, TARGET_TO_FRONTEND, Drain, Hello, Message, Ready, Refused, Step
 from ssd.ipc.process import Child
 
@@ -96,8 +98,20 @@ class Frontend:
         await self._welcome
 
     def _open_gateways(self) -> None:
-        router = sockets.router(self._clients, self._child.address(sockets.CLIENT), sockets.PUBLIC_BYTES)
-        self._gateways.append(Gateway(self.desk, router, self._child.epoch))
+        routers = [sockets.router(self._clients, self._child.address(sockets.CLIENT), sockets.PUBLIC_BYTES)]
+        if self._config.server.zmq_bind is not None:
+            routers.append(self._public_router(self._config.server.zmq_bind))
+        self._gateways += [Gateway(self.desk, router, self._child.epoch) for router in routers]
+
+    def _public_router(self, address: str) -> zmq.Socket[bytes]:
+        """For other machines: with keys, unless the configuration does without."""
+        directory = self._config.server.zmq_keys
+        try:
+            if directory is None:
+                return sockets.router(self._clients, address, sockets.PUBLIC_BYTES)
+            return secure_router(self._clients, address, Path(directory))
+        except zmq.ZMQError as error:
+            raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
 
     def _send(self, message: Message) -> bool:
         sent = sockets.send(self._engine, message, self._child.epoch)

@@ -17,7 +17,7 @@ from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeR
 from ssd.frontend.http.exchange import Exchange, Gone, HttpError, Receive, Scope, Send, encoder
 from ssd.frontend.http.generation import Generation, now, refusal
 from ssd.frontend.http.parameters import decode, invalid
-from ssd.frontend.keys import read_keys
+from ssd.frontend.api_keys import read_keys
 from ssd.frontend.metrics import Metrics
 
 log = logging.getLogger("ssd.http")

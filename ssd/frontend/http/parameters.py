@@ -61,7 +61,9 @@ def _named(message: str) -> HttpError:
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
     """Parameters of every choice of a request, with a seed. Raises HttpError."""
     if given["max_tokens"] > config.max_model_len:
-        raise invalid("max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens")
+        raise invalid(
+            "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
+        )
     fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     stop = body.stop or ()
     if isinstance(stop, str):
