@@ -15,7 +15,7 @@ from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
-from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Message, Ready, Refused, Step, Submit
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Load, Message, Ready, Refused, Step, Submit
 from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
@@ -51,6 +51,7 @@ class _Target:
         self._child, self._socket = child, socket
         self._frontend, self._draft = b"", b""
         self._draft_epoch = 0
+        self._load = Load()
         config, (runner, stops) = child.config, loaded
         self._board: BoardProposer | None = None
         if config.draft is not None:
@@ -65,9 +66,12 @@ class _Target:
             if not self._engine.busy:
                 self._socket.poll()
             self._read()
-            emissions = self._engine.step()
-            if emissions:
-                self._deliver(Step(emissions))
+            step = Step(self._engine.step(), self._engine.load())
+            if step.emissions:
+                self._deliver(step)
+            elif step.load != self._load:
+                sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
+            self._load = step.load
 
     def _read(self) -> None:
         """Handle every message that is there."""
