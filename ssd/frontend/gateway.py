@@ -170,6 +170,7 @@ class Gateway:
         config = self._config
         return Description(
             model=config.target_name,
+            names=[config.target_name],
             draft=config.draft_name if config.draft is not None else "",
             speculation=config.speculation,
             vocab_size=config.vocab_size,
@@ -191,7 +192,8 @@ class Gateway:
         request.completion_tokens += used
         if used:
             logprobs = None if emission.logprobs is None else emission.logprobs[:used]
-            if not self._send(request.client, Chunk(request.id, text, emission.token_ids[:used], logprobs)):
+            chunk = Chunk(request.id, text, emission.token_ids[:used], logprobs, emission.prompt_logprobs)
+            if not self._send(request.client, chunk):
                 return
         if emission.finish_reason == "error":
             self._end(request, Failed(request.id, "engine_error", emission.error or "the engine failed"))
