@@ -11,6 +11,7 @@ from typing import TypeVar, overload
 
 from ssd.client.results import Completion, Prompt, StreamChunk
 from ssd.client.steps import ClientSteps, Steps, Wait
+from ssd.errors import EngineDeadError
 from ssd.ipc.messages import ChatMessage, Description, Message
 from ssd.params import SamplingParams
 
@@ -180,12 +181,12 @@ class AsyncClient(ClientSteps):
         if waiter is not None:
             _wake(waiter)
 
-    def _drop(self) -> None:
+    def _lose(self, cause: EngineDeadError) -> None:
         if self._loop is not None and not self._loop.is_closed():
             for descriptor in self._watched:
                 self._loop.remove_reader(descriptor)
         self._watched = ()
-        super()._drop()
+        super()._lose(cause)
         self._wake_senders()
 
 

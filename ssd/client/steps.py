@@ -49,7 +49,7 @@ _Part: TypeAlias = Generator[Wait, None, _Result]  # waits, then returns
 
 
 class ClientSteps:
-    """The state of a client and its steps. A subclass drives them and overrides `_arrived` and `_drop` to hear of
+    """The state of a client and its steps. A subclass drives them and overrides `_arrived` and `_lose` to hear of
     answers and of lost connections."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
@@ -134,8 +134,7 @@ class ClientSteps:
         if answer is None:
             return False
         if isinstance(answer, EngineDeadError):
-            self._drop()
-            self._inboxes.end(answer)
+            self._lose(answer)
         elif (overflown := self._inboxes.put(answer)) is not None:
             self._cancel(overflown)
         return True
@@ -143,17 +142,17 @@ class ClientSteps:
     def _arrived(self, inbox: int) -> None:
         """Something is in `inbox`."""
 
-    def _drop(self) -> None:
-        """Leave the connection; the next message goes over a new one, so that nothing of the old one lives on."""
+    def _lose(self, cause: EngineDeadError) -> None:
+        """End everything open. The next message goes over a new connection, so that nothing of the old one lives on."""
         self._uncancelled.clear()
         self._connection.close()
+        self._inboxes.end(cause)
 
     def _leave(self) -> None:
         """Close for good."""
         if not self._closed:
             self._closed = True
-            self._drop()
-            self._inboxes.end(EngineDeadError("this client is closed"))
+            self._lose(EngineDeadError("this client is closed"))
 
     # -- one request --------------------------------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ class ClientSteps:
         while not self._offer(message):
             now = time.monotonic()
             if self._connection.refused:
-                self._drop()
+                self._lose(EngineDeadError(self._connection.trouble))
                 raise EngineDeadError(self._connection.trouble)
             if not self._connection.up and now >= given_up:
                 raise EngineDeadError(
