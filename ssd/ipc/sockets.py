@@ -23,10 +23,16 @@ SUPERVISOR = "supervisor.sock"
 
 def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
     """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
+    socket = unbound_router(context, max_bytes)
+    socket.bind(address)
+    return socket
+
+
+def unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:
+    """The same, not bound yet."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     _limit(socket, max_bytes, linger_ms=1000)
-    socket.bind(address)
     return socket
 
 
@@ -44,6 +50,15 @@ def dealer(
     _limit(socket, max_bytes, linger_ms=0)
     socket.connect(address)
     return socket
+
+
+def notice_silence(socket: zmq.Socket[bytes]) -> None:
+    """For TCP, where a peer can vanish without a word: take it for gone when its transport is silent for a minute.
+
+    Longer than an engine bears with a slow reader, whose transport is as silent.
+    """
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 15_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
 
 
 def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:

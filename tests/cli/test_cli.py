@@ -182,7 +182,7 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 def test_help_and_version() -> None:
-    for name in ("generate", "launch", "demo", "pull", "models"):
+    for name in ("generate", "launch", "demo", "keys", "pull", "models"):
         assert name in ssd("--help").stdout
         assert ssd(name, "--help").exit_code == 0
     assert __version__ in ssd("--version").stdout

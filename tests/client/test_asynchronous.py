@@ -1,0 +1,151 @@
+"""The asyncio client against the real gateway: what many tasks on one connection add to the blocking one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ssd.client import AsyncClient, Completion, StreamChunk
+from ssd.errors import EngineDeadError, RequestError, UsageError
+from ssd.ipc.messages import ChatMessage, Submit
+from ssd.params import SamplingParams
+from tests.client.serving import TOKENIZER, echo, endless, serving
+from tests.scripted_engine import Script, ScriptedEngine
+
+Body = Callable[[AsyncClient, ScriptedEngine], Coroutine[Any, Any, None]]
+
+
+def with_client(script: Script, body: Body) -> None:
+    async def run() -> None:
+        async with AsyncClient(engine.address) as client:
+            await body(client, engine)
+
+    with serving(script) as engine:
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def read(client: AsyncClient, prompt: str) -> str:
+    return "".join([chunk.text async for chunk in client.stream(prompt)])
+
+
+def some_forever(submit: Submit) -> Any:
+    """Endless for prompts that begin with "forever", an echo for others."""
+    return endless(submit) if submit.token_ids[0] == TOKENIZER.encode("forever")[0] else echo(submit)
+
+
+def test_a_stream_yields_the_rounds_and_then_the_completion() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        *chunks, last = [chunk async for chunk in client.stream("one two three")]
+        assert isinstance(last, StreamChunk) and last.completion is not None
+        assert "".join(chunk.text for chunk in chunks) == last.completion.text == "one two three"
+        messages = [ChatMessage("user", "hi")]
+        *_, last = [chunk async for chunk in client.stream(messages=messages)]
+        assert last.completion and last.completion.token_ids == TOKENIZER.encode_chat(messages)
+
+    with_client(echo, body)
+
+
+def test_tasks_share_the_connection_and_get_each_their_own() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        prompts = ["word " * (1 + n % 7) + str(n) for n in range(300)]
+        streams = [read(client, prompt) for prompt in prompts]
+        batch = client.generate(prompts, SamplingParams(max_tokens=1))
+        descriptions = [client.describe() for _ in range(5)]
+        *texts, completions = await asyncio.gather(*streams, batch)
+        assert texts == prompts
+        assert [len(completion.token_ids) for completion in completions] == [1] * 300
+        assert {description.model for description in await asyncio.gather(*descriptions)} == {"scripted"}
+
+    with_client(echo, body)
+
+
+def test_one_prompt_gives_one_completion() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        completion = await client.generate("one two")
+        assert isinstance(completion, Completion) and completion.text == "one two"
+
+    with_client(echo, body)
+
+
+def test_cancelling_a_task_or_closing_a_generator_cancels_the_request() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        task = asyncio.create_task(read(client, "forever a"))
+        batch = asyncio.create_task(client.generate(["forever b", "forever c"]))
+        stream = client.stream("forever d")
+        await anext(stream)
+        await until(lambda: len(engine.target.open) == 4)
+        task.cancel()
+        batch.cancel()
+        await stream.aclose()
+        await asyncio.wait([task, batch])
+        assert task.cancelled() and batch.cancelled()
+        await until(lambda: not engine.target.open)
+        assert len(set(engine.target.aborted)) == 4
+        assert await read(client, "and on") == "and on"
+
+    with_client(some_forever, body)
+
+
+def test_tasks_that_come_and_go_at_random_disturb_no_other() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        dice = random.Random(3)
+
+        async def give_up(n: int) -> None:
+            stream = client.stream(f"forever {n}")
+            for _ in range(dice.randrange(5)):
+                await anext(stream)
+                await asyncio.sleep(dice.random() / 100)
+            await stream.aclose()
+
+        async def give_up_soon(n: int) -> None:
+            task = asyncio.create_task(read(client, f"forever {n}"))
+            await asyncio.sleep(dice.random() / 20)
+            task.cancel()
+            await asyncio.wait([task])
+
+        prompts = ["word " * (1 + n % 9) + str(n) for n in range(100)]
+        others = [(give_up, give_up_soon)[n % 2](n) for n in range(100)]
+        texts = await asyncio.gather(*[read(client, prompt) for prompt in prompts], *others)
+        assert texts[:100] == prompts
+        await until(lambda: not engine.target.open)
+
+    with_client(some_forever, body)
+
+
+def test_failures_are_those_of_the_blocking_client() -> None:
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        with pytest.raises(RequestError, match="empty"):
+            await read(client, "")
+        with pytest.raises(RequestError, match="max_tokens"):
+            await client.generate("a", SamplingParams(max_tokens=0))
+        open_stream = client.stream("forever")
+        await anext(open_stream)
+        await client.close()
+        await client.close()
+        with pytest.raises(EngineDeadError, match="this client is closed"):
+            async for _ in open_stream:
+                pass
+        with pytest.raises(EngineDeadError, match="this client is closed"):
+            await client.describe()
+
+    with_client(some_forever, body)
+
+
+def test_no_engine_at_all_is_told() -> None:
+    async def connect() -> None:
+        async with AsyncClient("ipc:///tmp/ssd-nowhere/client.sock", timeout=0.2):
+            pass
+
+    with pytest.raises(EngineDeadError, match=r"no engine answers at ipc:///tmp/ssd-nowhere.* \(waited 0.2 s\)"):
+        asyncio.run(connect())
+    with pytest.raises(UsageError, match="no address"):
+        AsyncClient("nonsense")
