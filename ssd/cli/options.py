@@ -83,7 +83,7 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
-    (("--max-num-seqs",), click.IntRange(1, 256), "Requests run at the same time."),
+    (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
     (("--kv-cache-memory-bytes",), _POSITIVE, "Memory of the target's KV cache. Default: at most a quarter of it all."),
     (("--target-cpus",), str, "Cores of the target, as 0-2,5. Default: apart from the draft's."),
@@ -91,7 +91,11 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--device",), str, "Where the target runs: cpu, cuda or cuda:N."),
     (("--draft-device",), str, "Where the draft runs."),
     (("--deterministic/--no-deterministic",), None, "Make results independent of batch shapes, at some cost."),
-    (("--load-format",), click.Choice(["auto", "dummy"]), "dummy: random weights."),
+    (
+        ("--load-format",),
+        click.Choice(["auto", "dummy", "mock"]),
+        "dummy: random weights. mock: no model, tokens at once, for testing clients.",
+    ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
 ]

@@ -170,6 +170,7 @@ class Gateway:
         config = self._config
         return Description(
             model=config.target_name,
+            names=[config.target_name],
             draft=config.draft_name if config.draft is not None else "",
             speculation=config.speculation,
             vocab_size=config.vocab_size,

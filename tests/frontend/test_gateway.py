@@ -242,7 +242,9 @@ def test_a_failure_in_the_target_fails_that_request_alone(setup: Setup) -> None:
 
 
 def test_describe(setup: Setup) -> None:
-    assert setup.client.ask(Describe()) == Description("scripted", "", Speculation("ar"), 49152, 256, True)
+    assert setup.client.ask(Describe()) == Description(
+        "scripted", ["scripted"], "", Speculation("ar"), 49152, 256, True
+    )
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
