@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -15,6 +16,8 @@ from ssd.cli.options import address_option, engine_options, sampling_options, sp
 from ssd.cli.session import Terminated, connect, process_setup, speculating, summary
 from ssd.client import Client, Completion
 from ssd.errors import RequestError, UsageError
+from ssd.ipc.connection import validate
+from ssd.ipc.messages import Generate
 from ssd.launch_config import EngineOptions
 from ssd.params import SamplingParams
 
@@ -44,14 +47,14 @@ def chat(
     Without a terminal, each line of standard input is a message, and the first failure ends the chat. Answers go to
     standard output, everything else to standard error.
     """
-    params = SamplingParams(**sampling)
-    params.check()
+    conversation = Conversation(SamplingParams(**sampling), system)
+    validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
     with process_setup(), connect(address, engine) as client:
         served = client.describe()
         if not served.chat:
             raise UsageError(f"{served.model} has no chat format; use ssd generate")
-        conversation = Conversation(speculating(params, served, changes), system)
+        conversation.params = speculating(conversation.params, served, changes)
         _Chat(client, served.model, conversation).run()
 
 
@@ -82,10 +85,10 @@ class _Chat:
                 _tell(f"error: {error}")
 
     def _obey(self, line: str) -> None:
-        name, _, argument = line.partition(" ")
+        name, *argument = line.split(maxsplit=1)
         if name not in self._commands:
             raise UsageError(f"no command {name}; /help lists them")
-        self._commands[name](argument.strip())
+        self._commands[name]("".join(argument).strip())
 
     def _answer(self, text: str) -> None:
         """Show the answer to `text` and remember both; Ctrl-C ends it early."""
@@ -110,10 +113,13 @@ class _Chat:
         click.secho("stopped" if completion is None else self._counted(completion), dim=True, err=True)
 
     def _counted(self, completion: Completion) -> str:
-        tokens = completion.usage.completion_tokens
+        """The line under an answer."""
+        tokens, why = completion.usage.completion_tokens, ""
         self._conversation.count(tokens, completion.metrics)
-        cut = completion.finish_reason == "length" and tokens == self._conversation.params.max_tokens
-        return summary(tokens, completion.metrics) + (", cut at max_tokens" if cut else "")
+        if completion.finish_reason == "length":
+            at_most = tokens >= self._conversation.params.max_tokens
+            why = "; cut at max_tokens" if at_most else "; the context is full, /clear begins a new conversation"
+        return summary(tokens, completion.metrics) + why
 
     def _stats(self) -> str:
         conversation = self._conversation
@@ -123,7 +129,7 @@ class _Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise UsageError("give a file: /save FILE")
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # Path's own fails for a user that does not exist
         written = self._conversation.as_markdown if path.suffix == ".md" else self._conversation.as_json
         try:
             with path.open("x", encoding="utf-8") as file:
