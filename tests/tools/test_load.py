@@ -61,7 +61,7 @@ def streamed(*events: dict[str, Any]) -> bytes:
     return head + body + b"0\r\n\r\n"
 
 
-def plain(status: str, document: dict[str, Any], more: str = "") -> bytes:
+def plain(status: str, document: Any, more: str = "") -> bytes:
     body = json.dumps(document).encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
@@ -110,16 +110,10 @@ def test_a_connection_that_the_server_will_close_is_not_kept() -> None:
     assert reader.ended and not reader.keep_alive
 
 
-@pytest.mark.parametrize(
-    "data", [b"SSH-2.0\r\n", plain("200 OK", {"choices": 3}), streamed()[:-40] + b"zz", b"HTTP/1.1 200 OK\r\n\r\n{"]
-)
+@pytest.mark.parametrize("data", [b"SSH-2.0\r\n", plain("200 OK", {"choices": 3}), plain("200 OK", [])])
 def test_what_is_no_response_is_told(data: bytes) -> None:
     reader = ResponseReader()
     reader.begin(1)
-    if data.endswith(b"{"):  # ends with the connection
-        reader.feed(data, Heard())
-        assert not reader.ended
-        return
     with pytest.raises(ValueError, match="not a response"):
         reader.feed(data, Heard())
 
