@@ -13,6 +13,7 @@ from ssd.params import Speculation
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy", "mock"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,8 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything a child process needs to know; facts found at run time never come back into it.
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
-    first. `num_pages` counts KV pages of `page_size` tokens in the target.
-    Empty cpu lists leave the placement to the operating system.
+    first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
+    the target's place. Empty cpu lists leave the placement to the operating system.
     """
 
     target: str
@@ -68,9 +69,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_device: str = "cpu"
     dtype: DType = "float32"
     draft_dtype: DType = "float32"
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     max_model_len: Positive = 2048
-    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8
     max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024

@@ -9,12 +9,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, Positive
+from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
@@ -33,7 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The engine options of the command line and of `ssd.LLM`; None means: choose for this machine and model.
 
     `draft` lists the models that speculate, smallest first; none means the built-in draft for the built-in target. Cpu
-    lists are written as "0-2,5".
+    lists are written as "0-2,5". The `load_format` mock implies mode `ar`.
     """
 
     target: str = "smollm2"
@@ -56,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: str = "cpu"
     draft_device: str = "cpu"
     deterministic: bool = False
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     revision: str | None = None
     shutdown_timeout: float = 30.0
 
@@ -88,6 +89,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     served.
     """
     options = _within_bounds(options)
+    if options.load_format == "mock":
+        options = replace(options, mode="ar")
     speculation = _speculation(options)
     target, drafts = _models(options)
     shape = _Shape.of(target)
@@ -157,7 +160,7 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
     names = _names(options)
     if options.mode == "ar":
         names = ()
-    weights = options.load_format != "dummy"
+    weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
     if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB):
         raise UsageError(

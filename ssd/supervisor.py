@@ -213,8 +213,9 @@ class Engine:
             inherited = (*inherited, self._http.fileno())
         start = Start(role, self._epoch, str(self._directory), self.config, cpus, *inherited)
         payload = memory_file_with(msgspec.json.encode(start))
+        package = "mock" if role == "target" and self.config.load_format == "mock" else role
         handle = subprocess.Popen(
-            [sys.executable, "-m", f"ssd.{role}", str(payload)],
+            [sys.executable, "-m", f"ssd.{package}", str(payload)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],

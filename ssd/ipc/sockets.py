@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import msgspec
 import zmq
 
+from ssd.errors import SsdError
 from ssd.ipc.messages import BadFrame, Message, pack, unpack
 
 Sent = Literal["sent", "full", "gone"]
@@ -14,6 +16,8 @@ Sent = Literal["sent", "full", "gone"]
 INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
+
+_PATIENCE_S, _RETRY_S = 5.0, 0.005
 
 # Names of the sockets inside a run directory.
 CLIENT = "client.sock"
@@ -87,6 +91,16 @@ def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes
 def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
     """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
     return offer(socket, message, epoch, to) == "sent"
+
+
+def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> None:
+    """Send what must not be dropped: a receiver that is slow slows the sender, and one that reads nothing for five
+    seconds is an SsdError."""
+    for _ in range(int(_PATIENCE_S / _RETRY_S)):
+        if send(socket, message, epoch, to):
+            return
+        time.sleep(_RETRY_S)
+    raise SsdError(f"the frontend took no results for {_PATIENCE_S:.0f} s")
 
 
 def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[bytes, int, Any] | None:
