@@ -144,7 +144,7 @@ def engine_options(function: _Function) -> Callable[..., Any]:
     decorated: Callable[..., Any] = click.option(
         "--speculative-config",
         metavar="JSON",
-        help=f"The options of speculation at once, as an object with any of {', '.join(SPECULATION)}.",
+        help=f"The options of speculation at once, as an object with any of {', '.join(_SPECULATION)}.",
     )(call)
     for flags, kind, text in reversed(_ENGINE):
         name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
@@ -175,9 +175,9 @@ def _speculative(text: str | None) -> dict[str, Any]:
         given = json.loads(text)
     except ValueError as error:
         raise click.BadParameter(f"no valid JSON: {error}", param_hint="--speculative-config") from None
-    if not isinstance(given, dict) or not given.keys() <= set(SPECULATION):
+    if not isinstance(given, dict) or not given.keys() <= set(_SPECULATION):
         raise click.BadParameter(
-            f"give an object with any of {', '.join(SPECULATION)}", param_hint="--speculative-config"
+            f"give an object with any of {', '.join(_SPECULATION)}", param_hint="--speculative-config"
         )
     ctx = click.get_current_context()
     flags = {option.name: option for option in ctx.command.params}

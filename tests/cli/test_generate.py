@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
