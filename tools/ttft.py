@@ -3,8 +3,8 @@
 \b
     python tools/ttft.py --long 4000 --requests 20
 
-One engine, mode ar and ssd in turn. The long prompt is read in chunks of --max-num-batched-tokens; while it is, short requests
-come one after another, each at a random moment of a chunk. Told in chunks: the time of the long prompt, read alone, over their number.
+One engine, mode ar and ssd in turn. The long prompt is read in chunks; while it is, short requests come one after
+another, each at a random moment of a chunk. A chunk's time is that of the long prompt, read alone, over their number.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ def main(length: int, chunk: int, requests: int, seed: int) -> None:
     dice = random.Random(seed)
     rows = []
     with LLM(max_model_len=length + 64, max_num_batched_tokens=chunk, max_num_seqs=4) as llm:
-        vocabulary = llm.config.vocab_size
+        vocabulary = llm.engine.config.vocab_size
         for mode in ("ar", "ssd"):
-            speculation = Speculation(mode) if mode == "ar" else llm.config.speculation
-            found = asyncio.run(_measure(llm.address, vocabulary, length, requests, speculation, dice))
-            step, times = found[0] / -(-length // chunk), found[1]
-            rows.append(
-                [mode, f"{step * 1e3:.0f}", *(f"{t * 1e3:.0f}" for t in (statistics.median(times), max(times)))]
-                + [f"{statistics.median(times) / step:.2f}", f"{max(times) / step:.2f}"]
-            )
+            speculation = Speculation(mode) if mode == "ar" else llm.engine.config.speculation
+            found = asyncio.run(_measure(llm.engine.address, vocabulary, length, requests, speculation, dice))
+            step = found[0] / -(-length // chunk)
+            middle, worst = statistics.median(found[1]), max(found[1])
+            cells = (f"{1e3 * seconds:.0f}" for seconds in (step, middle, worst))
+            rows.append([mode, *cells, f"{middle / step:.2f}", f"{worst / step:.2f}"])
     columns = ["mode", "chunk ms", "ttft ms, median", "worst", "in chunks, median", "worst"]
     Console(width=120).print(grid(f"{requests} short requests while {length} tokens are read", columns, rows))
 

@@ -20,26 +20,7 @@ from ssd.supervisor import Engine
 
 _STREAMS = 32
 _DICE = Random(5)
-_WORDS = [
-    "the",
-    "sea",
-    "a",
-    "ship",
-    "on",
-    "under",
-    "light",
-    "two",
-    "of",
-    "green",
-    "stones",
-    "and",
-    "wind",
-    "before",
-    "slow",
-    "bright",
-    "water",
-    "home",
-]
+_WORDS = ("the", "sea", "a", "ship", "on", "light", "two", "of", "green", "stones", "and", "wind", "before", "slow")
 PROMPTS = [" ".join(_DICE.choices(_WORDS, k=_DICE.choice([3, 10, 40, 200]))) for _ in range(_STREAMS)]
 PARAMS = [
     SamplingParams(
