@@ -207,10 +207,9 @@ def _part(sequence: Sequence, count: int) -> Scheduled:
 
 def even_shares(wants: Items[int], budget: int) -> list[int]:
     """Max-min fair shares of a budget: equal ones, where what one does not want goes to the others, and what cannot be
-    divided to the first. Nothing where the budget is not positive."""
+    divided to those who want most, of equals to the first. Nothing where the budget is not positive."""
     shares = [0] * len(wants)
     budget = max(0, budget)
-    # The last in this order divide with nobody: the greatest want, of equals the first.
     for served, index in enumerate(sorted(range(len(wants)), key=lambda i: (wants[i], -i))):
         shares[index] = min(wants[index], budget // (len(wants) - served))
         budget -= shares[index]

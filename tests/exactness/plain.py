@@ -105,11 +105,15 @@ class Plain:
         logits = self._rows[key] if adjust is None else adjust(self._rows[key], token_ids)
         return perturbed(logits, law, [len(key)], lambda seed, at: gumbel(seed, at, vocab_size))[0]
 
+    def next(self, token_ids: Sequence[int], law: Law, adjust: Adjust | None = None) -> int:
+        """The token after `token_ids`."""
+        return argmax(self.scores(token_ids, law, adjust)[None])[0]
+
     def generate(self, prompt: Sequence[int], law: Law, params: SamplingParams) -> list[int]:
         """The tokens after `prompt` up to the first stop token, at most `params.max_tokens`."""
         text, adjust = list(prompt), adjust_by(params, len(prompt))
         while len(text) < len(prompt) + params.max_tokens:
-            text.append(argmax(self.scores(text, law, adjust)[None])[0])
+            text.append(self.next(text, law, adjust))
             if text[-1] in params.stop_token_ids:
                 break
         return text[len(prompt) :]
