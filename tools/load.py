@@ -28,8 +28,8 @@ from loading.driver import Driver
 from loading.http import Http
 from loading.report import figures, table
 from loading.zeromq import ZeroMQ
+from rich.console import Console
 
-from ssd.cli.tables import console
 from ssd.client import Client
 from ssd.config import EngineConfig
 from ssd.errors import SsdError
@@ -83,7 +83,7 @@ def main(
             transport.close()
     except SsdError as error:
         raise click.ClickException(str(error)) from None
-    console().print(table(rows))
+    Console(width=160).print(table(rows))
     if out is not None:
         out.write_text(json.dumps({"environment": environment(), "loads": rows}, indent=1))
     for row in rows:

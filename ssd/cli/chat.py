@@ -145,7 +145,7 @@ def _lines(interactive: bool) -> Iterator[str]:
     """What the user enters."""
     if not interactive:
         try:
-            yield from sys.stdin
+            yield from click.get_text_stream("stdin", "utf-8", "strict")
         except UnicodeDecodeError as error:
             raise UsageError(f"standard input is not text: {error.reason}") from None
         return

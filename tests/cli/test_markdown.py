@@ -47,7 +47,7 @@ Setext
 ======
 the end
 """
-LONG = "```\n" + "\n".join(f"line {number}" for number in range(60)) + "\n```\nafter\n"
+LONG = "```\n" + "\n".join(f"line {number}" for number in range(30)) + "\n```\nafter\n"
 PLAIN_SPLITS = [
     ("para", "", "para"),
     ("para\n", "", "para\n"),
@@ -89,7 +89,7 @@ def test_blocks_are_finished_when_another_has_begun(text: str, finished: str, la
 
 
 @pytest.mark.parametrize("height", [4, 12, 200])
-@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("size", [3, 17, 10_000])
 @pytest.mark.parametrize("text", [ANSWER, LONG, "", "word", "one\n\ntwo"])
 def test_the_terminal_shows_the_whole_answer_once(text: str, size: int, height: int) -> None:
     chunks = [text[start : start + size] for start in range(0, len(text), size)]

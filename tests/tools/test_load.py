@@ -149,7 +149,7 @@ class _Handler(socketserver.StreamRequestHandler):
 @contextmanager
 def server() -> Iterator[str]:
     with _Server(("127.0.0.1", 0), _Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{running.server_address[1]}"
