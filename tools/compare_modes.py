@@ -98,7 +98,10 @@ def _interleaved(
     runs: dict[str, list[Completion]] = {name: [] for name in settings}
     for setting in settings.values():  # warm-up, apart
         llm.generate("Warm up.", SamplingParams(max_tokens=16, ignore_eos=True, speculation=setting))
+    reader = [*settings.values()][-1]
     for index, prompt in enumerate(track(prompts, description=f"T = {temperature}", transient=True)):
+        # Target and draft keep the prompts that they have read: no mode's turn may be the one that reads them.
+        llm.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True, speculation=reader), chat=True)
         for name, setting in settings.items():
             params = SamplingParams(
                 temperature=temperature, seed=index, max_tokens=tokens, ignore_eos=True, speculation=setting

@@ -4,8 +4,9 @@
     python tools/sweep.py auto ../shared/data/gsm8k.jsonl --batch 1      # what `auto` reaches of the best fixed setting
     python tools/sweep.py samplers ../shared/data/gsm8k.jsonl            # hits and speed by temperature and sampler
 
-Groups of prompts are run with every setting before the next group is: what is compared has seen the same minutes of the
-machine. Chat format, end of text ignored, one seed a prompt. The ids of `coupled` are compared with those of `ar`.
+Groups of prompts are run with every setting, in turns, before the next group is: what is compared has seen the same
+minutes of the machine. Chat format, end of text ignored, one seed a prompt. The ids of `coupled` are compared with
+those of `ar`.
 """
 
 from __future__ import annotations
@@ -184,10 +185,18 @@ def _measure(
     tokens: int,
 ) -> list[Figures]:
     runs: dict[str, list[list[Completion]]] = {name: [] for name in settings}
-    for group in track(groups, description=f"T = {temperature}", transient=True):
-        for name, setting in settings.items():
-            runs[name].append(llm.generate(group, _params(setting, temperature, tokens, len(group)), chat=True))
+    for turn, group in enumerate(track(groups, description=f"T = {temperature}", transient=True)):
+        # Target and draft keep the prompts that they have read: nobody's turn may be the one that reads them.
+        llm.generate(group, _params(Speculation("ssd"), temperature, 2, len(group)), chat=True)
+        for name in _rotated(list(settings), turn):
+            runs[name].append(llm.generate(group, _params(settings[name], temperature, tokens, len(group)), chat=True))
     return [_figures(name, temperature, found, runs["ar"]) for name, found in runs.items()]
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    """Each one is first as often as the others."""
+    start = turn % len(names)
+    return names[start:] + names[:start]
 
 
 def _params(setting: Speculation, temperature: float, tokens: int, count: int) -> list[SamplingParams]:

@@ -62,16 +62,13 @@ def break_even(pair: Pair, found: Forecast, grid: Grid) -> BreakEven:
     def named(ranges: Ranges, name: Callable[[float], float]) -> Ranges:
         return tuple((name(first), name(last)) for first, last in ranges)
 
-    # Where hardly anything hits, the prediction prices the verification of rows that waited by the depth of those that
-    # hit, too little in large batches: only a range up to the top is believed.
-    over_sd = tuple(ends for ends in where(lambda level: _lead(pair, hitting(level), "sd"), _LEVELS) if ends[1] == 1)
     return BreakEven(
         batch,
         per_gpu["ssd"] > max(per_gpu["ar"], per_gpu["sd"]),
         worth,
         named(where(lambda level: _lead(pair, accepting(level), "sd"), _LEVELS), rate),
         named(where(lambda level: _lead(pair, accepting(level), "ar"), _LEVELS), rate),
-        named(over_sd, hits),
+        named(where(lambda level: _lead(pair, hitting(level), "sd"), _LEVELS), hits),
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.tuner import Line, Profile
+from ssd.speculation.tuner import Line, Missed, Profile
 
-_SMOOTHING = 0.01
+_SMOOTHING, _SPEED_SMOOTHING = 0.01, 0.03
 _POSITIONS = 8
 _RANKS = 16
 # What is taken for granted until it is seen: middling acceptance, the misses of the paper's pairs (ALGORITHM 4).
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
-_FEW = 5
+_FEW, _ENOUGH_ROUNDS = 5, 16
 _SLOPE = 0.01
 
 
@@ -68,8 +68,9 @@ class Learner:
         self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._rate = Mean(_ACCEPTANCE)
-        self._missed, self._wait = Mean(1.0), Mean(0.0)
+        self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
+        self._speeds: dict[int, tuple[Mean, Mean]] = {}
 
     def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
         """A verification of `tokens` tokens of `batch` rows; `alone`: no draft was busy beside it."""
@@ -77,6 +78,12 @@ class Learner:
             self._plain.setdefault(batch, Mean(seconds)).note(seconds)
         else:
             self._verify.note(tokens, seconds)
+
+    def brought(self, batch: int, tokens: int, seconds: float) -> None:
+        """A round of `batch` rows with a draft ahead of them brought so many tokens in so many seconds, with waiting."""
+        fresh = Mean(0.0, _SPEED_SMOOTHING), Mean(0.0, _SPEED_SMOOTHING)
+        for mean, sample in zip(self._speeds.setdefault(batch, fresh), (tokens, seconds), strict=True):
+            mean.note(sample)
 
     def steps(self, chains: float, seconds: float) -> None:
         """Tree steps of so many chains, and so long, on average."""
@@ -98,10 +105,11 @@ class Learner:
         for tried in range(1, min(fan_out, rank or fan_out, _RANKS) + 1):
             self._hazard[tried - 1].note(float(tried == rank))
 
-    def missed(self, tokens: int, waited: float) -> None:
-        """The round after a miss waited so many seconds, and brought so many tokens."""
+    def missed(self, tokens: int, waited: float, drafted: int) -> None:
+        """The round after a miss waited so many seconds, verified so many draft tokens, and brought so many tokens."""
         self._missed.note(tokens)
-        self._wait.note(waited)
+        self._waited.note(waited)
+        self._drafted.note(drafted)
 
     def profile(self, batch: int) -> Profile | None:
         if not self._verify.known or not self._step.known:
@@ -115,8 +123,19 @@ class Learner:
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
             misses=self.misses(),
-            missed=(self._missed.value, self._wait.value) if self._missed.count >= 8 else None,
+            missed=self._after_a_miss(),
+            speed=self._speed(batch),
         )
+
+    def _speed(self, batch: int) -> float | None:
+        tokens, seconds = self._speeds.get(batch, (None, None))
+        if tokens is None or seconds is None or tokens.count < _ENOUGH_ROUNDS or seconds.value <= 0:
+            return None
+        return tokens.value / seconds.value
+
+    def _after_a_miss(self) -> Missed | None:
+        known = self._missed.count >= 8
+        return Missed(self._missed.value, self._waited.value, self._drafted.value) if known else None
 
     def misses(self) -> tuple[float, float]:
         """(c, r) of the power law, as far as ranks were tried; from a few ranks only, the exponent is kept within what

@@ -12,14 +12,24 @@ from typing import NamedTuple
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
 from ssd.speculation.theory import expected_tokens_by_position
 
-# A plan must promise this much more than the one in force to replace it: figures are noisy, and a change has a cost.
+# A plan must promise this much more than the one in force to replace it: figures are noisy, predictions some 5 % off
+# (docs/planning.md), and a change has a cost.
 # Going back to plain decoding takes little: a draft should not make anyone slower.
-_HYSTERESIS, _TO_PLAIN = 0.03, 0.005
+_HYSTERESIS, _TO_PLAIN = 0.08, 0.005
 # Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
 # figure here shows.
 _ALIKE = 0.003
 # Rounds are not all of one length: some have room for more tree steps than the mean, some for less.
 _SPREAD = (0.75, 1.0, 1.25)
+
+
+class Missed(NamedTuple):
+    """What the rounds after a miss were like, on average: the tokens they brought, the seconds they waited, the draft
+    tokens they verified."""
+
+    tokens: float
+    waited: float
+    drafted: float
 
 
 class Line(NamedTuple):
@@ -36,9 +46,9 @@ class Line(NamedTuple):
 class Profile:
     """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
     (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
-    fan-out, `missed` the (tokens, seconds waited) of a row after a miss, None before there was any. `verify` is in
-    tokens of the whole batch, `step` in chains of the whole batch, `plain` the time of a token for every row without a
-    draft beside it; all in seconds."""
+    fan-out, `missed` is None before there was a miss, `speed` the tokens per second of all rows in rounds with a draft
+    ahead of them, None before there were some. `verify` is in tokens of the whole batch, `step` in chains of the
+    whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
 
     verify: Line
     step: Line
@@ -46,7 +56,8 @@ class Profile:
     acceptance: tuple[float, ...]
     rate: float
     misses: tuple[float, float]
-    missed: tuple[float, float] | None = None
+    missed: Missed | None = None
+    speed: float | None = None
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -69,18 +80,21 @@ def predicted(profile: Profile, batch: int, lookahead: int, fan_out: Sequence[in
     # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
-    verify = profile.verify.at(batch * (1 + depth))
     on_hit = sum(profile.tokens(d) for d in depths) / len(depths)
     hits = sum(_hits(profile, fan_out, d) for d in depths) / len(depths) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
-    def speed(missed: float, wait: float) -> float:
-        return batch * (hits * on_hit + (1 - hits) * missed) / (verify + any_miss * wait)
+    def speed(missed: Missed) -> float:
+        verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
+        tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
+        return tokens / (profile.verify.at(verified) + any_miss * missed.waited)
 
-    if profile.missed is not None:
-        return speed(*profile.missed)
+    # What a missed row got was measured beside rows with hits, partly from chains for other outcomes: where there is no
+    # time for a single step there are none of those.
+    if profile.missed is not None and depth > 0:
+        return speed(profile.missed)
     fresh = profile.step.at(batch)
-    return max(speed(profile.tokens(wait), wait * fresh) for wait in range(lookahead + 1))
+    return max(speed(Missed(profile.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
 
 
 def _hits(profile: Profile, fan_out: Sequence[int], depth: float) -> float:
@@ -107,17 +121,27 @@ class Choices(NamedTuple):
     ahead: bool = True
 
 
-def best_plan(profile: Profile, batch: int, choices: Choices, present: Plan | None = None) -> Plan:
+def best_plan(
+    profile: Profile, batch: int, choices: Choices, present: Plan | None = None, measured: Plan | None = None
+) -> Plan:
     """The plan with the highest predicted speed for `batch` sequences; `present` stays unless another is clearly
-    better."""
+    better. How far predictions are off is known where `profile.speed` is that of the plan `measured`: by that they are
+    corrected before they are compared with plain decoding, whose time is no prediction.
+    """
 
     def planned(lookahead: int, fan_out: tuple[int, ...]) -> Plan:
         if lookahead == 0:
             return Plan(0, (), batch / profile.plain)
-        if not choices.ahead:
-            return Plan(lookahead, fan_out, predicted_sd(profile, batch, lookahead))
-        return Plan(lookahead, fan_out, predicted(profile, batch, lookahead, fan_out))
+        return Plan(lookahead, fan_out, correction * uncorrected(lookahead, fan_out))
 
+    def uncorrected(lookahead: int, fan_out: tuple[int, ...]) -> float:
+        if not choices.ahead:
+            return predicted_sd(profile, batch, lookahead)
+        return predicted(profile, batch, lookahead, fan_out)
+
+    correction = 1.0
+    if choices.ahead and profile.speed is not None and measured is not None:
+        correction = profile.speed / uncorrected(measured.lookahead, measured.fan_out)
     plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
     fastest = max(plan.speed for plan in plans)
     alike = [plan for plan in plans if plan.speed >= (1 - _ALIKE) * fastest]

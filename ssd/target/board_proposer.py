@@ -18,7 +18,7 @@ from ssd.speculation.learner import Mean
 from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
 from ssd.target.sequence import Cache, Sequence
-from ssd.target.tuning import Tuning
+from ssd.target.tuning import Round, Tuning
 
 # A request that waits in vain this often in a row waits no more, but for a trial every so many rounds.
 _STRIKES = 3
@@ -61,7 +61,7 @@ class BoardProposer:
         self._running = 0
         self._acceptance, self._cheap_tokens = _mean(0.5), _mean(1.5)
         self._token_wait_s, self._verify_s = _mean(0.005), _mean(0.02)
-        self._settled_at = 0.0
+        self._settled_at = self._last_wait = 0.0
 
     @property
     def up(self) -> bool:
@@ -139,9 +139,11 @@ class BoardProposer:
         self._verify_s.note(seconds)
         telemetry = self._board.telemetry()
         if len(results) == self._running and all(result.round > 0 for result in results):
-            alone = all(result.sequence.speculation.mode == "ar" for result in results)
+            modes = {result.sequence.speculation.mode for result in results}
             tokens = sum(1 + result.drafted for result in results)
-            self._tuning.learn(len(results), tokens, seconds, alone, telemetry)
+            brought = sum(1 + result.outcome.accepted for result in results)
+            round_ = Round(len(results), tokens, seconds, self._last_wait, brought, modes == {"ar"}, modes == {"ssd"})
+            self._tuning.learn(round_, telemetry)
         self._tuning.end_round(telemetry)
 
     def _learn(self, result: Result) -> None:
@@ -149,7 +151,7 @@ class BoardProposer:
         waited = self._waited.pop(result.sequence.request, None)
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and self._hears and result.sequence.speculation.mode == "ssd":
-            self._tuning.learner.missed(result.outcome.accepted + 1, waited)
+            self._tuning.learner.missed(result.outcome.accepted + 1, waited, result.drafted)
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
@@ -222,7 +224,8 @@ class BoardProposer:
             self._tell(Launched([self._launch(missed) for missed in self._open.values()]))
             self._open.clear()
         self._settled_at = time.perf_counter()
-        return self._settled_at - began
+        self._last_wait = self._settled_at - began
+        return self._last_wait
 
     def _retune(self, sequences: Items[Sequence]) -> None:
         """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""

@@ -40,12 +40,27 @@ class _Way(NamedTuple):
         return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
 
 
+class Round(NamedTuple):
+    """`batch` decoding rows and nothing else verified `tokens` tokens in `seconds`, after they had `waited` for the
+    draft, and `brought` new ones; `alone`: no draft worked beside it, `ahead`: one did, ahead of every row."""
+
+    batch: int
+    tokens: int
+    seconds: float
+    waited: float
+    brought: int
+    alone: bool
+    ahead: bool
+
+
 class Tuning:
     """The present plan for every way that requests ask for; fed with what rounds show."""
 
     def __init__(self) -> None:
         self.learner = Learner()
         self._plans: dict[_Way, Plan] = {}
+        # The plan that the rounds of each way have followed last.
+        self._measured: dict[_Way, Plan] = {}
         self._rounds, self._batch = 0, 1
         # A detour is a measurement of plain decoding or a trial of the draft: its kind, rounds left, when the next is.
         self._detour: Literal["", "plain", "trial"] = ""
@@ -61,17 +76,22 @@ class Tuning:
         if plan is None:
             plan = self._plans[way] = _first(way)
             while len(self._plans) > _REMEMBERED:
-                del self._plans[next(iter(self._plans))]
+                forgotten = next(iter(self._plans))
+                del self._plans[forgotten]
+                self._measured.pop(forgotten, None)
         if plan.lookahead == 0 and self._detour == "trial":
             plan = _first(way)
         if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
+        self._measured[way] = plan
         return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
 
-    def learn(self, batch: int, tokens: int, seconds: float, alone: bool, draft: Telemetry) -> None:
-        """A round of `tokens` tokens in `batch` decoding rows and nothing else took so long; `alone`: no draft worked
-        beside it. `draft` are the draft's counters as they are now."""
-        self.learner.round(batch, tokens, seconds, alone)
+    def learn(self, round_: Round, draft: Telemetry) -> None:
+        """`draft` are the draft's counters as they are now."""
+        batch = round_.batch
+        self.learner.round(batch, round_.tokens, round_.seconds, round_.alone)
+        if round_.ahead:
+            self.learner.brought(batch, round_.brought, round_.seconds + round_.waited)
         self._batch = batch
         before = self._telemetry
         steps, grown = draft.steps - before.steps, draft.grown - before.grown
@@ -96,7 +116,7 @@ class Tuning:
 
     def _decide(self, profile: Profile) -> None:
         for way, plan in self._plans.items():
-            chosen = self._plans[way] = best_plan(profile, self._batch, _choices(way), plan)
+            chosen = self._plans[way] = best_plan(profile, self._batch, _choices(way), plan, self._measured.get(way))
             if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
                 log.info("%s: K %d, fan-out %s, from %s", way.mode, chosen.lookahead, chosen.fan_out, profile)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.learner import Learner, LineFit
-from ssd.speculation.tuner import Choices, Line, Plan, Profile, best_plan, predicted, predicted_sd
+from ssd.speculation.tuner import Choices, Line, Missed, Plan, Profile, best_plan, predicted, predicted_sd
 
 MS = 1e-3
 ANY = Choices(tuple(range(9)))
@@ -25,10 +25,24 @@ def test_speed_by_hand() -> None:
     """K = 1, F = 1, 1; a token takes no time of its own, a step little of a verification: depth 1. a = .5, c = .5."""
     profile = Profile(Line(0.1, 0.0), Line(0.02, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
     # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
-    measured = replace(profile, missed=(1.2, 0.01))
+    measured = replace(profile, missed=Missed(1.2, 0.01, 0.0))
     assert predicted(measured, 1, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
     going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
     assert predicted(profile, 1, 1, (1, 1)) == pytest.approx(max(going, waiting))
+
+
+def test_draft_tokens_of_missed_rows_take_time_too() -> None:
+    """As above, but each token takes 10 ms: a hit verifies 2, a miss 4 of which it keeps as many."""
+    profile = Profile(Line(0.1, 0.01), Line(0.02, 0.0), 0.11, (0.5,), 0.5, (0.5, 1.0), Missed(1.5, 0.0, 3.0))
+    assert predicted(profile, 1, 1, (1, 1)) == pytest.approx(1.5 / (0.1 + 0.01 * (0.5 * 2 + 0.5 * 4)))
+
+
+def test_where_misses_cost_little_no_budget_is_chosen_that_leaves_time_for_no_step() -> None:
+    """Seen on two cores at batch 4: with all chains at once nothing would be hit, and every row be like the missed ones
+    of other plans, which had chains to take from."""
+    verify, step = Line(0.0586, 0.00242), Line(0.0185, 0.000635)
+    profile = Profile(verify, step, 0.0683, (0.6, 0.67, 0.87), 0.6, (0.51, 0.83), Missed(1.73, 0.0028, 1.4))
+    assert 4 * sum(best_plan(profile, 4, ANY).fan_out) <= 64
 
 
 def test_tokens_between_two_depths() -> None:
@@ -76,6 +90,16 @@ def test_a_plan_stays_unless_another_is_clearly_better() -> None:
     assert best_plan(GPU, 1, ANY, far) == best
     plain = Plan(0, (), 0.0)
     assert best_plan(replace(GPU, acceptance=(0.01,), rate=0.01), 1, ANY, plain).lookahead == 0
+
+
+def test_what_was_measured_decides_whether_a_draft_pays() -> None:
+    """However the predictions see it; and between two plans with a draft they see as before."""
+    plan = best_plan(CPU, 1, ANY)
+    assert plan.speed > 1.2 / CPU.plain
+    slow, fast = (replace(CPU, speed=factor / CPU.plain) for factor in (0.95, 1.1))
+    assert best_plan(slow, 1, ANY, plan, plan).lookahead == 0
+    kept = best_plan(fast, 1, ANY, plan, plan)
+    assert kept[:2] == plan[:2] and kept.speed == pytest.approx(1.1 / CPU.plain)
 
 
 def test_only_what_may_be_chosen_is() -> None:

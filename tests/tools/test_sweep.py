@@ -39,6 +39,12 @@ def test_the_fastest_of_a_grid_are_measured_again_beside_ar_and_auto() -> None:
     assert sweep._best(grid, 2) == ["ar", "auto", "K 4", "K 1"]
 
 
+def test_every_setting_is_first_as_often() -> None:
+    turns = [sweep._rotated(["a", "b", "c"], turn) for turn in range(6)]
+    assert [turn[0] for turn in turns] == list("abcabc")
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+
+
 def test_a_group_is_a_batch_and_too_few_prompts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(6)))
