@@ -80,7 +80,7 @@ class Learner:
             self._verify.note(tokens, seconds)
 
     def brought(self, batch: int, tokens: int, seconds: float) -> None:
-        """A round of `batch` rows with a draft ahead of them brought so many tokens in so many seconds, with waiting."""
+        """A round of `batch` rows with a draft ahead of them brought so many tokens in so many seconds, waiting too."""
         fresh = Mean(0.0, _SPEED_SMOOTHING), Mean(0.0, _SPEED_SMOOTHING)
         for mean, sample in zip(self._speeds.setdefault(batch, fresh), (tokens, seconds), strict=True):
             mean.note(sample)
