@@ -80,8 +80,10 @@ class Frontend:
         supervisor.look()
         await self._drained.wait()
         await self._leave()
-        for inlet in (self._target, supervisor, *self._gateways):
-            inlet.close()
+        self._target.close()
+        supervisor.close()
+        for gateway in self._gateways:
+            gateway.close()
         self._clients.destroy(linger=int(1000 * _GRACE_S))
         self.desk.close()
 

@@ -84,7 +84,7 @@ class Connection:
         if self.closed:
             return False
         self._hear()
-        return not (self.refused or self._lost or (self.up and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT))
+        return not (self.refused or self._lost or (self.up and self._socket.poll(0, zmq.POLLOUT)))
 
     def offer(self, message: Message) -> bool:
         """Send if that is possible at once. It is not while the loss of the peer has not been taken."""

@@ -88,11 +88,11 @@ class _Request:
         return Emission(
             self.submit.request,
             now.token_ids,
-            None if wanted is None else self.answer.logprobs(position, len(now.token_ids), wanted),
-            None if of_prompt is None else self.answer.prompt_logprobs(of_prompt),
-            now.reason,
+            logprobs=None if wanted is None else self.answer.logprobs(position, len(now.token_ids), wanted),
+            prompt_logprobs=None if of_prompt is None else self.answer.prompt_logprobs(of_prompt),
+            finish_reason=now.reason,
             # A stop string ends a request in the frontend: then these are the last figures it has.
-            self._metrics(round_s) if now.reason is not None or params.stop else None,
+            metrics=self._metrics(round_s) if now.reason is not None or params.stop else None,
             drafted=now.drafted,
             accepted=now.accepted,
             cache=now.cache,

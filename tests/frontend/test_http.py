@@ -264,10 +264,10 @@ def test_what_is_wrong_is_said_and_named(
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[...].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-            "messages[...].content[...].type",
+            "messages[0].content[0].type",
         ),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"model": None}, "model"),

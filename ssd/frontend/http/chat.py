@@ -44,7 +44,7 @@ class ChatStyle:
 
     def __init__(self, body: ChatRequest, name: str, tokenizer: Tokenizer) -> None:
         self._body, self._tokenizer = body, tokenizer
-        self._named = {"id": name, "created": now(), "model": body.model}
+        self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
     def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Chat:

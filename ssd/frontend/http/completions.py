@@ -52,7 +52,7 @@ class CompletionStyle:
 
     def __init__(self, body: CompletionRequest, name: str, tokenizer: Tokenizer) -> None:
         self._body, self._tokenizer = body, tokenizer
-        self._named = {"id": name, "object": "text_completion", "created": now(), "model": body.model}
+        self._named: dict[str, Any] = {"id": name, "object": "text_completion", "created": now(), "model": body.model}
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
     def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Completion:
@@ -66,23 +66,15 @@ class CompletionStyle:
         return None
 
     def event(self, choice: Choice, message: Chunk | Done) -> answers.Completion:
-        ended = isinstance(message, Done)
-        entries = [] if isinstance(message, Done) else message.logprobs or []
-        logprobs = None
-        if self._body.logprobs is not None and entries:
-            logprobs, choice.told = self._logprobs(entries, choice.told)
-        return self._object(
-            [
-                answers.CompletionChoice(
-                    choice.index,
-                    message.text,
-                    logprobs,
-                    message.finish_reason if isinstance(message, Done) else None,
-                    UNSET if ended or not self._body.return_token_ids else message.token_ids,
-                )
-            ],
-            usage=None if self._usage else UNSET,
-        )
+        if isinstance(message, Done):
+            shown = answers.CompletionChoice(choice.index, message.text, None, message.finish_reason)
+        else:
+            logprobs = None
+            if self._body.logprobs is not None and message.logprobs:
+                logprobs, choice.told = self._logprobs(message.logprobs, choice.told)
+            ids = message.token_ids if self._body.return_token_ids else UNSET
+            shown = answers.CompletionChoice(choice.index, message.text, logprobs, None, ids)
+        return self._object([shown], usage=None if self._usage else UNSET)
 
     def last(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Completion | None:
         if not self._usage and not self._body.return_metrics:

@@ -158,9 +158,10 @@ class Generation:
         firsts = [event for choice in self._choices if (event := self._style.first(choice)) is not None]
         if firsts:
             await self._exchange.write(_events(firsts))
-        self._news, _ = list(self._choices), self._wake.set()
+        for choice in self._choices:  # what has come while all were being accepted
+            self._note(choice)
         while not all(choice.done for choice in self._choices):
-            events = []
+            events: list[Any] = []
             for choice in await self._changed():
                 for message in _taken(choice):
                     if isinstance(message, Failed):

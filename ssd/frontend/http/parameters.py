@@ -65,9 +65,7 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
             "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
         )
     fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    stop = body.stop or ()
-    if isinstance(stop, str):
-        stop = (stop,)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(0, body.top_k or 0),  # -1 means off, too
