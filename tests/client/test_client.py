@@ -280,6 +280,7 @@ def test_a_client_goes_on_with_the_next_engine_at_its_address(connect: type[Clie
                 begin(stream, engine)
             process.send_signal(signal.SIGKILL)
             process.wait()
+        engine.notice()
         for stream in streams:
             with pytest.raises(EngineDeadError, match="went away"):
                 next(stream)

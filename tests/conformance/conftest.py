@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,10 +15,10 @@ _PATIENCE_S = 60
 
 
 @contextmanager
-def launched(*options: str) -> Iterator[str]:
+def launched(*options: str, **environment: str) -> Iterator[str]:
     """The address of HTTP of an engine with these options; it must end well."""
     command = [sys.executable, "-m", "ssd.cli.main", "launch", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
     assert process.stdout is not None
     try:
         http, ready = process.stdout.readline(), process.stdout.readline()

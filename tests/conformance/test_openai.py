@@ -103,7 +103,7 @@ def test_keys_and_retries(tmp_path: Path) -> None:
     keys.write_text("sesame\n")
     keys.chmod(0o600)
     options = ("--load-format", "mock", "--api-key-file", str(keys), "--max-open-requests", "1")
-    with launched(*options) as url:
+    with launched(*options, SSD_MOCK_ROUND_MS="20") as url:
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", max_retries=0)

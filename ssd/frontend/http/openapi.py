@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ssd.frontend.http.app import Route
 
 _REF = "#/components/schemas/{name}"
+# What OpenAPI 3.1 can say of a stream: each of its events. The data is a chunk as JSON, or [DONE].
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _ERRORS = {
     "400": "The request is wrong; `param` names the field.",
     "404": "No such model.",
@@ -62,7 +64,7 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
         schema = named.get(route.answer, {"type": "object"})
         content["application/json"] = {"schema": schema}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     if route.path == "/metrics":
         content["text/plain"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": named[answers.Error]}}

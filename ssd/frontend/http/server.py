@@ -21,6 +21,7 @@ from ssd.frontend.http.exchange import HttpError, encoder, error_object
 
 _HEAD_S = 10.0  # for the first head of a connection, and for any head that has begun
 _KEEP_ALIVE_S = 30
+_OTHER_CONNECTIONS = 128  # that are idle, or ask for metrics
 _HEAD_TOO_LARGE = "the headers of this request are larger, or more, than this server takes"
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 
@@ -40,7 +41,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=2 * limits.max_open_requests,
+            limit_concurrency=2 * limits.max_open_requests + _OTHER_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _Uvicorn(config)
