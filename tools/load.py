@@ -2,13 +2,14 @@
 
 \b
     python tools/load.py                                   # a mock engine of its own, over ZeroMQ, all loads
-    python tools/load.py --overload 10 --round-ms 20 short  # then ten times what it can do
+    python tools/load.py short --max-num-seqs 128 --round-ms 100 --overload 10   # then ten times what it can do
     ssd launch --load-format mock --max-num-seqs 1024      # and, beside it:
     python tools/load.py --url http://127.0.0.1:8000       # the same over HTTP
 
 Loads: `short` requests, 256 at a time, 4 tokens each; `streams`, 256 of 128 tokens; `open`, 1,024 streams of 128
 tokens. Every id and every text is compared with what the mock's oracle says for its prompt and seed. With --overload a
-load is followed by arrivals at so many times the rate that it reached, and by how much of that rate was left.
+load is followed by arrivals at so many times the rate that it reached, and by how much of that rate was left; give the
+engine a round time and fewer places than the load has, so that it is not the cores that are short.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ _LOADS = {"short": Load(256, 4), "streams": Load(256, 128), "open": Load(1024, 1
 @click.option("--connections", type=click.IntRange(1, 1024), default=16, show_default=True, help="over ZeroMQ")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="how HTTP answers")
 @click.option("--round-ms", type=click.FloatRange(0), default=0.0, help="of an engine of its own; 0: as fast as it can")
+@click.option("--max-num-seqs", type=click.IntRange(1, 1024), default=1024, show_default=True, help="of one of its own")
 @click.option("--overload", type=click.FloatRange(1), help="how many times the rate reached")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
@@ -70,12 +72,13 @@ def main(
     connections: int,
     stream: bool,
     round_ms: float,
+    max_num_seqs: int,
     overload: float | None,
     out: Path | None,
 ) -> None:
     most = min(_MOST_CONNECTIONS, _raise_file_limit() // 2)
     try:
-        config = resolve(EngineOptions(target=target, load_format="mock", max_num_seqs=1024))
+        config = resolve(EngineOptions(target=target, load_format="mock", max_num_seqs=max_num_seqs))
         checker = Checker(Tokenizer(Path(config.target)), config.vocab_size, config.max_model_len)
         with _engine(config, address, url, round_ms) as own:
             transport: Transport = Http(url, config.target_name, most, stream) if url else ZeroMQ(own, connections)

@@ -145,7 +145,8 @@ def _lines(interactive: bool) -> Iterator[str]:
     """What the user enters."""
     if not interactive:
         try:
-            yield from click.get_text_stream("stdin", "utf-8", "strict")
+            with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as lines:  # whatever the locale
+                yield from lines
         except UnicodeDecodeError as error:
             raise UsageError(f"standard input is not text: {error.reason}") from None
         return

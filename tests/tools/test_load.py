@@ -198,7 +198,8 @@ def test_answers_are_counted_and_right(engine: Engine, checker: Checker) -> None
     assert all(0 < first <= end for first, end in zip(tally.first_token_s, tally.whole_s, strict=True))
     tally = driver.arrive(200.0, 0.5)
     assert 50 < tally.sent <= 100
-    assert tally.sent == tally.right + tally.right_later
+    assert (tally.right, tally.right_later) == (tally.sent, 0), "what ends after the last arrival counts too"
+    assert tally.tokens == 20 * tally.sent
     transport.close()
 
 
@@ -247,14 +248,14 @@ def test_refusals_are_no_errors(checker: Checker) -> None:
 
 
 def test_figures_have_percentiles_and_what_is_left_of_the_peak() -> None:
-    tally = Tally(2.0, sent=300, right=100, right_later=5, refused=190, tokens=400, most_open=7)
+    tally = Tally(1.0, 2.0, sent=300, right=100, right_later=5, refused=190, tokens=400, most_open=7)
     tally.errors["wrong"] = 5
     tally.whole_s = [n / 1000 for n in range(1, 102)]
     row = figures("short x 10", tally, peak=100.0)
     assert (row["completed"], row["failed"], row["errors"], row["refused"]) == (105, 5, {"wrong": 5}, 190)
     assert (row["request_throughput"], row["output_throughput"]) == (50.0, 200.0)
     assert (row["p50_e2el_ms"], row["p95_e2el_ms"], row["p99_e2el_ms"]) == pytest.approx((51.0, 96.0, 100.0))
-    assert row["request_goodput_over_peak"] == 0.5
+    assert (row["request_goodput_over_peak"], row["request_rate"]) == (0.5, 300.0)
     assert "request_goodput_over_peak" not in figures("short", tally)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,19 +10,21 @@ from dataclasses import dataclass, field
 from loading.checking import Checker, Request, Transport
 
 _PATIENCE_S = 30.0  # without a sign of life, what is still open is lost
-_BURST = 64  # requests sent before answers are looked at again
+_BURST = 1024  # requests sent before answers are looked at again
 _REFUSALS = {"overloaded", "rate_limit_exceeded"}
 
 
 @dataclass
 class Tally:
-    """What happened in `seconds`; ends that came later are checked too but give no throughput.
+    """What happened in `seconds`, of which the first `sending` were those in which requests began; ends that came after
+    `seconds` are checked too but give no throughput.
 
     `right` requests had the oracle's answer, `refused` ones were turned away as too many, `unsent` ones found no room
     on the way to the engine; `errors` counts all other ends by their code ("wrong": another answer than the oracle's).
     Latencies are those of right requests, in seconds.
     """
 
+    sending: float = 0.0
     seconds: float = 0.0
     sent: int = 0
     right: int = 0
@@ -45,27 +48,31 @@ class Driver:
         self._open: dict[int, Request] = {}
 
     def keep_open(self, concurrency: int, seconds: float) -> Tally:
-        """`concurrency` requests at any time: each end begins the next one."""
+        """`concurrency` requests at any time: each end begins the next one. Counted is what ends in these `seconds`."""
         self._begin(seconds)
         while time.perf_counter() < self._until:
-            missing = concurrency - len(self._open)
-            taken = all(self._send() for _ in range(min(_BURST, missing)))
-            self._transport.receive(0.0 if taken and missing > _BURST else 0.01, self)
+            for _ in range(min(_BURST, concurrency - len(self._open))):
+                if not self._send():
+                    break
+            self._transport.receive(0.01, self)
         return self._drain()
 
     def arrive(self, rate: float, seconds: float) -> Tally:
-        """`rate` requests a second, evenly, whatever comes of them."""
+        """`rate` requests a second, evenly, whatever comes of them. Counted is everything up to the last end, because
+        what arrives above capacity takes long."""
         self._begin(seconds)
-        began, due = time.perf_counter(), 0
-        while (now := time.perf_counter()) < self._until:
+        began, until, self._until = time.perf_counter(), self._until, math.inf
+        while (now := time.perf_counter()) < until:
             due = int((now - began) * rate)
             for _ in range(min(_BURST, due - self._tally.sent - self._tally.unsent)):
                 self._send()
             self._transport.receive(0.0, self)
-        return self._drain()
+        tally = self._drain()
+        tally.seconds = self._heard - began
+        return tally
 
     def _begin(self, seconds: float) -> None:
-        self._tally = Tally(seconds)
+        self._tally = Tally(seconds, seconds)
         self._until = time.perf_counter() + seconds
 
     def _send(self) -> bool:

@@ -14,11 +14,11 @@ from ssd.cli.tables import grid
 _PERCENTILES = (50, 95, 99)
 _COLUMNS = {
     "load": "load",
+    "request_rate": "arrivals/s",
     "request_throughput": "requests/s",
     "output_throughput": "tokens/s",
     "max_concurrent_requests": "open",
     "p50_ttft_ms": "first p50 ms",
-    "p99_ttft_ms": "first p99 ms",
     "p50_e2el_ms": "whole p50 ms",
     "p95_e2el_ms": "whole p95 ms",
     "p99_e2el_ms": "whole p99 ms",
@@ -35,6 +35,7 @@ def figures(load: str, tally: Tally, peak: float | None = None) -> dict[str, Any
     found: dict[str, Any] = {
         "load": load,
         "duration": tally.seconds,
+        "request_rate": (tally.sent + tally.unsent) / tally.sending,
         "sent": tally.sent,
         "completed": tally.right + tally.right_later,
         "refused": tally.refused,
