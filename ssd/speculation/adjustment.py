@@ -54,21 +54,23 @@ def adjusted(logits: Tensor, adjustment: Adjustment, written: Written, draft: Se
     if too_early > 0:
         rows[:too_early, [token for token in adjustment.ends if token < vocab_size]] = -torch.inf
     if (adjustment.repetition, adjustment.presence, adjustment.frequency) != (1.0, 0.0, 0.0):
-        counts = written.counts.repeat(len(rows), 1)
-        for index, token in enumerate(draft):
-            counts[index + 1 :, token] += 1
-        rows = _penalised(rows, counts, written.in_prompt, adjustment)
+        _penalise(rows, adjustment, written, draft)
     return rows
 
 
-def _penalised(rows: Tensor, counts: Tensor, in_prompt: Tensor, adjustment: Adjustment) -> Tensor:
-    """Each penalty is computed from the whole count: adding up would round differently than plain decoding does."""
-    in_output = counts > 0
+def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
+    """In place, in the columns of the text alone: they are few beside the vocabulary. Each penalty is computed from the
+    whole count: adding up would round differently than plain decoding does."""
+    in_text = written.in_prompt | (written.counts > 0)
+    in_text[torch.tensor(draft, dtype=torch.long, device=rows.device)] = True
+    columns = in_text.nonzero()[:, 0]
+    counts = written.counts[columns].repeat(len(rows), 1)
+    for index, token in enumerate(draft, 1):
+        counts[index:, columns == token] += 1
+    values, in_output = rows[:, columns], counts > 0
     if adjustment.repetition != 1.0:
-        scaled = torch.where(rows > 0, rows / adjustment.repetition, rows * adjustment.repetition)
-        rows = torch.where(in_output | in_prompt, scaled, rows)
-    if adjustment.frequency != 0.0:
-        rows = rows - adjustment.frequency * counts
-    if adjustment.presence != 0.0:
-        rows = rows - adjustment.presence * in_output
-    return rows
+        scaled = torch.where(values > 0, values / adjustment.repetition, values * adjustment.repetition)
+        values = torch.where(in_output | written.in_prompt[columns], scaled, values)
+    values = values - adjustment.frequency * counts
+    values = values - adjustment.presence * in_output
+    rows[:, columns] = values
