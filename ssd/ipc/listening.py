@@ -13,12 +13,14 @@ from ssd.config import Server
 from ssd.errors import UsageError
 
 _BACKLOG = 2048
+_SEND_BYTES = 128 * 2**10  # of each connection: what lies in the system's buffers looks read (by default megabytes)
 
 
 def listen(server: Server) -> socket.socket:
     """A listening socket on `server.uds`, or on its host and port. Raises UsageError."""
     try:
         listening = _unix(Path(server.uds)) if server.uds is not None else _tcp(server.host, server.port)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         listening.listen(_BACKLOG)
     except OSError as error:
         where = server.uds or f"{server.host}:{server.port}"

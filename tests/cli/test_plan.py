@@ -55,7 +55,7 @@ def test_without_anything_it_is_the_papers_pair_and_says_so() -> None:
         "Best settings",
         "Break-even, tok/s per GPU: ar and sd on 4, ssd on 4 + 1",
         "neural below (Theorem 17)",
-        "Per GPU, ssd on 4 + 1 GPUs is ahead of ar and sd on 4 at batch 1 to 21, and no longer from 22 on.",
+        "Per GPU, ssd on 4 + 1 GPUs is ahead of ar and sd on 4 at batch 1 to 34, and no longer from 35 on.",
         "a wider range, such as -k 1-16",
         "the paper's Llama pair's, not your machine's",
     ):

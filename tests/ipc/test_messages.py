@@ -21,7 +21,7 @@ PARAMS = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=MAX_SEED, max_tokens=9, stop=("\n", "end"),
     stop_token_ids=(1, 2), ignore_eos=True, logprobs=5, speculation=SPECULATION,
 )  # fmt: skip
-EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], [LOGPROB], "stop", METRICS)
+EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_logprobs=[LOGPROB])
 
 TO_FRONTEND: list[m.Message] = [
     m.Generate(1, prompt="naïve 🙂", params=PARAMS),
