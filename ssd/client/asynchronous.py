@@ -145,17 +145,18 @@ class AsyncClient(ClientSteps):
             self._loop.add_reader(descriptor, self._pump)
 
     def _pump(self) -> None:
-        """Sort in what has arrived as long as somebody waits, and let those try again who could not send.
+        """Sort in what has arrived if somebody waits, and let those try again who could not send.
 
         Every use of the socket has to be followed by this: it may have eaten the descriptor's sign for other news.
         """
         if not self._connection.closed:
             self._connection.acknowledge()
-        for _ in range(_PER_TURN):
-            if not (self._waiters or self._senders) or not self._take_in():
-                break
-        else:
-            self._pump_soon()
+        if self._waiters or self._senders:
+            for _ in range(_PER_TURN):
+                if not self._take_in():
+                    break
+            else:
+                self._pump_soon()
         if self._senders and not self._connection.stuck:
             self._wake_senders()
 

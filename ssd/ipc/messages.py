@@ -207,13 +207,13 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     request: RequestId
     token_ids: Tokens
     logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     metrics: Metrics | None = None
     error: Name = ""
     drafted: Count = 0
     accepted: Count = 0
     cache: Name = ""
+    prompt_logprobs: Logprobs | None = None
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

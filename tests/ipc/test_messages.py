@@ -31,7 +31,7 @@ TO_FRONTEND: list[m.Message] = [
     m.Describe(),
 ]
 TO_CLIENT: list[m.Message] = [
-    m.Description("target", "draft", Speculation(), 49152, 2048, True),
+    m.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
     m.Chunk(1, "text", [5, 6], [LOGPROB]),
     m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
     m.Failed(1, "invalid_request", "why"),
