@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 from ssd.client.results import Completion, Prompt, StreamChunk
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.errors import EngineDeadError
-from ssd.ipc.messages import ChatMessage, Description, Message
+from ssd.ipc.messages import ChatMessage, Description
 from ssd.params import SamplingParams
 
 _Result = TypeVar("_Result")
@@ -167,11 +167,6 @@ class AsyncClient(ClientSteps):
     def _wake_senders(self) -> None:
         while self._senders:
             _wake(self._senders.pop())
-
-    def _offer(self, message: Message) -> bool:
-        sent = super()._offer(message)
-        self._pump_soon()
-        return sent
 
     def _cancel(self, name: int) -> None:
         super()._cancel(name)
