@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 from ssd.client.results import Completion, Prompt, StreamChunk
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.errors import EngineDeadError
-from ssd.ipc.messages import ChatMessage, Description, Message
+from ssd.ipc.messages import ChatMessage, Description
 from ssd.params import SamplingParams
 
 _Result = TypeVar("_Result")
@@ -145,17 +145,18 @@ class AsyncClient(ClientSteps):
             self._loop.add_reader(descriptor, self._pump)
 
     def _pump(self) -> None:
-        """Sort in what has arrived as long as somebody waits, and let those try again who could not send.
+        """Sort in what has arrived if somebody waits, and let those try again who could not send.
 
         Every use of the socket has to be followed by this: it may have eaten the descriptor's sign for other news.
         """
         if not self._connection.closed:
             self._connection.acknowledge()
-        for _ in range(_PER_TURN):
-            if not (self._waiters or self._senders) or not self._take_in():
-                break
-        else:
-            self._pump_soon()
+        if self._waiters or self._senders:
+            for _ in range(_PER_TURN):
+                if not self._take_in():
+                    break
+            else:
+                self._pump_soon()
         if self._senders and not self._connection.stuck:
             self._wake_senders()
 
@@ -166,11 +167,6 @@ class AsyncClient(ClientSteps):
     def _wake_senders(self) -> None:
         while self._senders:
             _wake(self._senders.pop())
-
-    def _offer(self, message: Message) -> bool:
-        sent = super()._offer(message)
-        self._pump_soon()
-        return sent
 
     def _cancel(self, name: int) -> None:
         super()._cancel(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+import weakref
 from typing import Any, TypeAlias
 
 import zmq
@@ -68,6 +69,8 @@ class Connection:
         if keys is not None:
             keys.apply(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        # Also when it is forgotten: the collector might end the context before its sockets, and wait for them for ever.
+        self._end = weakref.finalize(self, _end, self._context, self._socket, self._monitor)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -76,7 +79,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return bool(self._context.closed)
+        return not self._end.alive
 
     @property
     def stuck(self) -> bool:
@@ -94,16 +97,12 @@ class Connection:
     def take(self) -> Answer | EngineDeadError | None:
         """The next message, None when there is none. An EngineDeadError, after all that the peer has sent, when it has
         gone, and for what no engine sends: then this connection is over."""
-        self._hear()
-        lost = self._lost  # asked before the socket: by then, what came before the loss is in it
-        try:
-            received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
-        except BadFrame as error:
-            return EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
-        if received is not None:
-            answer: Answer = received[2]
-            return answer
-        return EngineDeadError(f"the engine at {self._address} went away") if lost else None
+        answer = self._receive()
+        if answer is None:
+            self._hear()
+            if self._lost:  # by now, all that came before the loss is in the socket
+                return self._receive() or EngineDeadError(f"the engine at {self._address} went away")
+        return answer
 
     def wait(self, sending: bool, deadline: float | None) -> None:
         """Wait until there may be something to `take`, or until an `offer` may succeed; at the latest until `deadline`
@@ -125,8 +124,14 @@ class Connection:
 
     def close(self) -> None:
         """Closing twice is fine."""
-        if not self.closed:
-            self._context.destroy(linger=0)
+        self._end()
+
+    def _receive(self) -> Answer | EngineDeadError | None:
+        try:
+            received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
+        except BadFrame as error:
+            return EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
+        return None if received is None else received[2]
 
     def _hear(self) -> None:
         """Take in what the monitor has to say."""
@@ -143,6 +148,12 @@ class Connection:
                 self.trouble = _REFUSALS[event].format(self._address)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self.trouble = "; what is there does not shake hands: is its key another one?"
+
+
+def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
 
 
 def validate(request: Generate) -> None:

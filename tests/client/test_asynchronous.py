@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,21 +12,28 @@ import pytest
 
 from ssd.client import AsyncClient, Completion, StreamChunk
 from ssd.errors import EngineDeadError, RequestError, UsageError
-from ssd.ipc.messages import ChatMessage, Submit
+from ssd.ipc import sockets
+from ssd.ipc.messages import ChatMessage, Emission, Submit
 from ssd.params import SamplingParams
 from tests.client.serving import TOKENIZER, echo, endless, serving
-from tests.scripted_engine import Script, ScriptedEngine
+from tests.scripted_engine import (
+    Script,
+    ScriptedEngine,
+    ScriptedTarget,
+    engine_config,
+    gateway_thread,
+    scripted_engine,
+)
 
-Body = Callable[[AsyncClient, ScriptedEngine], Coroutine[Any, Any, None]]
+
+async def using(engine: ScriptedEngine, body: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async with AsyncClient(engine.address) as client:
+        await body(client)
 
 
-def with_client(script: Script, body: Body) -> None:
-    async def run() -> None:
-        async with AsyncClient(engine.address) as client:
-            await body(client, engine)
-
+def with_client(script: Script, body: Callable[[AsyncClient, ScriptedEngine], Coroutine[Any, Any, None]]) -> None:
     with serving(script) as engine:
-        asyncio.run(asyncio.wait_for(run(), 60))
+        asyncio.run(asyncio.wait_for(using(engine, lambda client: body(client, engine)), 60))
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -121,6 +129,67 @@ def test_tasks_that_come_and_go_at_random_disturb_no_other() -> None:
     with_client(some_forever, body)
 
 
+def test_a_cancel_does_not_swallow_the_news_for_others() -> None:
+    """The transport tells of news once, and sending takes note of it, too."""
+
+    async def body(client: AsyncClient, target: ScriptedTarget) -> None:
+        left, kept = client.stream("a"), client.stream("b")
+        first = [asyncio.create_task(anext(stream)) for stream in (left, kept)]
+        submits = [await asyncio.to_thread(target.next_submit) for _ in first]
+        target.step(*[Emission(submit.request, [28120]) for submit in submits])
+        await asyncio.gather(*first)
+        second = asyncio.create_task(anext(kept))
+        await asyncio.sleep(0)  # it waits now
+        target.step(*[Emission(submit.request, [28120], finish_reason="stop") for submit in submits])
+        time.sleep(0.3)  # everything has arrived, and the event loop has not seen it
+        await left.aclose()
+        assert (await second).token_ids == [28120]
+
+    with scripted_engine() as engine, gateway_thread(engine, engine_config()):
+        asyncio.run(asyncio.wait_for(using(engine, lambda client: body(client, engine.target)), 20))
+
+
+def test_unread_messages_do_not_keep_the_event_loop_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pumped = 0
+    pump = AsyncClient._pump
+
+    def count(client: AsyncClient) -> None:
+        nonlocal pumped
+        pumped += 1
+        pump(client)
+
+    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
+        nonlocal pumped
+        stream = client.stream("one two three four five six")
+        await anext(stream)
+        await until(lambda: not engine.target.open)
+        pumped = 0
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert pumped < 100
+        assert [chunk async for chunk in stream][-1].completion is not None
+
+    monkeypatch.setattr(AsyncClient, "_pump", count)
+    with_client(echo, body)
+
+
+def test_each_new_connection_is_listened_to() -> None:
+    """A new socket may get the descriptor of the old one."""
+
+    async def body(directory: str) -> None:
+        client = AsyncClient(f"ipc://{directory}/{sockets.CLIENT}")
+        for name in map(str, range(5)):
+            engine = ScriptedEngine(directory)
+            with gateway_thread(engine, engine_config(target_name=name)):
+                assert (await client.describe()).model == name
+            engine.close()
+        await client.close()
+
+    with scripted_engine() as engine:
+        engine.close()
+        asyncio.run(asyncio.wait_for(body(engine.directory), 30))
+
+
 def test_failures_are_those_of_the_blocking_client() -> None:
     async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
         with pytest.raises(RequestError, match="empty"):
@@ -138,6 +207,18 @@ def test_failures_are_those_of_the_blocking_client() -> None:
             await client.describe()
 
     with_client(some_forever, body)
+
+
+def test_closing_ends_what_waits_for_a_connection() -> None:
+    async def body() -> None:
+        client = AsyncClient("ipc:///tmp/ssd-nowhere/client.sock", timeout=60)
+        waiting = [asyncio.create_task(client.describe()), asyncio.create_task(read(client, "a"))]
+        await asyncio.sleep(0)
+        await client.close()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, EngineDeadError) and str(error) == "this client is closed"
+
+    asyncio.run(asyncio.wait_for(body(), 20))
 
 
 def test_no_engine_at_all_is_told() -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import zmq
 from ssd.client import Client
 from ssd.errors import EngineDeadError
 from ssd.ipc import curve, keys, sockets
-from ssd.ipc.connection import validate
+from ssd.ipc.connection import Connection, validate
 from ssd.ipc.messages import Generate, pack
 from ssd.params import SamplingParams
 
@@ -29,13 +30,15 @@ from ssd.ipc import curve, sockets
 from ssd.ipc.messages import *
 from ssd.params import Speculation
 
-router = curve.secure_router(zmq.Context(), "tcp://127.0.0.1:*", Path(sys.argv[1]))
+router = curve.secure_router(zmq.Context(), sys.argv[2], Path(sys.argv[1]))
 print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
 while True:
     router.poll()
     peer, _, message = sockets.receive(router, CLIENT_TO_FRONTEND)
     if isinstance(message, Describe):
         answer = Description("answers", [], "", Speculation("ar"), 1, 1, False)
+    elif message.prompt == "endless":
+        answer = Chunk(message.id, "x", [1])
     else:
         answer = Done(message.id, "stop", str(len(message.prompt)), [], Usage(0, 0), Metrics())
     sockets.send(router, answer, to=peer)
@@ -58,17 +61,27 @@ class Server:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+@contextmanager
+def answering(directory: Path, address: str = "tcp://127.0.0.1:*") -> Iterator[Server]:
+    command = [sys.executable, "-c", ANSWERS, str(directory), address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Server(directory, process.stdout.readline().strip(), process.pid)
+        process.kill()
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("curve") / "keys"
     keys.new_server(directory)
     keys.new_client(directory, "laptop")
-    process = subprocess.Popen([sys.executable, "-c", ANSWERS, str(directory)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield Server(directory, process.stdout.readline().strip(), process.pid)
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[Server]:
+    with answering(directory) as server:
+        yield server
 
 
 def test_a_client_on_the_list_talks(server: Server) -> None:
@@ -83,6 +96,16 @@ def test_frames_may_be_as_large_as_without_encryption(server: Server) -> None:
     validate(Generate(1, "x" * size, params=SamplingParams()))
     with Client(server.address, keys=server.client) as client:
         assert client.generate("x" * size, timeout=20).text == str(size)
+
+
+def test_a_larger_frame_ends_the_connection(server: Server) -> None:
+    connection = Connection(server.address, curve.client_keys(server.client))
+    while not connection.offer(Generate(1, "x" * sockets.PUBLIC_BYTES)):
+        connection.wait(sending=True, deadline=None)
+    while (answer := connection.take()) is None:
+        connection.wait(sending=False, deadline=None)
+    assert isinstance(answer, EngineDeadError)
+    connection.close()
 
 
 @pytest.mark.parametrize("intruder", ["without keys", "with a key of its own", "for another engine"])
@@ -105,6 +128,24 @@ def test_the_list_is_read_at_each_handshake(server: Server) -> None:
         assert client.describe().model == "answers", "who is in stays in"
     with pytest.raises(EngineDeadError, match="does not accept this client's key"):
         Client(server.address, keys=folder)
+
+
+def test_a_client_that_is_shut_out_is_told_so_and_may_come_back(directory: Path) -> None:
+    folder = keys.new_client(directory, "visitor")
+    with answering(directory) as before:
+        client = Client(before.address, keys=folder)
+        stream = client.stream("endless")
+        assert next(stream).text == "x"
+    authorization = (directory / "authorized" / "visitor.pub").rename(directory / "visitor.pub")
+    with answering(directory, before.address):
+        time.sleep(0.5)  # the transport connects again by itself, and is refused
+        with pytest.raises(EngineDeadError, match="does not accept this client's key"):
+            client.describe()
+        with pytest.raises(EngineDeadError):
+            next(stream)
+        authorization.rename(directory / "authorized" / "visitor.pub")
+        assert client.describe().model == "answers"
+    client.close()
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
