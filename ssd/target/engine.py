@@ -84,8 +84,7 @@ class TargetEngine:
             ended = time.perf_counter()
             samples = self._verifier.samples(logits, batch)
         self._account(batch, waited, began, ended)
-        for part, found in zip(batch, self._verifier.prompt_logprobs(logits, batch), strict=True):
-            part.sequence.prompt_logprobs += found
+        self._verifier.collect_prompt_logprobs(logits, batch)
         return self._finish(batch, self._commit(batch, samples), logits)
 
     def _admit(self) -> None:

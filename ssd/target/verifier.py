@@ -29,11 +29,11 @@ class Verifier:
 
         Under the ratio rule they are the tokens that verification emits, the accepted ones first.
         """
-        rows = _sampled(logits, batch)
+        rows: list[Tensor] = []
         if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
             own = argmax(logits)
         else:
-            rows = [self._adjusted(mine, part) for mine, part in zip(rows, batch, strict=True)]
+            rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
             own = argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]))
         samples, offset = [], 0
         for part in batch:
@@ -85,21 +85,26 @@ class Verifier:
     ) -> list[list[TokenLogprob] | None]:
         """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
         under the target's unmodified distribution."""
-        wanted: list[list[TokenLogprob] | None] = []
-        for rows, part, emitted in zip(_sampled(logits, batch), batch, tokens, strict=True):
+        wanted: list[list[TokenLogprob] | None] = [None] * len(batch)
+        if all(part.sequence.params.logprobs is None for part in batch):
+            return wanted
+        for index, (rows, part, emitted) in enumerate(zip(_sampled(logits, batch), batch, tokens, strict=True)):
             count = part.sequence.params.logprobs
-            wanted.append(None if count is None or not emitted else _entries(rows, emitted, count))
+            if count is not None and emitted:
+                wanted[index] = _entries(rows, emitted, count)
         return wanted
 
     @torch.inference_mode()
-    def prompt_logprobs(self, logits: Tensor, batch: Items[Scheduled]) -> list[list[TokenLogprob]]:
-        """For each row: what its first outputs say of the tokens of the prompt that they are about."""
-        found = []
+    def collect_prompt_logprobs(self, logits: Tensor, batch: Items[Scheduled]) -> None:
+        """Give sequences that want it what the first outputs of their rows say of the tokens of their prompts."""
+        if not any(part.prompt_outputs for part in batch):
+            return
         for rows, part in zip(_split(logits, batch), batch, strict=True):
-            start = part.row.predicted.start
-            tokens = part.sequence.tokens[start : start + part.prompt_outputs]
-            found.append(_entries(rows, tokens, part.sequence.params.prompt_logprobs or 0) if tokens else [])
-        return found
+            count = part.sequence.params.prompt_logprobs
+            if count is not None and part.prompt_outputs:
+                start = part.row.predicted.start
+                tokens = part.sequence.tokens[start : start + part.prompt_outputs]
+                part.sequence.prompt_logprobs += _entries(rows, tokens, count)
 
 
 def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogprob]:
