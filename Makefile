@@ -4,7 +4,7 @@ PIP := $(BIN)/python -m pip install --quiet
 STAMP := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test lint clean
+.PHONY: help venv pull demo test conformance lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -26,6 +26,10 @@ demo: venv ## one prompt answered in ssd mode and in ar mode, with the figures
 
 test: venv pull ## run the tests
 	$(BIN)/pytest -q
+
+conformance: venv pull ## real clients of other projects against `ssd launch`
+	$(PIP) -e ".[conformance]"
+	$(BIN)/pytest -q tests/conformance
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

@@ -13,14 +13,50 @@ from ssd.params import Speculation
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy", "mock"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients may ask at most (RELIABILITY 3); a request beyond a limit is refused with a message that names it.
+
+    A request whose client leaves `slow_reader_tokens` tokens unread, or any for `slow_reader_seconds`, is aborted.
+    """
+
+    max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
+    max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
+    max_prompts: Annotated[int, Meta(ge=1, le=65536)] = 64
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 2**20
+    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20)] = 64 * 2**10
+    max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
+    slow_reader_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4096
+    slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How clients reach an engine beside its own ipc socket, and under which names its model goes.
+
+    HTTP listens on `uds`, or on `host` and `port` (0: any free one), if `http`; ZeroMQ for other machines on `zmq_bind`
+    with the keys in the directory `zmq_keys`. Every line of `api_key_file` is a key.
+    """
+
+    names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
+    http: bool = False
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    uds: str | None = None
+    api_key_file: str | None = None
+    zmq_bind: str | None = None
+    zmq_keys: str | None = None
+    metrics_compat: Literal["none", "vllm"] = "none"
+    limits: Limits = Limits()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a child process needs to know; facts found at run time never come back into it.
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
-    first. `num_pages` counts KV pages of `page_size` tokens in the target.
-    Empty cpu lists leave the placement to the operating system.
+    first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
+    the target's place. Empty cpu lists leave the placement to the operating system.
     """
 
     target: str
@@ -33,9 +69,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_device: str = "cpu"
     dtype: DType = "float32"
     draft_dtype: DType = "float32"
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     max_model_len: Positive = 2048
-    max_num_seqs: Annotated[int, Meta(ge=1, le=256)] = 8
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8
     max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024
@@ -46,6 +82,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     digest: str = ""
     vocab_size: Positive = 1
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    server: Server = Server()
 
     def __post_init__(self) -> None:
         if self.speculation.mode != "ar" and self.draft is None:

@@ -27,5 +27,12 @@ class RequestError(SsdError):
         return 2 if self.code == "invalid_request" else 1
 
 
+class RequestTimeoutError(RequestError):
+    """A request took more time than its caller gave it, and was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("timeout", "the request was not finished in the time it was given, and was cancelled")
+
+
 class EngineDeadError(SsdError):
     """A process the engine cannot do without has ended; the message says which and how."""

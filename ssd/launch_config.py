@@ -9,16 +9,18 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, Positive
+from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
+from ssd.server_config import ServerOptions, resolve_server
 from ssd.speculation import speculators
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
@@ -32,7 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The engine options of the command line and of `ssd.LLM`; None means: choose for this machine and model.
 
     `draft` lists the models that speculate, smallest first; none means the built-in draft for the built-in target. Cpu
-    lists are written as "0-2,5".
+    lists are written as "0-2,5". The `load_format` mock implies mode `ar`.
     """
 
     target: str = "smollm2"
@@ -55,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: str = "cpu"
     draft_device: str = "cpu"
     deterministic: bool = False
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     revision: str | None = None
     shutdown_timeout: float = 30.0
 
@@ -80,12 +82,15 @@ class _Shape:
         )
 
 
-def resolve(options: EngineOptions) -> EngineConfig:
+def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
     """Find and check the models and fit everything into this machine. Raises UsageError for what cannot work.
 
-    A built-in model that is missing is pulled first, with progress on stderr.
+    A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
+    served.
     """
     options = _within_bounds(options)
+    if options.load_format == "mock":
+        options = replace(options, mode="ar")
     speculation = _speculation(options)
     target, drafts = _models(options)
     shape = _Shape.of(target)
@@ -95,11 +100,12 @@ def resolve(options: EngineOptions) -> EngineConfig:
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, bool(drafts))
+    name = _display_name(options.target)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
-        target_name=_display_name(options.target),
+        target_name=name,
         draft_name=", ".join(map(_display_name, _names(options))),
         speculation=speculation,
         device=_device(options.device),
@@ -119,6 +125,7 @@ def resolve(options: EngineOptions) -> EngineConfig:
         digest=target.digest,
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
+        server=resolve_server(server or ServerOptions(http=False), name),
     )
     return _within_bounds(config)
 
@@ -153,7 +160,7 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
     names = _names(options)
     if options.mode == "ar":
         names = ()
-    weights = options.load_format != "dummy"
+    weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
     if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB):
         raise UsageError(

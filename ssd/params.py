@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 import msgspec
@@ -92,20 +93,29 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The law of the tokens and where they end. Names follow the OpenAI API and vLLM.
 
     `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
-    `seed` None means a random one. `logprobs` n asks for the log-probability of each token under the target's
-    unmodified distribution and of the n likeliest alternatives (0: the chosen token alone).
+    The penalties count tokens of the output, `repetition_penalty` also those of the prompt; `logit_bias` is added to
+    the logits of its ids. No token ends the output before `min_tokens`. `seed` None means a random one. `logprobs` n
+    asks for the log-probability of each token under the target's unmodified distribution and of the n likeliest
+    alternatives (0: the chosen token alone); `prompt_logprobs` does the same for the tokens of the prompt, without the
+    first.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
     seed: Seed | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     speculation: Speculation | None = None
 
     def check(self) -> None:
@@ -116,5 +126,23 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except msgspec.ValidationError as error:
             raise RequestError("invalid_request", f"sampling parameters: {error}") from None
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                "invalid_request", f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}"
+            )
         if self.speculation is not None:
             self.speculation.check()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are taken as the model gives them, whatever the output is so far."""
+        neutral = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
+        return neutral and not self.logit_bias and not self.min_tokens
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request: `seed` itself for the first, one that tells nothing of it for others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest) & MAX_SEED

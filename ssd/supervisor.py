@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ import zmq
 
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
-from ssd.ipc import board, sockets
+from ssd.ipc import board, listening, sockets
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, Status
 from ssd.ipc.process import Start, memory_file, run_directory
@@ -32,6 +33,7 @@ log = logging.getLogger("ssd.supervisor")
 
 RESTARTS_PER_MINUTE = 5
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.1, 30.0
+_FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
 
 
 @dataclass
@@ -79,6 +81,13 @@ class Engine:
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
         self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
         self._descriptors: list[int] = []
+        self._http: socket.socket | None = None
+        self._drain_seconds = 0.0
+
+    @property
+    def url(self) -> str | None:
+        """Where HTTP is served, if it is."""
+        return None if self._http is None else listening.url(self._http)
 
     @property
     def address(self) -> str:
@@ -91,6 +100,8 @@ class Engine:
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
+        if self.config.server.http:
+            self._http = listening.listen(self.config.server)
         self._directory = run_directory()
         self._wake_read, self._wake_write = os.pipe()
         self._death_read, self._death_write = os.pipe()
@@ -126,15 +137,18 @@ class Engine:
         limit = self.config.shutdown_timeout if drain is None else drain
         with self._changed:
             if self._state == "ready" and limit > 0:
-                self._state = "draining"
+                self._state, self._drain_seconds = "draining", limit
                 os.write(self._wake_write, b"d")
-                self._changed.wait_for(lambda: self._state == "stopped", limit)
+                self._changed.wait_for(lambda: self._state == "stopped", limit + _FAREWELL_S)
             if self._state != "stopped":
                 self._state = "stopping"
                 os.write(self._wake_write, b"s")
         self._thread.join()
         while self._descriptors:
             os.close(self._descriptors.pop())
+        if self._http is not None:
+            listening.close(self._http)
+            self._http = None
 
     def __enter__(self) -> Engine:
         self.start()
@@ -178,7 +192,7 @@ class Engine:
             for process in [p for p in self._processes.values() if p.pidfd in events]:
                 self._ended(process)
             if self._state == "draining":
-                sockets.send(self._socket, Drain(), to=b"frontend")
+                sockets.send(self._socket, Drain(self._drain_seconds), to=b"frontend")
             if self._restarts.due is not None and time.monotonic() >= self._restarts.due:
                 self._restarts.due = None
                 try:
@@ -194,11 +208,14 @@ class Engine:
     def _spawn(self, role: str) -> None:
         self._epoch += 1
         cpus = self.config.target_cpus if role == "target" else self.config.draft_cpus
-        inherited = (self._death_read, self._board_fd, self._laws_fd)
+        inherited: tuple[int, ...] = (self._death_read, self._board_fd, self._laws_fd)
+        if role == "frontend" and self._http is not None:
+            inherited = (*inherited, self._http.fileno())
         start = Start(role, self._epoch, str(self._directory), self.config, cpus, *inherited)
         payload = memory_file_with(msgspec.json.encode(start))
+        package = "mock" if role == "target" and self.config.load_format == "mock" else role
         handle = subprocess.Popen(
-            [sys.executable, "-m", f"ssd.{role}", str(payload)],
+            [sys.executable, "-m", f"ssd.{package}", str(payload)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from ssd.config import EngineConfig
-from ssd.frontend.gateway import Gateway
+from ssd.config import EngineConfig, Server
+from ssd.frontend.process import Frontend, run
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
     CHILD_TO_SUPERVISOR,
@@ -49,6 +49,7 @@ def engine_config(**changes: Any) -> EngineConfig:
         target=str(MODEL),
         target_name="scripted",
         speculation=Speculation("ar"),
+        server=Server(names=("scripted",)),
         max_model_len=256,
         digest="d1",
         vocab_size=49152,
@@ -145,8 +146,12 @@ class ScriptedEngine:
         assert received is not None
         return str(received[2].state + (received[2].message and f": {received[2].message}"))
 
-    def drain(self) -> None:
-        assert sockets.send(self._supervisor, Drain(), to=b"frontend")
+    def notice(self) -> None:
+        """As a supervisor that polls all the time, see that a gateway has left, before the next one takes its name."""
+        self._supervisor.poll(200)
+
+    def drain(self, seconds: float = PATIENCE_S) -> None:
+        assert sockets.send(self._supervisor, Drain(seconds), to=b"frontend")
 
     def close(self) -> None:
         self.target.context.destroy(linger=0)
@@ -165,23 +170,21 @@ def scripted_engine() -> Iterator[ScriptedEngine]:
 
 
 @contextmanager
-def gateway_thread(engine: ScriptedEngine, config: EngineConfig) -> Iterator[Gateway]:
-    """The real gateway in a thread, ready; drained at the end."""
-    child = Child(Start("frontend", 7, engine.directory, config, (), -1, -1))
-    gateway = Gateway(child)
+def gateway_thread(engine: ScriptedEngine, config: EngineConfig, http_fd: int = -1) -> Iterator[Frontend]:
+    """The real frontend in a thread, ready; drained at the end."""
+    child = Child(Start("frontend", 7, engine.directory, config, (), -1, -1, http_fd=http_fd))
+    frontend = Frontend(child)
 
-    def run() -> None:
-        gateway.connect()
-        child.ready()
-        gateway.serve()
+    def serve() -> None:
+        run(frontend.serve())
         child.stopped()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=serve)
     thread.start()
     try:
         engine.target.shake_hands()
         assert engine.status() == "ready"
-        yield gateway
+        yield frontend
     finally:
         if thread.is_alive():
             engine.drain()

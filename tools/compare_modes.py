@@ -12,16 +12,13 @@ so what it leaves out is the engine's own overhead. `--profile` writes the profi
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from environment import environment
 from prompts import from_jsonl
 from rich.console import Console
 from rich.progress import track
@@ -74,7 +71,7 @@ def main(
     settings |= {f"ssd {name}": Speculation("ssd", lookahead, fan_out, name) for name in backup}
     if profile_path:
         settings |= {_fan_out_row(count): Speculation("ssd", lookahead, (count,), "none") for count in _FAN_OUTS}
-    report: dict[str, Any] = {"environment": _environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
+    report: dict[str, Any] = {"environment": environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
     console = Console(width=160)
     with LLM(target, draft) as llm:
         for temperature in temperatures:
@@ -210,20 +207,6 @@ def _transformers(target: str, prompts: list[str], tokens: int, threads: int) ->
             times.append(time.perf_counter() - began)
         speeds.append((tokens - 1) / (times[1] - times[0]))
     return statistics.median(speeds)
-
-
-def _environment() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {
-        "commit": commit.stdout.strip(),
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "ssd": version("ssd"),
-    }
 
 
 if __name__ == "__main__":

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from click.core import ParameterSource
-from msgspec.structs import replace
 
-from ssd.cli.options import SPECULATION, engine_options
-from ssd.cli.session import process_setup, session, show
-from ssd.client import Client, Completion
+from ssd.cli.options import address_option, engine_options, sampling_options, speculation_changes
+from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
 from ssd.ipc.messages import Generate
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import MAX_SEED, SamplingParams
+from ssd.launch_config import EngineOptions
+from ssd.params import SamplingParams
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=click.IntRange(min=0), default=0, help="Sample from the K likeliest tokens; 0: all.")
-@click.option("--top-p", type=float, default=1.0, help="Sample from the likeliest tokens that make up this share.")
-@click.option("--min-p", type=float, default=0.0, help="Leave out tokens below this share of the likeliest one's.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same tokens. Default: a random one.")
-@click.option("--stop", multiple=True, help="Text to stop before; up to four times.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@sampling_options(max_tokens=128)
 @click.option("--logprobs", type=click.IntRange(0, 20), help="With --json: log-probabilities, and of N alternatives.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
 @click.option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
-@click.option("--address", help="Use the running engine at this address.")
+@address_option
 @engine_options
 @click.pass_context
 def generate(
@@ -51,43 +40,18 @@ def generate(
 ) -> None:
     """Complete PROMPT, or the prompts of a file."""
     params = SamplingParams(**sampling)
-    changes = {} if address is None else _changes(context, engine)
+    changes = {} if address is None else speculation_changes(context, engine)
     prompts = _prompts(prompt, prompts_file, params)
-    with process_setup(), _connect(address, engine) as client:
+    with process_setup(), connect(address, engine) as client:
         served = client.describe()
         as_chat = served.chat if chat is None else chat
-        if changes:
-            params = replace(params, speculation=replace(served.speculation, **changes))
+        params = speculating(params, served, changes)
         if as_json or prompts_file is not None:
             for completion in client.generate(prompts, params, chat=as_chat):
                 click.echo(msgspec.json.encode(completion).decode())
         else:
             completion = show(client, prompts[0], params, as_chat)
-            click.echo(_summary(completion), err=True)
-
-
-def _connect(address: str | None, engine: EngineOptions) -> AbstractContextManager[Client]:
-    return session(resolve(engine)) if address is None else Client(address)
-
-
-def _summary(completion: Completion) -> str:
-    numbers = completion.metrics
-    parts = [f"{completion.usage.completion_tokens} tokens", f"{numbers.tokens_per_second:.1f} tok/s", numbers.mode]
-    if numbers.mode != "ar":
-        parts.append(f"acceptance length {numbers.mean_acceptance_length:.2f}")
-    if numbers.mode == "ssd":
-        parts.append(f"hit rate {numbers.hit_rate:.0%}")
-    parts += [f"verify {numbers.verify_ms:.1f} ms", f"wait {numbers.draft_wait_ms:.1f} ms"]
-    return ", ".join([*parts, f"overhead {numbers.round_overhead_ms:.2f} ms"])
-
-
-def _changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
-    """What flags and environment ask of a running engine's way to speculate. The rest it has decided already."""
-    sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
-    for name, source in sources.items():
-        if source is ParameterSource.COMMANDLINE and name not in SPECULATION:
-            raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
-    return {name: getattr(engine, name) for name in SPECULATION if sources[name] is not ParameterSource.DEFAULT}
+            click.echo(summary(completion.usage.completion_tokens, completion.metrics), err=True)
 
 
 def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[str]:

@@ -5,20 +5,35 @@ from __future__ import annotations
 import click
 
 from ssd.cli.options import engine_options
+from ssd.cli.server_options import config_file, server_options
 from ssd.cli.session import process_setup, spinner
+from ssd.config import EngineConfig
 from ssd.errors import SsdError
 from ssd.launch_config import EngineOptions, resolve
+from ssd.server_config import ServerOptions
 from ssd.supervisor import Engine
 
 
 @click.command()
 @engine_options
-def launch(engine: EngineOptions) -> None:
-    """Start an engine, print `ready: ADDRESS`, and stay up.
+@server_options
+@config_file
+@click.option("--dry-run", is_flag=True, help="Print the configuration that would be used, as JSON, and end.")
+def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
+    """Start an engine, print where it is served (`http: URL` and `ready: ADDRESS`), and stay up.
 
     Ctrl-C or SIGTERM lets open requests finish, within --shutdown-timeout, and ends; a second one ends at once.
     """
-    config = resolve(engine)
+    config = resolve(engine, server)
+    if dry_run:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(config), indent=2).decode())
+        return
+    _serve(config)
+
+
+def _serve(config: EngineConfig) -> None:
     running = Engine(config)
     ready = False
     with process_setup():
@@ -26,6 +41,8 @@ def launch(engine: EngineOptions) -> None:
             with spinner(f"loading {config.target_name}"):
                 running.start()
             ready = True
+            if running.url is not None:
+                click.echo(f"http: {running.url}")
             click.echo(f"ready: {running.address}")
             running.wait()
         except KeyboardInterrupt:

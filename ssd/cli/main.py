@@ -15,9 +15,11 @@ from ssd.errors import SsdError
 # name -> (module:attribute, one line of help), so that `ssd --help` imports none of them
 _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
+    "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
+    "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.pull:pull", "Fetch a model before it is needed."),
     "models": ("ssd.cli.models:models", "List what can be run here."),
 }

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions
-from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
+from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-SPECULATION = Speculation.__struct_fields__
-"""The engine options that a single request may set too."""
+_SPECULATION = Speculation.__struct_fields__  # the engine options that a single request may set too
 
 
 class Lookahead(click.IntRange):
@@ -45,6 +47,8 @@ class FanOut(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
+        if isinstance(value, int | list):  # of a configuration file
+            value = str(value)
         if value in ("auto", ""):
             return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
@@ -83,7 +87,7 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
-    (("--max-num-seqs",), click.IntRange(1, 256), "Requests run at the same time."),
+    (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
     (("--kv-cache-memory-bytes",), _POSITIVE, "Memory of the target's KV cache. Default: at most a quarter of it all."),
     (("--target-cpus",), str, "Cores of the target, as 0-2,5. Default: apart from the draft's."),
@@ -91,10 +95,41 @@ _ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
     (("--device",), str, "Where the target runs: cpu, cuda or cuda:N."),
     (("--draft-device",), str, "Where the draft runs."),
     (("--deterministic/--no-deterministic",), None, "Make results independent of batch shapes, at some cost."),
-    (("--load-format",), click.Choice(["auto", "dummy"]), "dummy: random weights."),
+    (
+        ("--load-format",),
+        click.Choice(["auto", "dummy", "mock"]),
+        "dummy: random weights. mock: no model, tokens at once, for testing clients.",
+    ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
 ]
+
+
+address_option = click.option("--address", help="Use the running engine at this address.")
+
+
+def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
+    """Add options that are named as fields of `SamplingParams`; `max_tokens` is the default of that one."""
+    options = [
+        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+        click.option("--top-k", type=click.IntRange(min=0), default=0, help="Sample from the K likeliest; 0: all."),
+        click.option("--top-p", type=float, default=1.0, help="Sample from the likeliest that make up this share."),
+        click.option("--min-p", type=float, default=0.0, help="Leave out tokens below this share of the likeliest's."),
+        click.option("--max-tokens", type=click.IntRange(min=1), default=max_tokens, show_default=True),
+        click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same tokens. Default: random."),
+        click.option("--stop", multiple=True, help="Text to stop before; up to four times."),
+        click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),
+    ]
+    return lambda function: functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+
+def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
+    """What flags and environment ask of a running engine's way to speculate. The rest it has decided already."""
+    sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
+    for name, source in sources.items():
+        if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
+    return {name: getattr(engine, name) for name in _SPECULATION if sources[name] is not ParameterSource.DEFAULT}
 
 
 def engine_options(function: _Function) -> Callable[..., Any]:
@@ -102,10 +137,15 @@ def engine_options(function: _Function) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
+        values |= _speculative(values.pop("speculative_config"))
         engine = EngineOptions(**{name: values.pop(name) for name in EngineOptions.__struct_fields__})
         return function(engine=engine, **values)
 
-    decorated: Callable[..., Any] = call
+    decorated: Callable[..., Any] = click.option(
+        "--speculative-config",
+        metavar="JSON",
+        help=f"The options of speculation at once, as an object with any of {', '.join(_SPECULATION)}.",
+    )(call)
     for flags, kind, text in reversed(_ENGINE):
         name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
         default = getattr(_DEFAULTS, name)
@@ -125,6 +165,27 @@ def engine_options(function: _Function) -> Callable[..., Any]:
         )
         decorated = option(decorated)
     return decorated
+
+
+def _speculative(text: str | None) -> dict[str, Any]:
+    """The options in `text`, which count less than flags of their own."""
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"no valid JSON: {error}", param_hint="--speculative-config") from None
+    if not isinstance(given, dict) or not given.keys() <= set(_SPECULATION):
+        raise click.BadParameter(
+            f"give an object with any of {', '.join(_SPECULATION)}", param_hint="--speculative-config"
+        )
+    ctx = click.get_current_context()
+    flags = {option.name: option for option in ctx.command.params}
+    return {
+        name: flags[name].type_cast_value(ctx, value)
+        for name, value in given.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+    }
 
 
 _DEFAULTS = EngineOptions()

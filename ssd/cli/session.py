@@ -11,12 +11,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
+from msgspec.structs import replace
 
 from ssd.client import Client, Completion
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError
-from ssd.ipc.messages import ChatMessage
+from ssd.ipc.messages import ChatMessage, Description, Metrics
 from ssd.ipc.process import log_level
+from ssd.launch_config import EngineOptions, resolve
 from ssd.llm import cause, running
 from ssd.params import SamplingParams
 
@@ -57,6 +59,27 @@ def session(config: EngineConfig) -> Iterator[Client]:
             yield client
         except EngineDeadError as error:
             raise cause(engine, error) from None
+
+
+def connect(address: str | None, engine: EngineOptions) -> AbstractContextManager[Client]:
+    """A client of the running engine at `address`, or of one of its own."""
+    return session(resolve(engine)) if address is None else Client(address)
+
+
+def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:
+    """`params` for a running engine that speculates as `served`, but for the `changes` to that."""
+    return replace(params, speculation=replace(served.speculation, **changes)) if changes else params
+
+
+def summary(tokens: int, metrics: Metrics) -> str:
+    """What `tokens` tokens took, in a line."""
+    parts = [f"{tokens} tokens", f"{metrics.tokens_per_second:.1f} tok/s", metrics.mode]
+    if metrics.mode != "ar":
+        parts.append(f"acceptance length {metrics.mean_acceptance_length:.2f}")
+    if metrics.mode == "ssd":
+        parts.append(f"hit rate {metrics.hit_rate:.0%}")
+    parts += [f"verify {metrics.verify_ms:.1f} ms", f"wait {metrics.draft_wait_ms:.1f} ms"]
+    return ", ".join([*parts, f"overhead {metrics.round_overhead_ms:.2f} ms"])
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:

@@ -54,6 +54,11 @@ def _pays_together(singles: Sequence[Row]) -> bool:
     return len(singles) >= _TOGETHER and len(singles) * max(lengths) <= 2 * sum(lengths)
 
 
+def _taken(kind: Tensor, span: slice | Tensor) -> Tensor:
+    """What lies in a span of the cache; `index_select` copies in half the time of indexing."""
+    return kind[span] if isinstance(span, slice) else kind.index_select(0, span)
+
+
 class _Singles:
     """The rows of one token, `where` in a batch, attending in one go over keys gathered side by side."""
 
@@ -107,11 +112,12 @@ class PagedPlan:
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
             out[self._singles.where] = self._singles.attend(q, all_keys, all_values, self._scale)
             for start, stop, span in self._parts:
-                out[start:stop] = attend(q[start:stop], all_keys[span], all_values[span], self._scale)
+                keys, values = _taken(all_keys, span), _taken(all_values, span)
+                out[start:stop] = attend(q[start:stop], keys, values, self._scale)
             return out
         parts = []
         for start, stop, span in self._parts:
-            keys, values = all_keys[span], all_values[span]
+            keys, values = _taken(all_keys, span), _taken(all_values, span)
             if self._deterministic:
                 parts += self._one_by_one(q[start:stop], keys, values)
             else:

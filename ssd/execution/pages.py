@@ -96,14 +96,14 @@ class PagePool:
                     self._free[page] = True
                     self._free_count += 1
 
-    def match(self, token_ids: Sequence[int]) -> list[int]:
-        """Pages that hold the longest cached prefix of `token_ids`, now referenced by the caller.
+    def match(self, token_ids: Sequence[int], most: int, first: int = 0, parent: bytes = b"") -> list[int]:
+        """Pages that hold as much as is cached of `token_ids` up to `most`, now referenced by the caller.
 
-        At least one token is left to compute (I5). Hashes find, ids decide.
+        They follow the `first` pages, of which the last has the hash `parent` (b"" for none). Hashes find, ids decide.
         """
         pages: list[int] = []
-        parent = self._root
-        for start in range(0, len(token_ids) - self.size, self.size):
+        parent = parent or self._root
+        for start in range(first * self.size, most - self.size + 1, self.size):
             ids = tuple(token_ids[start : start + self.size])
             parent = chain_hash(parent, ids)
             page = self._by_hash.get(parent)
@@ -153,14 +153,20 @@ class PageTable:
         self._shared = 0
         self._parent = b""
 
-    def adopt_prefix(self, token_ids: Sequence[int]) -> int:
-        """Take the cached prefix of a new sequence; returns how many tokens need no computing."""
-        assert not self.pages
-        self.pages = self._pool.match(token_ids)
-        cached = len(self.pages) * self._pool.size
-        self._parent = self._pool.share(self.pages, token_ids, cached, 0, b"")
-        self._shared = len(self.pages)
-        return cached
+    def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
+        """Take cached pages of a sequence that has computed, and shared, so many tokens; returns how many need no
+        computing now: at most `most`, and at least one is left in any case (I5)."""
+        first = computed // self._pool.size
+        assert self._shared == first
+        most = len(token_ids) - 1 if most is None else most
+        found = self._pool.match(token_ids, most, first, self._parent)
+        if not found:
+            return computed
+        self._pool.release(self.pages[first:])  # its own beginning of a page that is found whole
+        self.pages[first:] = found
+        computed = len(self.pages) * self._pool.size
+        self.share_computed(token_ids, computed)
+        return computed
 
     def missing(self, length: int) -> int:
         """How many pages must be allocated before `length` tokens fit."""

@@ -36,6 +36,9 @@ class Detokenizer:
         The second is less than len(token_ids) when a stop string completes before the last of them; `stopped` is then
         true and nothing may be fed any more.
         """
+        if not self._stop:
+            self._ids += token_ids
+            return self._decode(final=False), len(token_ids)
         text = ""
         for count, token_id in enumerate(token_ids, start=1):
             self._ids.append(token_id)

@@ -1,242 +1,151 @@
-"""The frontend's loop: clients on one side, the target on the other, text in between."""
+"""Clients over ZeroMQ: the public protocol of `ssd.ipc.messages` on one or several ROUTER sockets."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterator
+import asyncio
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import zmq
 
-from ssd.errors import RequestError, SsdError
-from ssd.frontend.admission import admit
-from ssd.frontend.detokenization import Detokenizer
-from ssd.frontend.tokenization import Tokenizer
+from ssd.errors import RequestError
+from ssd.frontend.desk import Desk, Request
+from ssd.frontend.inlet import Inlet
 from ssd.ipc import sockets
-from ssd.ipc.messages import (
-    CLIENT_TO_FRONTEND,
-    SUPERVISOR_TO_CHILD,
-    TARGET_TO_FRONTEND,
-    Abort,
-    BadFrame,
-    Cancel,
-    Chunk,
-    Describe,
-    Description,
-    Done,
-    Emission,
-    Failed,
-    FinishReason,
-    Generate,
-    Hello,
-    Message,
-    Metrics,
-    Refused,
-    Step,
-    Submit,
-    Usage,
-)
-from ssd.ipc.process import Child
+from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Describe, Description, Failed, Generate, Message
+from ssd.params import SamplingParams
 
-log = logging.getLogger("ssd.frontend")
-
-MAX_OPEN = 4096
-_CLIENT_MESSAGES_PER_TURN = 64  # tokens that have arrived do not wait behind a flood of requests
-_SLOW_READER_S = 30.0
+_TURN = 64  # messages: tokens that have arrived do not wait behind a flood of requests
+_AGAIN_S = 0.02
 
 
-@dataclass
-class _Request:
-    """One open request; `id` is the client's name for it, `number` the engine's."""
+@dataclass(eq=False)
+class _Client:
+    """One peer; its open requests by its own names for them."""
 
-    client: bytes
-    id: int
-    number: int
-    prompt: list[int]
-    detokenizer: Detokenizer
-    metrics: Metrics
-    completion_tokens: int = field(default=0)
+    identity: bytes
+    requests: dict[int, Request] = field(default_factory=dict)
 
 
 class Gateway:
-    """Admission, tokenisation and delivery of all requests. `connect`, then `serve`; one thread."""
+    """One ROUTER socket whose peers are clients."""
 
-    def __init__(self, child: Child) -> None:
-        self.bad_frames = 0
-        self._supervisor = child.supervisor
-        self._config = child.config
-        self._epoch = child.epoch
-        self._tokenizer = Tokenizer(Path(child.config.target))
-        self._client_address = child.address(sockets.CLIENT)
-        self._engine = sockets.dealer(child.context, child.address(sockets.ENGINE), b"frontend-%d" % child.epoch)
-        # The clients' side has its own context: ending it waits for the last results without ending the other sockets.
-        self._client_context: zmq.Context[Any] = zmq.Context()
-        self._open: dict[int, _Request] = {}
-        self._numbers: dict[tuple[bytes, int], int] = {}
-        self._count = 0
-        self._draining = False
-        # Requests whose end a full queue refused, until when to try again.
-        self._owed: dict[tuple[bytes, int], float] = {}
-        self._next_retry = 0.0
+    def __init__(self, desk: Desk, socket: zmq.Socket[bytes], epoch: int) -> None:
+        self._desk, self._socket, self._epoch = desk, socket, epoch
+        self._clients: dict[bytes, _Client] = {}
+        # Requests with something to deliver, and whose client it is for.
+        self._news: dict[Request, _Client] = {}
+        self._timer: asyncio.Handle | None = None
+        self._slow = desk.config.server.limits.slow_reader_seconds
+        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN)
 
-    def connect(self) -> None:
-        """Shake hands with the target, which may still be loading, then open for clients. Raises SsdError if refused.
+    @property
+    def bad_frames(self) -> int:
+        return self._inlet.bad_frames
 
-        Clients are let in last, so that whoever finds a connection finds an engine that answers.
-        """
-        hello = Hello("frontend", self._config.vocab_size, self._config.digest)
-        while not sockets.send(self._engine, hello, self._epoch):
-            self._engine.poll(1000, zmq.POLLOUT)
-        answer = None
-        while answer is None:
-            self._engine.poll()
-            answer = next((message for _, message in self._messages(self._engine, TARGET_TO_FRONTEND, 1)), None)
-        if isinstance(answer, Refused):
-            raise SsdError(answer.message)
-        self._clients = sockets.router(self._client_context, self._client_address, sockets.PUBLIC_BYTES)
+    @property
+    def busy(self) -> bool:
+        """Whether a client has something to come, or to say."""
+        return bool(self._news) or bool(self._socket.poll(0))
 
-    def serve(self) -> None:
-        """Answer until the supervisor asks to drain and every request has ended and left this process."""
-        poller = zmq.Poller()
-        for socket in (self._clients, self._engine, self._supervisor):
-            poller.register(socket, zmq.POLLIN)
-        while not self._draining or self._open or self._clients.poll(0):
-            poller.poll(1000)
-            for _ in self._messages(self._supervisor, SUPERVISOR_TO_CHILD, 1):
-                self._draining = True
-            for _, message in self._messages(self._engine, TARGET_TO_FRONTEND, sockets.HIGH_WATER_MARK):
-                if isinstance(message, Step):
-                    for emission in message.emissions:
-                        self._emit(emission)
-            for client, message in self._messages(self._clients, CLIENT_TO_FRONTEND, _CLIENT_MESSAGES_PER_TURN):
-                self._answer(client, message)
-            self._retry_owed()
-        self._client_context.destroy(linger=1000)
+    def close(self) -> None:
+        self._inlet.close()
 
-    def _messages(
-        self, socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any], limit: int
-    ) -> Iterator[tuple[bytes, Any]]:
-        """(peer, message) of at most `limit` frames that have arrived; bad ones are counted and dropped."""
-        for _ in range(limit):
-            try:
-                received = sockets.receive(socket, decoder)
-            except BadFrame as error:
-                self.bad_frames += 1
-                log.info("dropped a frame: %s", error)
-                continue
-            if received is None:
-                return
-            yield received[0], received[2]
+    # -- what clients say -------------------------------------------------------------------------------------------
 
-    # -- clients ----------------------------------------------------------------------------------------------------
-
-    def _answer(self, client: bytes, message: Generate | Cancel | Describe) -> None:
+    def _answer(self, identity: bytes, message: Generate | Cancel | Describe) -> None:
+        if isinstance(message, Describe):
+            self._send(identity, self._description())
+            return
+        client = self._clients.get(identity) or _Client(identity)
         if isinstance(message, Generate):
             try:
-                self._submit(client, message)
+                self._open(client, message)
             except RequestError as error:
-                self._send(client, Failed(message.id, error.code, str(error)[:512]))
-        elif isinstance(message, Cancel):
-            number = self._numbers.get((client, message.id))
-            if number is not None:
-                self._abort(number)
-                self._finish(self._open[number], "abort")
-        else:
-            self._send(client, self._description())
+                self._refuse(client, Failed(message.id, error.code, str(error)[:512]))
+        elif message.id in client.requests:
+            self._desk.abort(client.requests[message.id])
 
-    def _submit(self, client: bytes, message: Generate) -> None:
-        if self._draining:
-            raise RequestError("shutting_down", "the engine is shutting down")
-        if (client, message.id) in self._numbers:
+    def _open(self, client: _Client, message: Generate) -> None:
+        if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
-        if len(self._open) >= MAX_OPEN:
-            raise RequestError("overloaded", f"{MAX_OPEN} requests are open already")
-        token_ids, params = admit(message, self._config, self._tokenizer)
-        number = self._epoch << 32 | self._count
-        if not sockets.send(self._engine, Submit(number, token_ids, params), self._epoch):
-            raise RequestError("overloaded", "the engine takes no more requests at the moment")
-        self._count += 1
-        assert params.speculation is not None
-        detokenizer = Detokenizer(self._tokenizer, params.stop)
-        metrics = Metrics(mode=params.speculation.mode)
-        self._open[number] = _Request(client, message.id, number, token_ids, detokenizer, metrics)
-        self._numbers[client, message.id] = number
+        request = self._desk.open(message, lambda request: self._wake(request, client))
+        self._clients[client.identity] = client
+        client.requests[message.id] = request
+
+    def _refuse(self, client: _Client, failed: Failed) -> None:
+        """The end of a request that never was one. Who floods and does not read is not even told."""
+        if len(self._news) < 2 * self._desk.config.server.limits.max_open_requests:
+            refused = Request(failed.id, SamplingParams(), lambda request: None)
+            refused.ended = True
+            refused.outbox.end(failed)
+            self._wake(refused, client)
 
     def _description(self) -> Description:
-        config = self._config
+        config = self._desk.config
         return Description(
             model=config.target_name,
+            names=list(config.server.names),
             draft=config.draft_name if config.draft is not None else "",
             speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            chat=self._tokenizer.has_chat,
+            chat=self._desk.tokenizer.has_chat,
         )
 
-    # -- the target -------------------------------------------------------------------------------------------------
+    # -- what they are told -----------------------------------------------------------------------------------------
 
-    def _emit(self, emission: Emission) -> None:
-        """Pass on what one step gave one request."""
-        request = self._open.get(emission.request)
-        if request is None:
-            if emission.finish_reason is None:  # a step from before the abort, or a full queue has lost the abort
-                self._abort(emission.request)
-            return
-        request.metrics = emission.metrics or request.metrics
-        text, used = request.detokenizer.feed(emission.token_ids)
-        request.completion_tokens += used
-        if used:
-            logprobs = None if emission.logprobs is None else emission.logprobs[:used]
-            if not self._send(request.client, Chunk(request.id, text, emission.token_ids[:used], logprobs)):
-                return
-        if emission.finish_reason == "error":
-            self._end(request, Failed(request.id, "engine_error", emission.error or "the engine failed"))
-        elif emission.finish_reason is not None:
-            self._finish(request, emission.finish_reason)
-        elif request.detokenizer.stopped:
-            self._abort(request.number)
-            self._finish(request, "stop")
+    def _wake(self, request: Request, client: _Client) -> None:
+        """Deliver at the end of this turn, when the tokens of the whole step are there."""
+        self._news[request] = client
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._deliver)
 
-    def _finish(self, request: _Request, reason: FinishReason) -> None:
-        text = request.detokenizer.finish()
-        usage = Usage(len(request.prompt), request.completion_tokens)
-        reason = "stop" if request.detokenizer.stopped else reason
-        self._end(request, Done(request.id, reason, text, request.prompt, usage, request.metrics))
+    def _deliver(self) -> None:
+        """Send what clients are ready to take; the rest is tried again until they are too slow."""
+        self._timer = None
+        full: set[_Client] = set()
+        for request, client in list(self._news.items()):
+            if client not in full and not self._hand_over(request, client):
+                full.add(client)
+            if request in self._news and request.outbox.seconds > self._slow:
+                self._give_up(request, client)
+        self._inlet.look()
+        if self._news and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._deliver)
 
-    def _end(self, request: _Request, message: Done | Failed) -> None:
-        if self._send(request.client, message):
-            self._forget(request)
+    def _hand_over(self, request: Request, client: _Client) -> bool:
+        """Send all there is of one request; False if its client takes no more."""
+        while (message := request.outbox.head) is not None:
+            sent = self._send(client.identity, message)
+            if sent == "gone":
+                self._lost(client)
+                return True
+            if sent == "full":
+                return False
+            if request.outbox.sent():
+                self._forget(request, client)
+                return True
+        self._news.pop(request, None)
+        return True
 
-    def _forget(self, request: _Request) -> None:
-        del self._open[request.number]
-        del self._numbers[request.client, request.id]
+    def _give_up(self, request: Request, client: _Client) -> None:
+        """The client has not read for long: its request ends, and then even the news of that."""
+        if request.ended:
+            self._forget(request, client)
+        else:
+            self._desk.drop(request)
 
-    def _abort(self, number: int) -> None:
-        sockets.send(self._engine, Abort(number), self._epoch)
+    def _forget(self, request: Request, client: _Client) -> None:
+        self._news.pop(request, None)
+        if client.requests.get(request.outbox.name) is request:
+            del client.requests[request.outbox.name]
+        if not client.requests:
+            self._clients.pop(client.identity, None)
 
-    # -- delivery ---------------------------------------------------------------------------------------------------
+    def _lost(self, client: _Client) -> None:
+        for request in list(client.requests.values()):
+            self._desk.cancel(request)
+            self._forget(request, client)
 
-    def _send(self, client: bytes, message: Message) -> bool:
-        """False: the client is gone or does not read; its requests have ended."""
-        if sockets.send(self._clients, message, self._epoch, to=client):
-            return True
-        for request in [request for request in self._open.values() if request.client == client]:
-            self._abort(request.number)
-            self._forget(request)
-            self._owed[client, request.id] = time.monotonic() + _SLOW_READER_S
-        return False
-
-    def _retry_owed(self) -> None:
-        """Once a second, tell clients that read again how their requests ended; those that are gone expire."""
-        now = time.monotonic()
-        if now < self._next_retry:
-            return
-        self._next_retry = now + 1.0
-        for (client, name), deadline in list(self._owed.items()):
-            failed = Failed(name, "slow_reader", "the client did not read its tokens, so the request was aborted")
-            if sockets.send(self._clients, failed, self._epoch, to=client) or now > deadline:
-                del self._owed[client, name]
+    def _send(self, identity: bytes, message: Message) -> sockets.Sent:
+        return sockets.offer(self._socket, message, self._epoch, to=identity)

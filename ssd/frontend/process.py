@@ -1,17 +1,154 @@
-"""The frontend process: a `Gateway` for as long as the engine lives."""
+"""The frontend process: one event loop with the desk, its clients over ZeroMQ and HTTP, and the target behind it."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import zmq
+
+from ssd.errors import SsdError, UsageError
+from ssd.frontend.desk import Desk
 from ssd.frontend.gateway import Gateway
+from ssd.frontend.inlet import Inlet
+from ssd.ipc import sockets
+from ssd.ipc.curve import secure_router
+from ssd.ipc.messages import SUPERVISOR_TO_CHILD, TARGET_TO_FRONTEND, Drain, Hello, Message, Ready, Refused, Step
 from ssd.ipc.process import Child
+
+if TYPE_CHECKING:
+    from ssd.frontend.http.server import Server
+
+_HELLO_AGAIN_S = 0.2
+_GRACE_S = 1.0  # what results get to leave this process at the end
 
 
 def main(child: Child) -> None:
-    gateway = Gateway(child)
-    gateway.connect()
-    child.ready()
-    gateway.serve()
+    frontend = Frontend(child)
+    run(frontend.serve())
     child.stopped()
     threading.Event().wait()  # the supervisor ends this process; an exit of its own would look like a crash
+
+
+def run(serving: Any) -> None:
+    """Run a coroutine in the fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
+
+
+class Frontend:
+    """`serve` answers clients until the supervisor asks to drain and every request has ended and left this process.
+
+    HTTP answers from the start, and says that the model is loading; ZeroMQ clients are let in when the target is ready,
+    so that whoever finds a connection finds an engine.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._config = child.config
+        self._engine = sockets.dealer(child.context, child.address(sockets.ENGINE), b"frontend-%d" % child.epoch)
+        # The clients' side has its own context: ending it waits for the last results without ending the other sockets.
+        self._clients: zmq.Context[Any] = zmq.Context()
+        self._gateways: list[Gateway] = []
+        self._http: Server | None = None
+
+    @property
+    def bad_frames(self) -> int:
+        return sum(gateway.bad_frames for gateway in self._gateways) + self._target.bad_frames
+
+    async def serve(self) -> None:
+        """Raises SsdError when the target refuses this frontend."""
+        loop = asyncio.get_running_loop()
+        self._welcome: asyncio.Future[None] = loop.create_future()
+        self._drained = asyncio.Event()
+        self.desk = Desk(self._config, self._child.epoch, self._send)
+        self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, sockets.HIGH_WATER_MARK)
+        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1)
+        if self._child.start.http_fd >= 0:
+            await self._open_http()
+        await self._shake_hands()
+        self._open_gateways()
+        self.desk.state = "ready"
+        self._child.ready()
+        supervisor.look()
+        await self._drained.wait()
+        await self._leave()
+        self._target.close()
+        supervisor.close()
+        for gateway in self._gateways:
+            gateway.close()
+        self._clients.destroy(linger=int(1000 * _GRACE_S))
+        self.desk.close()
+
+    async def _open_http(self) -> None:
+        from ssd.frontend.http.server import Server
+
+        self._http = Server(self.desk, socket.socket(fileno=self._child.start.http_fd))
+        await self._http.start()
+
+    async def _shake_hands(self) -> None:
+        hello = Hello("frontend", self._config.vocab_size, self._config.digest)
+        while not self._send(hello):
+            await asyncio.sleep(_HELLO_AGAIN_S)
+        await self._welcome
+
+    def _open_gateways(self) -> None:
+        routers = [sockets.router(self._clients, self._child.address(sockets.CLIENT), sockets.PUBLIC_BYTES)]
+        if self._config.server.zmq_bind is not None:
+            routers.append(self._public_router(self._config.server.zmq_bind))
+        self._gateways += [Gateway(self.desk, router, self._child.epoch) for router in routers]
+
+    def _public_router(self, address: str) -> zmq.Socket[bytes]:
+        """For other machines: with keys, unless the configuration does without."""
+        directory = self._config.server.zmq_keys
+        try:
+            if directory is None:
+                return sockets.router(self._clients, address, sockets.PUBLIC_BYTES)
+            return secure_router(self._clients, address, Path(directory))
+        except zmq.ZMQError as error:
+            raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+
+    def _send(self, message: Message) -> bool:
+        sent = sockets.send(self._engine, message, self._child.epoch)
+        self._target.look()
+        return sent
+
+    def _hear(self, peer: bytes, message: Ready | Refused | Step) -> None:
+        if isinstance(message, Step):
+            self.desk.step(message)
+        elif isinstance(message, Refused):
+            self._welcome.set_exception(SsdError(message.message))
+        elif not self._welcome.done():
+            self._welcome.set_result(None)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _command(self, peer: bytes, message: Drain) -> None:
+        if self.desk.state == "draining":
+            return
+        self.desk.state = "draining"
+        asyncio.get_running_loop().call_later(message.seconds, self._drained.set)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look every few milliseconds whether everything has ended and left."""
+        if self.desk.open_requests or any(gateway.busy for gateway in self._gateways):
+            asyncio.get_running_loop().call_later(0.01, self._watch)
+        else:
+            self._drained.set()
+
+    async def _leave(self) -> None:
+        """What is still open ends with what it has; then everyone gets a moment to be told."""
+        self.desk.abort_all()
+        deadline = asyncio.get_running_loop().time() + _GRACE_S
+        while any(gateway.busy for gateway in self._gateways) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.005)
+        if self._http is not None:
+            await self._http.stop(_GRACE_S)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.messages import ChatMessage
@@ -27,8 +28,18 @@ class Tokenizer:
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._special: dict[str, str] = {}
         self._template: Template | None = None
+        vocabulary = self._tokenizer.get_vocab() if self._tokenizer is not None else {}
+        self._longest = max(map(len, vocabulary), default=1)
+        # The bytes of tokens that have been asked for: at most the vocabulary.
+        self._pieces: dict[int, bytes] = {}
+        self._bytewise = self._tokenizer is not None and isinstance(self._tokenizer.decoder, ByteLevel)
         if self._tokenizer is not None:
             self._load_chat(directory)
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it; 1 without a tokenizer."""
+        return self._longest
 
     @property
     def has_chat(self) -> bool:
@@ -61,6 +72,25 @@ class Tokenizer:
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def piece(self, token_id: int) -> str:
+        """The text of one token by itself, special ones by their name; bytes that are no character as \\xNN."""
+        return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for; empty for ids without a token."""
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self._find_bytes(token_id)
+        return self._pieces[token_id]
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        written = None if self._tokenizer is None else self._tokenizer.id_to_token(token_id)
+        if self._tokenizer is None or written is None:
+            return b""
+        if self._bytewise and all(character in _BYTES for character in written):
+            return bytes(_BYTES[character] for character in written)
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return str(text).encode()
 
     def _load_chat(self, directory: Path) -> None:
         config = _load_config(directory / "tokenizer_config.json")
@@ -132,3 +162,14 @@ def _to_json(value: object, **options: Any) -> str:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (GPT-2): printable Latin-1 for itself, the
+    others in order from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

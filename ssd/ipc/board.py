@@ -162,6 +162,13 @@ class BoardReader(_Board):
             return Cached(int(index), ids[:most])
         return None
 
+    def prepared(self, slot: int, key: Key) -> set[int]:
+        """For which accepted lengths there is anything that answers an outcome of the key's round. For statistics: what
+        is being written meanwhile may be missed."""
+        rows = self._slots[slot]
+        mine = (rows[:, _VERSION] != 0) & (rows[:, _EPOCH:_ACCEPTED] == key[: _ACCEPTED - _EPOCH]).all(axis=1)
+        return set(rows[mine, _ACCEPTED].tolist())
+
     def telemetry(self) -> Telemetry:
         progress, steps, nanoseconds, grown = (int(word) for word in self._header[:4])
         return Telemetry(progress, steps, nanoseconds / 1e9, grown)

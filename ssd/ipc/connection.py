@@ -5,44 +5,72 @@ from __future__ import annotations
 import math
 import struct
 import time
-from typing import Any
+import weakref
+from typing import Any, TypeAlias
 
 import zmq
 
 from ssd.errors import EngineDeadError, RequestError, UsageError
 from ssd.ipc import sockets
+from ssd.ipc.curve import CURVE_BYTES, ClientKeys
 from ssd.ipc.messages import (
     CLIENT_TO_FRONTEND,
     FRONTEND_TO_CLIENT,
-    PROTOCOL_VERSION,
     BadFrame,
+    Chunk,
+    Description,
+    Done,
+    Failed,
     Generate,
     Message,
     pack,
     unpack,
 )
 
+Answer: TypeAlias = Description | Chunk | Done | Failed
+
+_REFUSALS = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the engine at {} does not accept this client's key",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what is at {} does not shake hands as this client does: either both sides "
+    "have keys, or neither",
+}
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+
 
 class Connection:
-    """A DEALER to the gateway at `address`, for one thread.
+    """A DEALER to the gateway at `address`, from its first try to connect to the loss of its peer; for one thread.
 
-    The transport's own monitor tells when a peer comes and goes; silence alone means a slow engine.
+    The transport's own monitor tells when a peer comes and goes; silence alone means a slow engine. Only `wait` waits.
+    `trouble` says what is known of why no connection has come up; when it was `refused`, none will.
     """
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
+        self.up = False
+        self.refused = False
+        self.trouble = ""
         self._address = address
-        self._timeout = timeout
-        self._up = False
         self._lost = False
         self._context: zmq.Context[Any] = zmq.Context()
         # Not IMMEDIATE, which drops what a peer sent before it left, and may abort this process in the middle of a
-        # message (libzmq issue 3663). Nothing is queued for an absent peer all the same: `send` asks the monitor.
+        # message (libzmq issue 3663). Nothing is queued for an absent peer all the same: `offer` asks the monitor.
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, sockets.HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, sockets.HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, sockets.INTERNAL_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, sockets.INTERNAL_BYTES + CURVE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        if address.startswith("tcp:"):
+            sockets.notice_silence(self._socket)
+        if keys is not None:
+            keys.apply(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        # Also when it is forgotten: the collector might end the context before its sockets, and wait for them for ever.
+        self._end = weakref.finalize(self, _end, self._context, self._socket, self._monitor)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -51,65 +79,59 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return bool(self._context.closed)
+        return not self._end.alive
 
     @property
-    def lost(self) -> bool:
-        """Whether the peer has gone since `receive` last said so."""
-        self._hear()
-        return self._lost
-
-    def send(self, message: Message) -> None:
-        """Queue a message; EngineDeadError when no connection comes up within the time-out."""
+    def stuck(self) -> bool:
+        """Whether an `offer` would fail, and goes on to until there is news."""
         if self.closed:
-            raise EngineDeadError("this client is closed")
-        deadline = time.monotonic() + self._timeout
-        while not self.offer(message):
-            if not self._up and time.monotonic() >= deadline:
-                raise EngineDeadError(f"no engine answers at {self._address} (waited {self._timeout:g} s)")
-            self._wait(zmq.POLLOUT if self._up else 0, deadline)
+            return False
+        self._hear()
+        return not (self.refused or self._lost or (self.up and self._socket.poll(0, zmq.POLLOUT)))
 
     def offer(self, message: Message) -> bool:
-        """Send if that is possible at once."""
+        """Send if that is possible at once. It is not while the loss of the peer has not been taken."""
         self._hear()
-        return self._up and sockets.send(self._socket, message)
+        return self.up and not self._lost and sockets.send(self._socket, message)
 
-    def receive(self, deadline: float | None = None) -> Message | None:
-        """The next message. None, once, when the peer has gone; what it had sent comes first.
+    def take(self) -> Answer | EngineDeadError | None:
+        """The next message, None when there is none. An EngineDeadError, after all that the peer has sent, when it has
+        gone, and for what no engine sends: then this connection is over."""
+        answer = self._receive()
+        if answer is None:
+            self._hear()
+            if self._lost:  # by now, all that came before the loss is in the socket
+                return self._receive() or EngineDeadError(f"the engine at {self._address} went away")
+        return answer
 
-        Waits as long as it takes, or until `deadline` (of time.monotonic) and raises EngineDeadError then, and for
-        what no engine sends.
-        """
-        while True:
-            lost = self.lost  # asked before the socket: by then, what came before the loss is in it
-            try:
-                received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
-            except BadFrame as error:
-                raise EngineDeadError(f"what answers at {self._address} is not this engine: {error}") from None
-            if received is not None:
-                message: Message = received[2]
-                return message
-            if lost:
-                self._lost = False
-                return None
-            if deadline is not None and time.monotonic() >= deadline:
-                raise EngineDeadError(
-                    f"what is at {self._address} does not answer as an engine of protocol version {PROTOCOL_VERSION}"
-                )
-            self._wait(zmq.POLLIN, deadline)
+    def wait(self, sending: bool, deadline: float | None) -> None:
+        """Wait until there may be something to `take`, or until an `offer` may succeed; at the latest until `deadline`
+        (of time.monotonic)."""
+        poller = zmq.Poller()
+        poller.register(self._monitor, zmq.POLLIN)
+        if self.up or not sending:
+            poller.register(self._socket, zmq.POLLOUT if sending else zmq.POLLIN)
+        poller.poll(None if deadline is None else max(0, math.ceil(1000 * (deadline - time.monotonic()))))
+
+    def descriptors(self) -> tuple[int, int]:
+        """For an event loop: readable when there may be news, until `acknowledge` or an attempt to `take`."""
+        return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
+
+    def acknowledge(self) -> None:
+        """Silence the descriptors until there is more news than what there is now."""
+        self._hear()
+        self._socket.getsockopt(zmq.EVENTS)
 
     def close(self) -> None:
         """Closing twice is fine."""
-        if not self.closed:
-            self._context.destroy(linger=0)
+        self._end()
 
-    def _wait(self, event: int, deadline: float | None) -> None:
-        """Wait for `event` of the socket or for news of the connection, at most until `deadline`."""
-        poller = zmq.Poller()
-        poller.register(self._monitor, zmq.POLLIN)
-        if event:
-            poller.register(self._socket, event)
-        poller.poll(None if deadline is None else max(0, math.ceil(1000 * (deadline - time.monotonic()))))
+    def _receive(self) -> Answer | EngineDeadError | None:
+        try:
+            received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
+        except BadFrame as error:
+            return EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
+        return None if received is None else received[2]
 
     def _hear(self) -> None:
         """Take in what the monitor has to say."""
@@ -119,8 +141,19 @@ class Connection:
             except zmq.Again:
                 return
             (event,) = struct.unpack_from("=H", news[0])
-            self._lost |= self._up and event == zmq.EVENT_DISCONNECTED
-            self._up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._lost |= self.up and event == zmq.EVENT_DISCONNECTED
+            self.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if event in _REFUSALS:
+                self.refused = True
+                self.trouble = _REFUSALS[event].format(self._address)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self.trouble = "; what is there does not shake hands: is its key another one?"
+
+
+def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
 
 
 def validate(request: Generate) -> None:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from ssd.params import SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
@@ -51,10 +51,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Annotated[list[tuple[TokenId, Number]], Meta(max_length=20)]
 
 
+Logprobs = Annotated[list[TokenLogprob], Meta(max_length=MAX_PROMPT_TOKENS)]
+
+
 class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one request went. Definitions: CONVENTIONS 3; times are means per round in milliseconds.
 
     A round is one verification. `hit_rate` leaves the first round after prefill out and is 0 in `ar` and `sd`.
+    `acceptance_histogram[a]` counts the rounds that accepted `a` draft tokens. The time in the queue is part of that to
+    the first token.
     """
 
     mode: Name = "ar"
@@ -68,6 +73,8 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_acceptance_length_on_miss: Number = 0.0
     hit_rate: Number = 0.0
     tokens_per_second: Number = 0.0
+    acceptance_histogram: Annotated[list[Count], Meta(max_length=65)] = []
+    queue_time_ms: Milliseconds = 0.0
     time_to_first_token_ms: Milliseconds = 0.0
     generation_time_ms: Milliseconds = 0.0
     verify_ms: Milliseconds = 0.0
@@ -114,7 +121,10 @@ class Describe(Message, frozen=True):
 
 
 class Description(Message, frozen=True):
+    """What is served: `model` under all of `names`, up to `max_model_len` tokens of prompt and output together."""
+
     model: Name
+    names: Annotated[list[Name], Meta(max_length=64)]
     draft: Name
     speculation: Speculation
     vocab_size: Count
@@ -123,12 +133,14 @@ class Description(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Tokens that one round added. `text` may be empty while a character is incomplete."""
+    """Tokens that one round added, or several rounds for a client that reads slowly. `text` may be empty while a
+    character is incomplete. `prompt_logprobs` come with the first chunk, for all tokens of the prompt but its first."""
 
     id: RequestId
     text: Text
     token_ids: Tokens
-    logprobs: Annotated[list[TokenLogprob], Meta(max_length=65536)] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 class Done(Message, frozen=True):
@@ -185,21 +197,43 @@ class Abort(Message, frozen=True):
     request: RequestId
 
 
-class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one step gave one request; `finish_reason` ends it, `error` says why when the reason is `error`."""
+class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one step gave one request; `finish_reason` ends it, `error` says why when the reason is `error`.
+
+    `drafted` tokens were verified and `accepted` of them were right. `cache` says what the speculation cache had for
+    the round: "hit", the reason of a miss (CONVENTIONS 3), or nothing where that question does not arise.
+    """
 
     request: RequestId
     token_ids: Tokens
-    logprobs: Annotated[list[TokenLogprob], Meta(max_length=65536)] | None = None
+    logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     metrics: Metrics | None = None
     error: Name = ""
+    drafted: Count = 0
+    accepted: Count = 0
+    cache: Name = ""
+    prompt_logprobs: Logprobs | None = None
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), the tokens of
+    the step, and the seconds of its forward pass and of waiting for the draft before it."""
+
+    running: Count = 0
+    waiting: Count = 0
+    kv_cache_usage: Number = 0.0
+    draft_up: bool = False
+    batched_tokens: Count = 0
+    verify_seconds: Number = 0.0
+    wait_seconds: Number = 0.0
 
 
 class Step(Message, frozen=True):
     """All emissions of one step: one message per round (CONVENTIONS 3)."""
 
     emissions: Annotated[list[Emission], Meta(max_length=4096)]
+    load: Load = Load()
 
 
 # -- target -> draft ------------------------------------------------------------------------------------------------
@@ -286,7 +320,10 @@ class Status(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Supervisor -> frontend: refuse new requests, finish the open ones, then answer with status `stopped`."""
+    """Supervisor -> frontend: refuse new requests, finish the open ones within so many seconds and end the rest, then
+    answer with status `stopped`."""
+
+    seconds: Annotated[float, Meta(ge=0, le=86400)]
 
 
 def pack(message: Message, epoch: int = 0) -> list[bytes]:

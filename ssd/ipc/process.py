@@ -29,7 +29,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
     `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
-    `laws_fd` that of the arena of draft laws, -1 where no one needs it.
+    `laws_fd` that of the arena of draft laws, `http_fd` the socket that listens for HTTP; -1 where no one needs it.
     """
 
     role: str
@@ -40,6 +40,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     death_fd: int
     board_fd: int
     laws_fd: int = -1
+    http_fd: int = -1
 
 
 class Child:

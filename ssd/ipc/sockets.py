@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Literal
 
 import msgspec
 import zmq
 
+from ssd.errors import SsdError
 from ssd.ipc.messages import BadFrame, Message, pack, unpack
+
+Sent = Literal["sent", "full", "gone"]
 
 INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
+
+_PATIENCE_S, _RETRY_S = 5.0, 0.005
 
 # Names of the sockets inside a run directory.
 CLIENT = "client.sock"
@@ -21,10 +27,16 @@ SUPERVISOR = "supervisor.sock"
 
 def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
     """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
+    socket = unbound_router(context, max_bytes)
+    socket.bind(address)
+    return socket
+
+
+def unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:
+    """The same, not bound yet."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     _limit(socket, max_bytes, linger_ms=1000)
-    socket.bind(address)
     return socket
 
 
@@ -44,6 +56,15 @@ def dealer(
     return socket
 
 
+def notice_silence(socket: zmq.Socket[bytes]) -> None:
+    """For TCP, where a peer can vanish without a word: take it for gone when its transport is silent for a minute.
+
+    Longer than an engine bears with a slow reader, whose transport is as silent.
+    """
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 15_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
+
+
 def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -51,20 +72,35 @@ def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
     socket.setsockopt(zmq.LINGER, linger_ms)
 
 
-def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
-    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> Sent:
+    """Send without waiting; "full" or "gone" say that the peer's queue is full, or that there is no such peer."""
     frames = pack(message, epoch)
     if to is not None:
         frames.insert(0, to)
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK)
     except zmq.Again:
-        return False
+        return "full"
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
-            return False
+            return "gone"
         raise
-    return True
+    return "sent"
+
+
+def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
+    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+    return offer(socket, message, epoch, to) == "sent"
+
+
+def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> None:
+    """Send what must not be dropped: a receiver that is slow slows the sender, and one that reads nothing for five
+    seconds is an SsdError."""
+    for _ in range(int(_PATIENCE_S / _RETRY_S)):
+        if send(socket, message, epoch, to):
+            return
+        time.sleep(_RETRY_S)
+    raise SsdError(f"the frontend took no results for {_PATIENCE_S:.0f} s")
 
 
 def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[bytes, int, Any] | None:

@@ -17,7 +17,7 @@ from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.learner import Mean
 from ssd.target.cheap import CheapProposals
 from ssd.target.proposer import Result
-from ssd.target.sequence import Sequence
+from ssd.target.sequence import Cache, Sequence
 from ssd.target.tuning import Round, Tuning
 
 # A request that waits in vain this often in a row waits no more, but for a trial every so many rounds.
@@ -64,6 +64,10 @@ class BoardProposer:
         self._settled_at = self._last_wait = 0.0
 
     @property
+    def up(self) -> bool:
+        return self._hears
+
+    @property
     def step_seconds(self) -> float:
         counters = self._board.telemetry()
         return counters.step_seconds / max(1, counters.steps)
@@ -77,7 +81,7 @@ class BoardProposer:
         self._open.clear()
         for sequence in running:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            sequence.proposal, sequence.laws, sequence.hit = [], None, None
+            sequence.proposal, sequence.laws, sequence.cache = [], None, ""
             self.admit(sequence)
 
     def _tell(self, message: Message) -> None:
@@ -159,16 +163,29 @@ class BoardProposer:
         """Take the cached speculation, or leave the row open for its backup."""
         sequence, outcome, speculation = result.sequence, result.outcome, result.sequence.speculation
         key = Key(self._epoch or 0, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
-        if speculation.mode == "ssd" and sequence.lookahead > 0 and self._epoch is not None:
-            entry = self._take(sequence, key, sequence.lookahead)
+        if speculation.mode == "ssd" and sequence.lookahead > 0:
+            entry = None if self._epoch is None else self._take(sequence, key, sequence.lookahead)
+            sequence.cache = self._verdict(sequence, key, entry)
             if result.round > 0:
-                sequence.hit = bool(sequence.proposal)
                 self._learn_rank(result, entry)
         in_flight = len(sequence.proposal)
         if not in_flight and sequence.lookahead > 0 and (speculation.mode == "sd" or speculation.backup != "none"):
             self._open[sequence.request] = _Missed(sequence, key, sequence.round)
             in_flight = -1
         return Outcome(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
+
+    def _verdict(self, sequence: Sequence, key: Key, entry: int | None) -> Cache:
+        """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing."""
+        if key.round == 0:
+            return "" if sequence.proposal else "first_round"
+        if sequence.proposal:
+            return "hit"
+        if not self._hears:
+            return "draft_down"
+        prepared = self._board.prepared(sequence.slot, key)
+        if entry is not None or not prepared:
+            return "late"
+        return "token_not_covered" if key.accepted in prepared else "k_not_covered"
 
     def _learn_rank(self, result: Result, entry: int | None) -> None:
         """Note which of the prepared tokens the bonus token was. Entries are numbered by accepted length, then rank."""
@@ -218,7 +235,7 @@ class BoardProposer:
             before, sequence.speculation = sequence.speculation, self._tuning.current(sequence.asked)
             if sequence.speculation.mode == "ar":
                 self._open.pop(sequence.request, None)
-                sequence.proposal, sequence.laws, sequence.hit = [], None, None
+                sequence.proposal, sequence.laws, sequence.cache = [], None, ""
                 self._tell(Release([sequence.request]))
             elif before.mode == "ar":
                 self.admit(sequence)

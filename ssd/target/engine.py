@@ -10,7 +10,7 @@ from torch import Tensor
 from ssd.config import EngineConfig
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import Emission, FinishReason, Submit, TokenLogprob
+from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
 from ssd.speculation.acceptance import coupled
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
@@ -31,11 +31,13 @@ class TargetEngine:
         self._config, self._runner, self._stop_token_ids = config, runner, stop_token_ids
         self._verifier = Verifier(runner.model.shape.vocab_size, runner.model.device)
         self._forward_ended = 0.0
+        self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
     def submit(self, submit: Submit) -> None:
         table = PageTable(self.pool)
         default, longest = self._config.speculation, self._config.max_model_len
-        self.scheduler.add(Sequence.from_submit(submit, default, longest, table, time.perf_counter()))
+        now = time.perf_counter()
+        self.scheduler.add(Sequence.from_submit(submit, default, longest, table, now, self._stop_token_ids))
 
     def abort(self, request: int) -> None:
         """Forget a request; called between steps, so that no step in flight can touch its pages."""
@@ -47,15 +49,28 @@ class TargetEngine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
+    def load(self) -> Load:
+        """How busy it is now, and what the last step took."""
+        tokens, verify, waited = self._took
+        return Load(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_cache_usage=self.pool.live / self.pool.count,
+            draft_up=self.proposer.up,
+            batched_tokens=tokens,
+            verify_seconds=verify,
+            wait_seconds=waited,
+        )
+
     def step(self) -> list[Emission]:
         """Advance every sequence that the batch has room for; returns what clients must be told."""
-        for sequence in self.scheduler.admit():
-            self.proposer.admit(sequence)
+        self._admit()
         waited = self.proposer.settle(self.scheduler.running)
         batch, preempted = self.scheduler.schedule()
         if preempted:
             self.proposer.release(preempted)
         if not batch:
+            self._took = (0, 0.0, 0.0)
             return []
         began = time.perf_counter()
         logits = self._runner.forward([part.row for part in batch])
@@ -69,11 +84,18 @@ class TargetEngine:
             ended = time.perf_counter()
             samples = self._verifier.samples(logits, batch)
         self._account(batch, waited, began, ended)
+        self._verifier.collect_prompt_logprobs(logits, batch)
         return self._finish(batch, self._commit(batch, samples), logits)
+
+    def _admit(self) -> None:
+        for sequence in self.scheduler.admit():
+            sequence.timing.admitted = sequence.timing.admitted or time.perf_counter()
+            self.proposer.admit(sequence)
 
     def _account(self, batch: Items[Scheduled], waited: float, began: float, ended: float) -> None:
         """Every second of a round is verification, waiting for the draft, or overhead (contract C10)."""
         between = began - self._forward_ended - waited
+        self._took = (sum(len(part.row.token_ids) for part in batch), ended - began, waited)
         for part in batch:
             sequence = part.sequence
             if sequence.round > 0:
@@ -83,18 +105,20 @@ class TargetEngine:
         self._forward_ended = ended
 
     def _commit(self, batch: Items[Scheduled], samples: Items[list[int]]) -> list[Result | None]:
-        """Append what the samples allow and move the computed length (I1); None for prefill chunks and failures."""
+        """Append what the samples allow and move the computed length (I1); None for prefill chunks, whose pages can be
+        found at once: others may wait for them."""
         results: list[Result | None] = []
         for part, own in zip(batch, samples, strict=True):
             sequence, drafted = part.sequence, part.drafted
             known = len(part.row.token_ids) - drafted
             sequence.proposal, sequence.laws = [], None
-            if not own:
+            if not part.complete and own[0] >= 0:
                 sequence.computed += known
+                sequence.table.share_computed(sequence.tokens, sequence.computed)
                 results.append(None)
                 continue
-            outcome = coupled(part.row.token_ids[known:], own)
-            result = Result(sequence, sequence.round, len(sequence.tokens), drafted, outcome)
+            outcome = coupled(part.draft, own)
+            result = Result(sequence, sequence.round, len(sequence.tokens), drafted, outcome, sequence.cache)
             sequence.computed += known + outcome.accepted
             sequence.count_round(outcome, drafted)
             sequence.tokens += own[: outcome.accepted + 1]
@@ -119,19 +143,33 @@ class TargetEngine:
                 over.append(sequence)
             if reason != "error":
                 sequence.table.share_computed(sequence.tokens, sequence.computed)
-            emissions.append(self._emission(sequence, tokens, probabilities, reason))
+            emissions.append(self._emission(result, tokens, probabilities, reason))
         self.proposer.outcomes(alive)
         self._forget(over)
         return emissions
 
     def _emission(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
+        self, result: Result, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
     ) -> Emission:
+        sequence, prompt_logprobs = result.sequence, None
+        if sequence.params.prompt_logprobs is not None and result.round == 0 and reason != "error":
+            prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         # A stop string ends a request in the frontend: then these are the last figures it has.
         known = reason is not None or bool(sequence.params.stop)
         metrics = sequence.metrics(self.proposer.step_seconds) if known else None
         error = "the model produced values that are not numbers" if reason == "error" else ""
-        return Emission(sequence.request, tokens, logprobs, reason, metrics, error)
+        return Emission(
+            request=sequence.request,
+            token_ids=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            metrics=metrics,
+            error=error,
+            drafted=result.drafted,
+            accepted=result.outcome.accepted,
+            cache=result.cache,
+        )
 
     def _cut(self, result: Result | None) -> tuple[list[int], FinishReason | None]:
         """The new tokens of a result, cut where the request ends, and why it ends."""
@@ -153,7 +191,7 @@ class TargetEngine:
         params = sequence.params
         if token < 0:
             return "error"
-        if token in params.stop_token_ids or (token in self._stop_token_ids and not params.ignore_eos):
+        if token in sequence.ends:
             return "stop"
         if length - sequence.prompt_length >= params.max_tokens or length >= sequence.max_model_len:
             return "length"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 import zmq
 
 from ssd.config import EngineConfig
-from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
-from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Message, Ready, Refused, Step, Submit
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Load, Message, Ready, Refused, Step, Submit
 from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
@@ -25,8 +23,6 @@ from ssd.target.engine import TargetEngine
 from ssd.target.proposer import NoProposer, Proposer
 
 log = logging.getLogger("ssd.target")
-
-_FRONTEND_PATIENCE_S, _RETRY_S = 5.0, 0.005
 
 
 def main(child: Child) -> None:
@@ -51,6 +47,7 @@ class _Target:
         self._child, self._socket = child, socket
         self._frontend, self._draft = b"", b""
         self._draft_epoch = 0
+        self._load = Load()
         config, (runner, stops) = child.config, loaded
         self._board: BoardProposer | None = None
         if config.draft is not None:
@@ -65,9 +62,12 @@ class _Target:
             if not self._engine.busy:
                 self._socket.poll()
             self._read()
-            emissions = self._engine.step()
-            if emissions:
-                self._deliver(Step(emissions))
+            step = Step(self._engine.step(), self._engine.load())
+            if step.emissions:
+                sockets.deliver(self._socket, step, self._child.epoch, self._frontend)
+            elif step.load != self._load:
+                sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
+            self._load = step.load
 
     def _read(self) -> None:
         """Handle every message that is there."""
@@ -106,11 +106,3 @@ class _Target:
 
     def _to_draft(self, message: Message) -> bool:
         return sockets.send(self._socket, message, self._draft_epoch, self._draft)
-
-    def _deliver(self, step: Step) -> None:
-        """Results are never dropped: a slow frontend slows the target, one that reads nothing for long ends it."""
-        for _ in range(int(_FRONTEND_PATIENCE_S / _RETRY_S)):
-            if sockets.send(self._socket, step, self._child.epoch, self._frontend):
-                return
-            time.sleep(_RETRY_S)
-        raise SsdError(f"the frontend took no results for {_FRONTEND_PATIENCE_S:.0f} s")

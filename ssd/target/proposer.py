@@ -6,22 +6,27 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
 from ssd.speculation.acceptance import Outcome
-from ssd.target.sequence import Sequence
+from ssd.target.sequence import Cache, Sequence
 
 
 class Result(NamedTuple):
     """The outcome of one verification: `base` committed tokens before it; `sequence` has committed it already.
-    `drafted` draft tokens were verified."""
+    `drafted` draft tokens were verified, and `cache` is what the speculation cache had for it."""
 
     sequence: Sequence
     round: int
     base: int
     drafted: int
     outcome: Outcome
+    cache: Cache
 
 
 class Proposer(Protocol):
     """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a draft, as far as is known."""
 
     @property
     def step_seconds(self) -> float:
@@ -43,7 +48,7 @@ class Proposer(Protocol):
 class NoProposer:
     """Plain decoding."""
 
-    step_seconds = 0.0
+    up, step_seconds = False, 0.0
 
     def admit(self, sequence: Sequence) -> None:
         pass

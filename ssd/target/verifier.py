@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd.ipc.messages import TokenLogprob
 from ssd.speculation.acceptance import rejection
+from ssd.speculation.adjustment import Written, adjusted
 from ssd.speculation.noise import NoiseCache, Stream, stream_seed, uniform
 from ssd.speculation.sampling import argmax, perturbed, probabilities
 from ssd.target.scheduler import Scheduled
@@ -18,43 +19,56 @@ class Verifier:
     """Samples for every output of a batch; keeps the noise vectors that neighbouring rounds share."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
         self._noise = NoiseCache(vocab_size, device)
 
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled]) -> list[list[int]]:
-        """The target's own tokens for the outputs of each row (none for a prefill chunk), from logits
-        [sum of outputs, V]; -1 stands where the logits were not numbers.
+        """The target's own tokens for the sampled outputs of each row, from logits [sum of outputs, V]; -1 stands where
+        the logits were not numbers, and for a prefill chunk the token has no other meaning.
 
         Under the ratio rule they are the tokens that verification emits, the accepted ones first.
         """
-        if all(part.sequence.law.temperature == 0.0 for part in batch):
+        rows: list[Tensor] = []
+        if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
             own = argmax(logits)
         else:
-            own = argmax(
-                torch.cat([self._scores(rows, part) for rows, part in zip(_split(logits, batch), batch, strict=True)])
-            )
+            rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
+            own = argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]))
         samples, offset = [], 0
         for part in batch:
-            samples.append(own[offset : offset + part.row.outputs])
-            offset += part.row.outputs
-        if any(part.drafted and part.sequence.ratio_rule for part in batch):
-            for index, (rows, part) in enumerate(zip(_split(logits, batch), batch, strict=True)):
-                if part.drafted and part.sequence.ratio_rule:
-                    samples[index] = self._by_ratio(rows, part, samples[index])
+            samples.append(own[offset : offset + part.sampled])
+            offset += part.sampled
+        for index, part in enumerate(batch):
+            if part.drafted and part.sequence.ratio_rule:
+                samples[index] = self._by_ratio(rows[index], part, samples[index])
         return samples
+
+    def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
+        """The rows of a part as its request adjusts them; the very same where it does not."""
+        sequence = part.sequence
+        if sequence.adjustment is None or not part.complete:
+            return logits
+        if sequence.written is None:
+            sequence.written = Written(sequence.tokens[: sequence.prompt_length], self._vocab_size, self._device)
+        written = sequence.written
+        written.extend(sequence.tokens[sequence.prompt_length + written.length :])
+        return adjusted(logits, sequence.adjustment, written, part.draft)
 
     def _scores(self, logits: Tensor, part: Scheduled) -> Tensor:
         law = part.sequence.law
+        if not part.complete:
+            return logits.float()
         if part.sequence.ratio_rule:  # the token after all accepted ones, and every token without a draft
             law = law._replace(seed=stream_seed(law.seed, Stream.BONUS))
-        return perturbed(logits, law, part.row.predicted, self._noise)
+        return perturbed(logits, law, part.predicted, self._noise)
 
     def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
         """What the ratio rule emits of a row whose own samples are `own`."""
         if -1 in own:
             return own
-        sequence, positions = part.sequence, part.row.predicted
-        seed, drafted = sequence.law.seed, part.row.token_ids[-part.drafted :]
+        sequence, positions = part.sequence, part.predicted
+        seed, drafted = sequence.law.seed, part.draft
         accept, again = (stream_seed(seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
 
         def sample(index: int, weights: Tensor) -> int:
@@ -71,22 +85,49 @@ class Verifier:
     ) -> list[list[TokenLogprob] | None]:
         """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
         under the target's unmodified distribution."""
-        wanted: list[list[TokenLogprob] | None] = []
-        for rows, part, emitted in zip(_split(logits, batch), batch, tokens, strict=True):
+        wanted: list[list[TokenLogprob] | None] = [None] * len(batch)
+        if all(part.sequence.params.logprobs is None for part in batch):
+            return wanted
+        for index, (rows, part, emitted) in enumerate(zip(_sampled(logits, batch), batch, tokens, strict=True)):
             count = part.sequence.params.logprobs
-            if count is None or not emitted:
-                wanted.append(None)
-                continue
-            table = torch.log_softmax(rows[: len(emitted)].float(), dim=-1)
-            best = torch.topk(table, min(count, table.shape[-1])) if count else None
-            wanted.append([_entry(table, best, index, token) for index, token in enumerate(emitted)])
+            if count is not None and emitted:
+                wanted[index] = _entries(rows, emitted, count)
         return wanted
 
+    @torch.inference_mode()
+    def collect_prompt_logprobs(self, logits: Tensor, batch: Items[Scheduled]) -> None:
+        """Give sequences that want it what the first outputs of their rows say of the tokens of their prompts."""
+        if not any(part.prompt_outputs for part in batch):
+            return
+        for rows, part in zip(_split(logits, batch), batch, strict=True):
+            count = part.sequence.params.prompt_logprobs
+            if count is not None and part.prompt_outputs:
+                start = part.row.predicted.start
+                tokens = part.sequence.tokens[start : start + part.prompt_outputs]
+                part.sequence.prompt_logprobs += _entries(rows, tokens, count)
 
-def _entry(table: Tensor, best: torch.return_types.topk | None, index: int, token: int) -> TokenLogprob:
-    top = [] if best is None else list(zip(best.indices[index].tolist(), best.values[index].tolist(), strict=True))
+
+def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogprob]:
+    """The log-probabilities of `tokens` and of the `count` likeliest ones under the first rows of logits [n, V]."""
+    table = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
+    chosen = table.gather(1, torch.tensor(tokens, device=table.device)[:, None])[:, 0].tolist()
+    best = torch.topk(table, min(count, table.shape[-1]))
+    rows = zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
     # -inf is not a number the protocol carries.
-    return TokenLogprob(token, max(-1e18, table[index, token].item()), [(i, max(-1e18, value)) for i, value in top])
+    return [
+        TokenLogprob(token, max(-1e18, value), [(i, max(-1e18, v)) for i, v in zip(ids, values, strict=True)])
+        for token, value, ids, values in rows
+    ]
+
+
+def _greedy(part: Scheduled) -> bool:
+    """Whether the largest logit decides, as it is."""
+    return part.sequence.law.temperature == 0.0 and part.sequence.adjustment is None
+
+
+def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:
+    """The rows of `logits` that are sampled, part by part."""
+    return [rows[-part.sampled :] for rows, part in zip(_split(logits, batch), batch, strict=True)]
 
 
 def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:

@@ -182,7 +182,7 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 def test_help_and_version() -> None:
-    for name in ("generate", "launch", "demo", "pull", "models"):
+    for name in ("generate", "chat", "launch", "demo", "keys", "pull", "models"):
         assert name in ssd("--help").stdout
         assert ssd(name, "--help").exit_code == 0
     assert __version__ in ssd("--version").stdout
@@ -196,6 +196,7 @@ def test_help_and_version() -> None:
         "from ssd.cli.main import main; main(['--help'])",
         "from ssd.cli.main import main; main(['generate', '--help'])",
         "from ssd.cli.main import main; main(['generate', ''])",
+        "from ssd.cli.main import main; main(['chat', '--temperature', '-1'])",
         "from ssd.cli.main import main; main(['launch', '--max-model-len', '0'])",
     ],
 )

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -98,13 +99,18 @@ def test_an_interrupted_command_says_so_and_leaves_nothing(number: signal.Signal
 
 
 def test_launch_serves_other_commands_and_drains_on_a_signal() -> None:
-    server = subprocess.Popen([*COMMAND, "launch"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*COMMAND, "launch", "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
+    url = server.stdout.readline().removeprefix("http: ").strip()
     address = server.stdout.readline().removeprefix("ready: ").strip()
     pids = children(server.pid)
     done = run("generate", "The capital of France is", "--raw", "--json", "--max-tokens", "4", "--address", address)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+    asked = json.dumps({"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0})
+    request = urllib.request.Request(f"{url}/v1/completions", asked.encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer)["choices"][0]["text"] == json.loads(done.stdout)["text"]
     server.send_signal(signal.SIGINT)
     server.communicate()
     assert server.returncode == 0

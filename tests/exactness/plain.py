@@ -1,20 +1,45 @@
 """A Llama in one page of plain torch, sharing nothing with the engine but the way a score becomes a sample.
 
 No cache, no batch, no packing: every token is one forward over everything before it, in the type one asks for.
+What requests do to logits is written out here once more, from its definition.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ssd.params import SamplingParams
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import Law, argmax, perturbed
+
+Adjust = Callable[[Tensor, Sequence[int]], Tensor]
+"""(logits [1, V], the text up to here) -> logits [1, V]."""
+
+
+def adjust_by(params: SamplingParams, prompt_length: int) -> Adjust:
+    """Biases, no stop token before there are enough tokens, penalties: the text's tokens one by one."""
+
+    def adjust(logits: Tensor, text: Sequence[int]) -> Tensor:
+        row, output = logits[0].clone(), list(text[prompt_length:])
+        for token, bias in params.logit_bias.items():
+            row[token] += bias
+        if len(output) < params.min_tokens:
+            row[list(params.stop_token_ids)] = -torch.inf
+        for token in set(text):
+            row[token] *= 1 / params.repetition_penalty if row[token] > 0 else params.repetition_penalty
+        for token in output:
+            row[token] -= params.frequency_penalty
+        for token in set(output):
+            row[token] -= params.presence_penalty
+        return row[None]
+
+    return adjust
 
 
 class Plain:
@@ -71,21 +96,24 @@ class Plain:
         head = embedding if self.config["tie_word_embeddings"] else self.weights["lm_head.weight"]
         return self._norm(x, "model.norm") @ head.T
 
-    def scores(self, token_ids: Sequence[int], law: Law) -> Tensor:
+    def scores(self, token_ids: Sequence[int], law: Law, adjust: Adjust | None = None) -> Tensor:
         """[vocab_size]: what decides the token after `token_ids`; each text is computed once."""
         key = tuple(token_ids)
         if key not in self._rows:
             self._rows[key] = self.logits(token_ids)[-1:]
         vocab_size = self._rows[key].shape[1]
-        return perturbed(self._rows[key], law, [len(key)], lambda seed, at: gumbel(seed, at, vocab_size))[0]
+        logits = self._rows[key] if adjust is None else adjust(self._rows[key], token_ids)
+        return perturbed(logits, law, [len(key)], lambda seed, at: gumbel(seed, at, vocab_size))[0]
 
-    def next(self, token_ids: Sequence[int], law: Law) -> int:
+    def next(self, token_ids: Sequence[int], law: Law, adjust: Adjust | None = None) -> int:
         """The token after `token_ids`."""
-        return argmax(self.scores(token_ids, law)[None])[0]
+        return argmax(self.scores(token_ids, law, adjust)[None])[0]
 
-    def generate(self, prompt: Sequence[int], law: Law, count: int) -> list[int]:
-        """The `count` tokens after `prompt`."""
-        text = list(prompt)
-        for _ in range(count):
-            text.append(self.next(text, law))
+    def generate(self, prompt: Sequence[int], law: Law, params: SamplingParams) -> list[int]:
+        """The tokens after `prompt` up to the first stop token, at most `params.max_tokens`."""
+        text, adjust = list(prompt), adjust_by(params, len(prompt))
+        while len(text) < len(prompt) + params.max_tokens:
+            text.append(self.next(text, law, adjust))
+            if text[-1] in params.stop_token_ids:
+                break
         return text[len(prompt) :]

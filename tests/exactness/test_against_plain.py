@@ -14,7 +14,7 @@ from ssd.execution.runner import Runner
 from ssd.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.speculation.sampling import Law
 from tests.draft.pair import Draft, Pair, Texts, config
-from tests.exactness.plain import Plain
+from tests.exactness.plain import Plain, adjust_by
 from tests.models import tiny
 
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
@@ -25,6 +25,22 @@ LAWS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.8, "top_p": 0.7},
     "min-p": {"temperature": 0.8, "min_p": 0.05},
     "all filters": {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+}
+ADJUSTED: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "presence and frequency": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "temperature": 0.8},
+    "bias": {"logit_bias": {5: 3.0, 77: 2.0, 130: -100.0}, "temperature": 0.8, "top_p": 0.9},
+    "minimum": {"min_tokens": 9, "stop_token_ids": tuple(range(0, 131, 3))},
+    "all adjustments": {
+        "temperature": 0.8,
+        "top_k": 40,
+        "repetition_penalty": 0.9,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.3,
+        "logit_bias": {5: 1.0},
+        "min_tokens": 12,
+        "stop_token_ids": tuple(range(0, 131, 5)),
+    },
 }
 PAGES = 1024
 
@@ -43,7 +59,7 @@ class World:
 
     def check(self, texts: Texts, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
         """100 % of the ids."""
-        expected = [self.plain.generate(p, law(q), q.max_tokens) for p, q in zip(prompts, params, strict=True)]
+        expected = [self.plain.generate(p, law(q), q) for p, q in zip(prompts, params, strict=True)]
         assert texts.ids == expected
 
 
@@ -71,9 +87,9 @@ def requests(lengths: Sequence[int], tokens: int, **fields: Any) -> tuple[list[l
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", [*LAWS, *ADJUSTED])
 def test_ids_are_those_of_the_plain_forward(world: World, mode: Mode, name: str) -> None:
-    prompts, params = requests((1, 3, 4, 5, 17, 40), 24, **LAWS[name])
+    prompts, params = requests((1, 3, 4, 5, 17, 40), 24, **(LAWS | ADJUSTED)[name])
     texts = world.pair(Speculation(mode)).run(prompts, params)
     world.check(texts, prompts, params)
     accepted = sum(m.accepted_tokens for m in texts.metrics)
@@ -105,7 +121,7 @@ def test_without_a_backup(world: World, temperature: float) -> None:
 def test_batches_of_1_to_32(world: World, mode: Mode) -> None:
     """Rows of every law in one batch, each row as if it were alone."""
     prompts, params = requests([1 + 5 * index % 23 for index in range(32)], 6)
-    kinds = list(LAWS.values())
+    kinds = [*LAWS.values(), *ADJUSTED.values()]
     params = [SamplingParams(seed=i, max_tokens=6, **kinds[i % len(kinds)]) for i in range(32)]
     pair = world.pair(Speculation(mode), max_num_seqs=32)
     for size in range(1, 33):
@@ -141,10 +157,10 @@ def test_chunked_prefill(world: World, mode: Mode, budget: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_preemption(world: World, mode: Mode, temperature: float) -> None:
+@pytest.mark.parametrize("name", ["greedy", "T .8", "presence and frequency"])
+def test_preemption(world: World, mode: Mode, name: str) -> None:
     """Pages for about three of eight sequences: the newest lose theirs and are computed again, tokens and all."""
-    prompts, params = requests((5, 9, 14, 3, 8, 11, 2, 6), 30, temperature=temperature)
+    prompts, params = requests((5, 9, 14, 3, 8, 11, 2, 6), 30, **(LAWS | ADJUSTED)[name])
     pair = world.pair(Speculation(mode), num_pages=30, max_model_len=100)
     texts = pair.run(prompts, params)
     assert texts.preemptions > 2
@@ -190,7 +206,8 @@ def test_float32_differs_at_near_ties_only(world: World, mode: Mode, name: str) 
     for prompt, settings, ids in zip(prompts, params, texts.ids, strict=True):
         assert len(ids) == settings.max_tokens
         for index, token in enumerate(ids):
-            best = world.plain.scores(prompt + ids[:index], law(settings)).topk(2)
+            adjust = adjust_by(settings, len(prompt))
+            best = world.plain.scores(prompt + ids[:index], law(settings), adjust).topk(2)
             if best.values[0] - best.values[1] > 1e-4:
                 clear += 1
                 assert token == best.indices[0]

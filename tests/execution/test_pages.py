@@ -83,9 +83,22 @@ class Pages(RuleBasedStateMachine):
             accepted = data.draw(st.integers(0, len(draft)))
             sequence.tokens += [*draft[:accepted], data.draw(st.integers(0, 1))]
             sequence.computed += accepted
-            before = list(sequence.table.pages), self.pool.available
-            sequence.table.share_computed(sequence.tokens, sequence.computed)
-            assert (sequence.table.pages, self.pool.available) == before, "rolling back moved pages (I4)"
+        before = list(sequence.table.pages), self.pool.available
+        sequence.table.share_computed(sequence.tokens, sequence.computed)
+        assert (sequence.table.pages, self.pool.available) == before, "rolling back moved pages (I4)"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def look_again(self, data: st.DataObject) -> None:
+        """In the middle of its text: what another has computed since is taken, in whole pages and not too much."""
+        sequence = data.draw(st.sampled_from(self.alive))
+        most = data.draw(st.integers(0, len(sequence.tokens) - 1))
+        before, shared = sequence.computed, list(sequence.table.pages[: sequence.computed // self.size])
+        sequence.computed = sequence.table.adopt_prefix(sequence.tokens, before, most)
+        assert sequence.table.pages[: len(shared)] == shared
+        if sequence.computed != before:
+            assert before < sequence.computed <= most and sequence.computed % self.size == 0
+            assert sequence.computed == len(sequence.table.pages) * self.size
 
     def grown(self, sequence: Sequence, length: int) -> bool:
         """Room is made unless there is truly none: then every page of the pool belongs to somebody alive."""
@@ -200,7 +213,7 @@ def test_token_ids_do_not_run_together() -> None:
     pool = PagePool(8, 2)
     tables = [computed(pool, [1, 23, 4, 4]), computed(pool, [12, 3, 4, 4])]
     for text, table in zip(([1, 23, 4, 4, 0], [12, 3, 4, 4, 0]), tables, strict=True):
-        assert PageTable(pool).adopt_prefix(text) == 4 and pool.match(text) == table.pages
+        assert PageTable(pool).adopt_prefix(text) == 4 and pool.match(text, 4) == table.pages
 
 
 def test_eviction_takes_the_oldest_and_of_a_text_the_tail() -> None:
@@ -256,12 +269,28 @@ def test_equal_texts_computed_side_by_side_do_not_share() -> None:
     for table in tables:
         table.share_computed([1, 2, 3, 4], 4)
         pool.check()
-    assert pool.match([1, 2, 3, 4, 5]) == tables[0].pages
+    assert pool.match([1, 2, 3, 4, 5], 4) == tables[0].pages
     pool.release(tables[0].pages)
     for table in tables:
         table.free()
         pool.check()
     assert pool.live == 0 and cached(pool, [1, 2, 3, 4, 5]) == 4
+
+
+def test_what_another_computed_meanwhile_is_taken_in_the_middle_of_a_text() -> None:
+    """One page each, then one of them goes on: the other takes its second page, and gives its own half of it back."""
+    pool, text = PagePool(8, 2), [1, 2, 3, 4, 5, 6]
+    first, second = PageTable(pool), PageTable(pool)
+    for table in (first, second):
+        table.grow(3)
+        table.share_computed(text, 3)
+    assert second.adopt_prefix(text, 3) == 3, "there is nothing yet"
+    first.grow(6)
+    first.share_computed(text, 6)
+    assert second.adopt_prefix(text, 3, most=3) == 3, "it may not"
+    assert second.adopt_prefix(text, 3) == 4 and second.pages == [second.pages[0], first.pages[1]]
+    assert pool.live == 4
+    pool.check()
 
 
 def test_salt_and_page_size_separate() -> None:

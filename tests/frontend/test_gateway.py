@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 import zmq
 
+from ssd.config import Limits, Server
 from ssd.errors import SsdError
-from ssd.frontend import gateway as gateway_module
-from ssd.frontend.gateway import Gateway
+from ssd.frontend.process import Frontend
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
@@ -82,15 +83,15 @@ class RawClient:
 @dataclass
 class Setup:
     engine: ScriptedEngine
-    gateway: Gateway
+    frontend: Frontend
     client: RawClient
 
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    with scripted_engine() as engine, gateway_thread(engine, engine_config()) as gateway:
+    with scripted_engine() as engine, gateway_thread(engine, engine_config()) as frontend:
         client = RawClient(engine.address)
-        yield Setup(engine, gateway, client)
+        yield Setup(engine, frontend, client)
         client.close()
 
 
@@ -108,7 +109,7 @@ def test_hello_names_the_model_and_a_refusal_is_the_cause_of_the_end() -> None:
 
         def connect() -> None:
             try:
-                Gateway(child).connect()
+                asyncio.run(Frontend(child).serve())
             except SsdError as error:
                 causes.append(str(error))
 
@@ -211,8 +212,9 @@ def test_a_stop_string_across_tokens_cuts_text_ids_and_logprobs_and_ends_the_wor
     request = setup.engine.target.next_submit().request
     logprobs = [TokenLogprob(token, -1.0, []) for token in ids]
     setup.engine.target.step(Emission(request, ids[:1], logprobs[:1]))
+    chunks = [setup.client.receive()]
     setup.engine.target.step(Emission(request, ids[1:], logprobs[1:], metrics=Metrics(rounds=2)))
-    chunks = [setup.client.receive(), setup.client.receive()]
+    chunks.append(setup.client.receive())
     done = setup.client.receive()
     assert "".join(chunk.text for chunk in chunks) + done.text == "one "
     assert chunks[0].token_ids + chunks[1].token_ids == ids[:cut]
@@ -242,7 +244,9 @@ def test_a_failure_in_the_target_fails_that_request_alone(setup: Setup) -> None:
 
 
 def test_describe(setup: Setup) -> None:
-    assert setup.client.ask(Describe()) == Description("scripted", "", Speculation("ar"), 49152, 256, True)
+    assert setup.client.ask(Describe()) == Description(
+        "scripted", ["scripted"], "", Speculation("ar"), 49152, 256, True
+    )
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -291,12 +295,19 @@ def test_an_open_name_cannot_be_used_again_until_it_ends(setup: Setup) -> None:
     assert setup.engine.target.next_submit().request != submit.request
 
 
-def test_more_requests_than_the_limit_are_refused(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_OPEN", 2)
-    for name in (1, 2):
-        setup.client.send(prompt(name))
-        setup.engine.target.next_submit()
-    assert setup.client.ask(prompt(3)).code == "overloaded"
+def test_more_requests_than_the_limit_are_refused() -> None:
+    server = Server(names=("scripted",), limits=Limits(max_open_requests=2))
+    with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)):
+        client = RawClient(engine.address)
+        for name in (1, 2):
+            client.send(prompt(name))
+            engine.target.next_submit()
+        assert client.ask(prompt(3)).code == "overloaded"
+        client.send(Cancel(1))
+        assert isinstance(client.receive(), Done)
+        client.send(prompt(3))
+        assert engine.target.next_submit()
+        client.close()
 
 
 # -- cancel, loss, garbage ------------------------------------------------------------------------------------------
@@ -370,10 +381,10 @@ def test_bad_frames_from_clients_and_target_are_counted_and_dropped(setup: Setup
         setup.client.send_frames(*bomb)
     setup.client.send(prompt(1))
     request = setup.engine.target.next_submit().request
-    assert setup.gateway.bad_frames == len(bombs)
+    assert setup.frontend.bad_frames == len(bombs)
     setup.engine.target.garbage(b"nonsense")
     setup.engine.target.garbage(header, b"\xc1")
     setup.engine.target.step(Emission(request, [28120], finish_reason="stop"))
     assert isinstance(setup.client.receive(), Chunk)
     assert isinstance(setup.client.receive(), Done)
-    assert setup.gateway.bad_frames == len(bombs) + 2
+    assert setup.frontend.bad_frames == len(bombs) + 2

@@ -21,7 +21,7 @@ PARAMS = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=MAX_SEED, max_tokens=9, stop=("\n", "end"),
     stop_token_ids=(1, 2), ignore_eos=True, logprobs=5, speculation=SPECULATION,
 )  # fmt: skip
-EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS)
+EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_logprobs=[LOGPROB])
 
 TO_FRONTEND: list[m.Message] = [
     m.Generate(1, prompt="naïve 🙂", params=PARAMS),
@@ -31,7 +31,7 @@ TO_FRONTEND: list[m.Message] = [
     m.Describe(),
 ]
 TO_CLIENT: list[m.Message] = [
-    m.Description("target", "draft", Speculation(), 49152, 2048, True),
+    m.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
     m.Chunk(1, "text", [5, 6], [LOGPROB]),
     m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
     m.Failed(1, "invalid_request", "why"),
@@ -54,7 +54,7 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
     ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
     ([m.Status("target", "failed", "why", 2)], m.CHILD_TO_SUPERVISOR),
-    ([m.Drain()], m.SUPERVISOR_TO_CHILD),
+    ([m.Drain(1.0)], m.SUPERVISOR_TO_CHILD),
 ]
 CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
 DECODERS = [decoder for _, decoder in DIRECTIONS]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ssd.config import EngineConfig
+from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Metrics, Submit, TokenLogprob
 from ssd.models.interface import Model, Plan, Shape
@@ -120,23 +121,33 @@ def make_engine(
     return TargetEngine(config, runner, proposer or NoProposer(), stops)
 
 
+def plain_logits(text: list[int], outputs: int) -> Tensor:
+    """[outputs, VOCAB] of the last tokens of a text, in one forward that has never seen a scheduler."""
+    return Runner(tiny_llama(), 16, 4).forward([Row(text, 0, range(16), outputs)])
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Answer:
-    """All that a client was told about one request. `steps` are the engine's steps that told it something."""
+    """All that a client was told about one request. `steps` are the engine's steps that told it something, `rounds` the
+    drafted and accepted tokens and the cache of each."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    rounds: list[tuple[int, int, str]] = field(default_factory=list)
     reason: str | None = None
     metrics: Metrics = field(default_factory=Metrics)
     steps: list[int] = field(default_factory=list)
 
 
 def submit(request: int, prompt: Iterable[int], *, k: int = 4, **params: Any) -> Submit:
+    """`logit_bias` may be pairs, which can be hashed."""
     speculation = Speculation(num_speculative_tokens=k)
     given: dict[str, Any] = {"seed": 0, "speculation": speculation} | params
+    given["logit_bias"] = dict(given.get("logit_bias", ()))
     return Submit(request, list(prompt), SamplingParams(**given))
 
 
@@ -167,11 +178,17 @@ def play(
             assert answer.reason is None, "something was emitted after the end"
             answer.ids += emission.token_ids
             answer.logprobs += emission.logprobs or []
+            if emission.prompt_logprobs is not None:
+                assert not answer.steps, "log-probabilities of the prompt come first, and once"
+                answer.prompt_logprobs = emission.prompt_logprobs
+            answer.rounds.append((emission.drafted, emission.accepted, emission.cache))
             answer.reason = emission.finish_reason
             answer.metrics = emission.metrics or answer.metrics
             answer.steps.append(step)
         engine.pool.check()
         assert all(s.computed <= len(s.tokens) for s in engine.scheduler.running)
+        load = engine.load()
+        assert (load.running, load.waiting) == (len(engine.scheduler.running), len(engine.scheduler.waiting))
         if len(answers) == len(submits) and all(answer.reason for answer in answers.values()):
             break
     assert not engine.busy and all(answer.reason for answer in answers.values()), f"not done after {most} steps"
@@ -221,7 +238,7 @@ class ScriptedProposer:
     It checks that the engine keeps its side: every sequence is admitted, then heard of, then released, in this order.
     """
 
-    step_seconds = 0.0
+    up, step_seconds = True, 0.0
 
     def __init__(
         self, texts: Mapping[int, Items[int]], scripts: Mapping[int, str], timing: str = "at once", seed: int = 0

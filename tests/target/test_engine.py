@@ -9,10 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ssd.execution.batch import Row
-from ssd.execution.runner import Runner
+from ssd.ipc.messages import Load
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.target.scripted import (
@@ -26,6 +24,7 @@ from tests.target.scripted import (
     ScriptedProposer,
     continuation,
     make_engine,
+    plain_logits,
     play,
     submit,
     tiny_llama,
@@ -40,6 +39,13 @@ LAWS: list[dict[str, Any]] = [
     {"temperature": 1.1, "seed": 5, "top_k": 20, "top_p": 0.95, "min_p": 0.02},
 ]
 SAMPLED = LAWS[5]
+# What depends on the text so far, and differs along a verification.
+ADJUSTED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.6, "temperature": 0.7, "seed": 1},
+    {"repetition_penalty": 0.8, "frequency_penalty": -0.5, "logit_bias": ((3, 2.0), (41, -100.0), (17, 1.5))},
+    {"repetition_penalty": 1.2, "presence_penalty": -1.0, "logit_bias": ((9, 1.0),), "temperature": 1.1, "top_p": 0.9},
+]
 _RANDOM = torch.randint(VOCAB, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 TEXTS = [_RANDOM[:20], _RANDOM[:8] + _RANDOM[20:32], _RANDOM[40:60]]  # two begin alike
 
@@ -53,7 +59,7 @@ class Ask(NamedTuple):
 
     text: int
     length: int
-    law: int
+    law: dict[str, Any]
     max_tokens: int
     k: int
     script: str
@@ -69,7 +75,7 @@ asks = st.builds(
     Ask,
     text=st.integers(0, len(TEXTS) - 1),
     length=st.integers(1, 20),
-    law=st.integers(0, len(LAWS) - 1),
+    law=st.sampled_from([*LAWS, *ADJUSTED]),
     max_tokens=st.integers(1, 14),
     k=st.integers(1, 6),
     script=st.sampled_from(sorted(SCRIPTS)),
@@ -112,8 +118,8 @@ def test_no_proposal_and_no_neighbour_changes_a_token(
     gets what plain decoding alone gives it."""
     submits, truths = [], {}
     for request, ask in enumerate(scenario):
-        submits.append(submit(request, ask.prompt, k=ask.k, max_tokens=ask.max_tokens, **LAWS[ask.law]))
-        truths[request] = truth(ask.prompt, LAWS[ask.law])
+        submits.append(submit(request, ask.prompt, k=ask.k, max_tokens=ask.max_tokens, **ask.law))
+        truths[request] = truth(ask.prompt, ask.law)
     proposer = ScriptedProposer(
         {request: ask.prompt + truths[request] for request, ask in enumerate(scenario)},
         {request: ask.script for request, ask in enumerate(scenario)},
@@ -146,12 +152,12 @@ def test_no_proposal_and_no_neighbour_changes_a_token(
 def one(script: str, law: dict[str, Any], k: int = 4, timing: str = "at once", **params: Any) -> Answer:
     """TEXTS[0] alone, with a proposer of one kind."""
     prompt, law = TEXTS[0], law | params
-    plain = {key: value for key, value in law.items() if key in ("temperature", "seed", "top_k", "top_p", "min_p")}
+    plain = {key: value for key, value in law.items() if key not in ("max_tokens", "logprobs")}
     proposer = ScriptedProposer({0: prompt + truth(prompt, plain)}, {0: script}, timing)
     return play(make_engine(proposer), [submit(0, prompt, k=k, **law)])[0]
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [*LAWS, *ADJUSTED])
 @pytest.mark.parametrize("timing", ["at once", "late"])
 def test_what_is_right_is_accepted(law: dict[str, Any], timing: str) -> None:
     """Level 4's target side: K + 1 tokens a round, and the last round no longer than it need be."""
@@ -159,13 +165,26 @@ def test_what_is_right_is_accepted(law: dict[str, Any], timing: str) -> None:
     metrics = answer.metrics
     assert (metrics.rounds, metrics.drafted_tokens, metrics.accepted_tokens) == (5, 18, 18)
     assert metrics.mean_acceptance_length == pytest.approx(1 + 18 / 5)
+    assert metrics.acceptance_histogram == [0, 0, 1, 0, 4]
+    assert answer.rounds == [(0, 0, "")] + [(4, 4, "")] * 4 + [(2, 2, "")]
     assert len(answer.steps) == 6
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [*LAWS, *ADJUSTED])
 def test_what_is_wrong_is_not(law: dict[str, Any]) -> None:
     metrics = one("wrong", law, max_tokens=12).metrics
     assert (metrics.rounds, metrics.accepted_tokens) == (11, 0) and metrics.drafted_tokens > 30
+    assert metrics.acceptance_histogram == [11]
+
+
+@pytest.mark.parametrize("law", ADJUSTED)
+def test_adjustments_make_another_text(law: dict[str, Any]) -> None:
+    """Else the tests above would show nothing: greedy at temperature 0, the same noise above."""
+    assert any(truth(prompt, law) != truth(prompt, unadjusted(law)) for prompt in TEXTS)
+
+
+def unadjusted(law: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in law.items() if not key.endswith(("penalty", "bias"))}
 
 
 def test_nothing_is_accepted_after_a_difference() -> None:
@@ -215,6 +234,23 @@ def test_ignored_eos(script: str) -> None:
     assert (answer.ids, answer.reason) == (ids[: last + 1], "stop")
 
 
+@pytest.mark.parametrize("law", [LAWS[0], SAMPLED, *ADJUSTED])
+@pytest.mark.parametrize("script", ["right", "changing", "stale"])
+@pytest.mark.parametrize("least", [1, 4, 9])
+def test_no_end_before_the_minimum(law: dict[str, Any], script: str, least: int) -> None:
+    """Every token that plain decoding would end with is an end, one of them the request's own: it writes others until
+    it has its minimum. In whatever way it is helped, as in plain decoding."""
+    ends = sorted(set(truth(TEXTS[0], law)[:12]))
+    wanted = {**law, "max_tokens": 20, "min_tokens": least, "stop_token_ids": tuple(ends[:1])}
+    stops = frozenset(ends[1:])
+    plain = play(make_engine(stops=stops), [submit(0, TEXTS[0], **wanted)])[0]
+    proposer = ScriptedProposer({0: TEXTS[0] + plain.ids, 1: TEXTS[0] + ends}, {0: script}, seed=least)
+    helped = play(make_engine(proposer, stops=stops), [submit(0, TEXTS[0], **wanted)])[0]
+    assert (helped.ids, helped.reason) == (plain.ids, plain.reason)
+    assert len(plain.ids) > least and not set(plain.ids[:least]) & set(ends)
+    assert plain.reason == ("stop" if plain.ids[-1] in ends else "length")
+
+
 # -- log-probabilities ------------------------------------------------------------------------------------------------
 
 
@@ -233,13 +269,10 @@ def test_logprobs_are_those_of_plain_decoding(law: dict[str, Any], script: str, 
         assert law or not count or mine.top[0] == (mine.token_id, mine.logprob)
 
 
-def plain_logits(text: list[int], outputs: int) -> Tensor:
-    """[outputs, VOCAB] of the last tokens of a text, in one forward that has never seen a scheduler."""
-    return Runner(tiny_llama(), 16, 4).forward([Row(text, 0, range(16), outputs)])
-
-
-def test_logprobs_are_the_models_own() -> None:
-    answer = one("right", SAMPLED, max_tokens=15, logprobs=20)
+@pytest.mark.parametrize("law", [SAMPLED, *ADJUSTED])
+def test_logprobs_are_the_models_own(law: dict[str, Any]) -> None:
+    """Whatever the request does to the logits before it samples."""
+    answer = one("right", law, max_tokens=15, logprobs=20)
     table = torch.log_softmax(plain_logits(TEXTS[0] + answer.ids[:-1], 15), dim=-1)
     for row, entry in zip(table, answer.logprobs, strict=True):
         assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-4)
@@ -301,9 +334,10 @@ def test_a_prompt_that_breaks_the_model_fails_at_once() -> None:
     assert (answers[1].ids, answers[1].reason, answers[1].logprobs) == ([], "error", [])
 
 
-def test_a_failed_request_leaves_nothing_for_others_to_find() -> None:
-    """The same prompt again, after a forward that filled its pages with NaN."""
-    engine = make_engine(model=BrokenOnce(tiny_llama()))
+@pytest.mark.parametrize("budget", [64, 8])
+def test_a_failed_request_leaves_nothing_for_others_to_find(budget: int) -> None:
+    """The same prompt again, after a forward that filled its pages with NaN; a piece of a prompt is found out too."""
+    engine = make_engine(model=BrokenOnce(tiny_llama()), budget=budget)
     failed, again = (play(engine, [submit(i, TEXTS[0], max_tokens=9)])[i] for i in range(2))
     assert (failed.ids, failed.reason) == ([], "error")
     assert (again.ids, again.metrics.cached_tokens) == (truth(TEXTS[0], {})[:9], 0)
@@ -358,6 +392,45 @@ def test_the_context_may_be_filled_to_its_last_token() -> None:
     proposer = ScriptedProposer({0: prompt + truth(prompt, {})}, {0: "right"})
     answer = play(make_engine(proposer, pages=LONGEST // 4), [submit(0, prompt, k=6, max_tokens=1000)])[0]
     assert answer.ids == truth(prompt, {}) and len(prompt) + len(answer.ids) == LONGEST
+
+
+def test_prompts_that_are_alike_are_computed_once() -> None:
+    """Four choices of one prompt: whole pages are taken from the first, and each has a text of its own."""
+    engine = make_engine(budget=12)
+    laws = [SAMPLED | {"seed": seed} for seed in range(4)]
+    answers = play(engine, [submit(i, TEXTS[0], max_tokens=9, **law) for i, law in enumerate(laws)])
+    assert [answers[i].ids for i in range(4)] == [truth(TEXTS[0], law)[:9] for law in laws]
+    assert [answers[i].metrics.cached_tokens for i in range(4)] == [0, 16, 16, 16]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_load_says_how_busy_the_engine_is() -> None:
+    engine = make_engine(budget=24, sequences=2, pages=20)
+    assert engine.load() == Load(kv_cache_usage=0.0)
+    for i in (0, 2, 1):
+        engine.submit(submit(i, TEXTS[i], max_tokens=5))
+    engine.step()
+    load = engine.load()
+    assert (load.running, load.waiting, load.batched_tokens) == (2, 1, 24)
+    assert load.kv_cache_usage == (5 + 1) / 20 and load.verify_seconds > 0 and not load.draft_up
+    for i in range(3):
+        engine.abort(i)
+    assert (engine.load().running, engine.load().waiting, engine.load().kv_cache_usage) == (0, 0, 0.0)
+    assert engine.step() == [] and engine.load() == Load()
+
+
+def test_the_time_in_the_queue_ends_with_the_first_place() -> None:
+    """Two requests for one place; then one that loses its place after it had it."""
+    answers = play(make_engine(sequences=1), [submit(i, TEXTS[i], max_tokens=6) for i in range(2)])
+    first, second = answers[0].metrics, answers[1].metrics
+    assert 0 <= first.queue_time_ms < first.time_to_first_token_ms
+    assert first.generation_time_ms < second.queue_time_ms < second.time_to_first_token_ms
+    proposer = ScriptedProposer({i: TEXTS[i] for i in range(2)}, dict.fromkeys(range(2), "absent"))
+    answers = play(make_engine(proposer, pages=12), [submit(i, TEXTS[i], max_tokens=26) for i in range(2)])
+    assert proposer.admissions[1] > 1
+    assert answers[1].metrics.queue_time_ms < answers[0].metrics.generation_time_ms
 
 
 def test_more_requests_than_places_wait_their_turn() -> None:

@@ -1,0 +1,43 @@
+"""`ssd keys`: who may talk to an engine over the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group()
+def keys() -> None:
+    """Make and list the keys for ZeroMQ over TCP (CURVE).
+
+    DIRECTORY is the engine's. `authorized` in it has one public key for each client that may connect: remove a file to
+    shut that client out from its next connection on. `clients/NAME` is what client NAME needs: bring it there unseen.
+    """
+
+
+@keys.command()
+@_DIRECTORY
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def new(directory: Path, names: tuple[str, ...]) -> None:
+    """Make keys for the clients NAME (default: client), and the engine's if DIRECTORY has none yet."""
+    from ssd.ipc import keys
+
+    if not keys.has_server(directory):
+        keys.new_server(directory)
+        click.echo(f"{directory}\tfor ssd launch --zmq-keys")
+    for name in names or ("client",):
+        click.echo(f"{keys.new_client(directory, name)}\tfor client {name}")
+
+
+@keys.command("list")
+@_DIRECTORY
+def list_clients(directory: Path) -> None:
+    """List the clients that may connect, with their public keys."""
+    from ssd.ipc import keys
+
+    keys.check_server(directory)
+    for name, path in keys.authorizations(directory):
+        click.echo(f"{name}\t{keys.load_public(path).decode()}")

@@ -1,0 +1,80 @@
+"""Markdown on a terminal while it is still being written."""
+
+from __future__ import annotations
+
+import re
+import time
+from types import TracebackType
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+
+_REFRESH_S = 0.05
+# Without HTML: a chat's tags are to be read, and rich would leave them out.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class GrowingMarkdown:
+    """Shows an answer as it grows, for as long as the `with` block lasts.
+
+    Finished blocks (paragraphs, lists, code) are printed once and scroll away like any output. Only the last block is
+    drawn anew, of that no more than the screen holds, its end; all of it is printed when it is finished.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._text = console, ""
+        self._ended, self._shown = False, 0.0
+        self._live = Live(self, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def __enter__(self) -> GrowingMarkdown:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._live.stop()
+
+    def add(self, text: str) -> None:
+        """More of the answer; control characters are left out."""
+        self._text += _CONTROL.sub("", text)
+        finished = ""
+        if "\n" in text:
+            finished, self._text = split(self._text)
+        if finished:
+            self._console.print(rendered(finished), "")
+            self._shown = time.monotonic()
+        elif time.monotonic() >= self._shown + _REFRESH_S:
+            self._live.refresh()
+            self._shown = time.monotonic()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The last block: its end while it grows, all of it when it has ended."""
+        lines = console.render_lines(rendered(self._text), options, pad=False)
+        if not self._ended:
+            lines = lines[-max(1, options.size.height - 1) :]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+
+def split(text: str) -> tuple[str, str]:
+    """Blocks that more text cannot change, and the last one, with the line that is being written."""
+    whole = text.rfind("\n") + 1
+    starts = [token.map[0] for token in _PARSER.parse(text[:whole]) if token.level == 0 and token.map is not None]
+    if len(starts) < 2:
+        return "", text
+    lines = text.split("\n")  # not splitlines, which takes more than newlines
+    return "\n".join(lines[: starts[-1]]) + "\n", "\n".join(lines[starts[-1] :])
+
+
+def rendered(text: str) -> Markdown:
+    """`text` for a console."""
+    markdown = Markdown("")
+    markdown.parsed = _PARSER.parse(text)
+    return markdown

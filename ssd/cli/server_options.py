@@ -1,0 +1,88 @@
+"""What `ssd launch` takes beside the engine options: how clients reach it, a configuration file, a dry run."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ssd.server_config import ServerOptions
+
+_DEFAULTS = ServerOptions()
+_COUNT = click.IntRange(min=1)
+# (flags, type, help); the first long flag names the field of ServerOptions, which has the default.
+_SERVER: list[tuple[tuple[str, ...], Any, str]] = [
+    (("--http/--no-http",), None, "Serve HTTP beside ZeroMQ."),
+    (("--host",), str, "Address that HTTP listens on."),
+    (("--port",), click.IntRange(0, 65535), "Its port; 0: any free one."),
+    (("--uds",), str, "Listen on this Unix socket instead."),
+    (("--api-key-file",), str, "File with the keys that clients must show, one a line; only its owner may read it."),
+    (("--zmq-bind",), str, "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555."),
+    (("--zmq-keys",), str, "Folder of `ssd keys` with the engine's key and the list of clients."),
+    (("--insecure/--no-insecure",), None, "Let other machines in without keys."),
+    (("--served-model-name",), str, "Name of the model for clients; may be given several times. Default: --target."),
+    (("--metrics-compat",), click.Choice(["none", "vllm"]), "Give the metrics under vLLM's names, too."),
+    (("--max-open-requests",), _COUNT, "Requests that run or wait; more are refused (503)."),
+    (("--max-n",), _COUNT, "Choices of one prompt."),
+    (("--max-prompts",), _COUNT, "Prompts of one HTTP request."),
+    (("--max-body-bytes",), _COUNT, "Size of an HTTP body."),
+    (("--max-header-bytes",), _COUNT, "Size of the headers of an HTTP request."),
+    (("--max-header-lines",), _COUNT, "Number of its headers."),
+    (("--slow-reader-tokens",), _COUNT, "Tokens a client may leave unread; with more its request is aborted."),
+    (("--slow-reader-seconds",), click.FloatRange(min=0, min_open=True), "Seconds it may leave any unread."),
+]
+
+
+def server_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the server options to a command, which gets them as `server`, a `ServerOptions`."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        server = ServerOptions(**{name: values.pop(name) for name in ServerOptions.__struct_fields__})
+        return function(server=server, **values)
+
+    decorated: Callable[..., Any] = call
+    for flags, kind, text in reversed(_SERVER):
+        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
+        option = click.option(
+            *flags,
+            type=kind,
+            default=getattr(_DEFAULTS, name),
+            multiple=name == "served_model_name",
+            show_default=True,
+            envvar=f"SSD_{name.upper()}",
+            help=text,
+        )
+        decorated = option(decorated)
+    return decorated
+
+
+def config_file(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--config FILE`: TOML whose keys are flags. What a flag or the environment says counts more."""
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        callback=_read,
+        is_eager=True,
+        expose_value=False,
+        help="TOML file with any of these options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
+    )(function)
+
+
+def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
+    known = {option.name for option in ctx.command.params if option.name not in (param.name, "dry_run")}
+    given = {key.replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise click.BadParameter(f"{path}: unknown option {unknown[0].replace('_', '-')}", ctx, param)
+    ctx.default_map = given

@@ -1,0 +1,32 @@
+"""The library other programs talk to a running engine with.
+
+    with Client("ipc:///tmp/ssd-xyz/client.sock") as client:
+        for chunk in client.stream("Why is the sky blue?"):
+            print(chunk.text, end="")
+
+    async with AsyncClient("tcp://engine.example:5555", keys="keys/laptop") as client:
+        completions = await asyncio.gather(*[client.generate(prompt) for prompt in prompts])
+
+What goes over the wire is in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ssd.client.blocking import Client
+from ssd.client.results import Completion, Prompt, StreamChunk
+
+if TYPE_CHECKING:
+    from ssd.client.asynchronous import AsyncClient
+
+__all__ = ["AsyncClient", "Client", "Completion", "Prompt", "StreamChunk"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load asyncio for who asks for it: it takes as long as all the rest."""
+    if name != "AsyncClient":
+        raise AttributeError(f"module 'ssd.client' has no attribute {name!r}")
+    from ssd.client.asynchronous import AsyncClient
+
+    return AsyncClient

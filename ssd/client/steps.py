@@ -1,0 +1,235 @@
+"""What every client does, as generators of steps that never wait themselves.
+
+A `Wait` among the steps asks whoever drives them to wait; anything else is a result. So the blocking and the asyncio
+client are the same client with another way to wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from ssd.client import results
+from ssd.client.inboxes import DESCRIPTION, MAX_UNREAD, Inboxes
+from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.errors import EngineDeadError, RequestTimeoutError
+from ssd.ipc.connection import Answer, Connection, validate
+from ssd.ipc.curve import client_keys
+from ssd.ipc.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ChatMessage,
+    Chunk,
+    Describe,
+    Description,
+    Done,
+    Generate,
+    Message,
+)
+from ssd.params import SamplingParams
+
+_WINDOW = 1024  # requests of one batch that are open at once: more than an engine runs, fewer than it refuses
+
+
+class Wait(NamedTuple):
+    """Go on when something has arrived in `inbox` or, where that is None, when sending may succeed; at the latest at
+    `deadline` (of time.monotonic). Going on too early is harmless."""
+
+    inbox: int | None
+    deadline: float | None
+
+
+_Result = TypeVar("_Result")
+Steps: TypeAlias = Generator[Wait | _Result, None, None]
+_Part: TypeAlias = Generator[Wait, None, _Result]  # waits, then returns
+
+
+class ClientSteps:
+    """The state of a client and its steps. A subclass drives them and overrides `_arrived` and `_lose` to hear of
+    answers and of lost connections."""
+
+    def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._request_timeout = request_timeout
+        self._keys = None if keys is None else client_keys(Path(keys))
+        self._names = itertools.count(1)
+        self._inboxes = Inboxes(self._arrived)
+        self._closed = False
+        self._uncancelled: deque[int] = deque()  # requests to cancel as soon as the queue has room
+        self._connection = Connection(address, self._keys)
+
+    # -- for subclasses -----------------------------------------------------------------------------------------------
+
+    def _describing(self) -> Steps[Description]:
+        dead = EngineDeadError(
+            f"what is at {self._address} does not answer as an engine of protocol version {PROTOCOL_VERSION}"
+        )
+        connect_and_send = 2 * self._timeout
+        try:
+            if not (yield from self._sending(Describe(), time.monotonic() + connect_and_send)):
+                raise dead
+            self._inboxes.open(DESCRIPTION)
+            answer = yield from self._answer(DESCRIPTION, time.monotonic() + self._timeout)
+            if answer is None:
+                raise dead
+            assert isinstance(answer, Description)
+            yield answer
+        finally:
+            self._inboxes.close(DESCRIPTION)
+
+    def _streaming(self, request: Generate, timeout: float | None) -> Steps[StreamChunk]:
+        deadline = self._deadline(timeout)
+        try:
+            yield from self._open(request, deadline, MAX_UNREAD)
+            yield from self._follow(request, deadline)
+        finally:
+            self._forget(request)
+
+    def _completing(self, requests: Sequence[Generate], timeout: float | None) -> Steps[Completion]:
+        """The completions of all requests, in order. What arrives early is kept: it is the result."""
+        deadline = self._deadline(timeout)
+        try:
+            for request in requests[:_WINDOW]:
+                yield from self._open(request, deadline, None)
+            for index, request in enumerate(requests):
+                for step in self._follow(request, deadline):
+                    if isinstance(step, Wait):
+                        yield step
+                    elif step.completion is not None:
+                        yield step.completion
+                if index + _WINDOW < len(requests):
+                    yield from self._open(requests[index + _WINDOW], deadline, None)
+        finally:
+            for request in requests:
+                self._forget(request)
+
+    def _request(
+        self,
+        prompt: str | None,
+        params: SamplingParams | None,
+        messages: Sequence[ChatMessage] | None,
+        token_ids: Sequence[int] | None,
+    ) -> Generate:
+        chat = None if messages is None else list(messages)
+        ids = None if token_ids is None else list(token_ids)
+        return Generate(next(self._names), prompt, ids, chat, params or SamplingParams())
+
+    def _requests(
+        self, prompts: str | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, chat: bool
+    ) -> list[Generate]:
+        batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
+        if len(each) != len(batch):
+            raise ValueError(f"{len(batch)} prompts, but {len(each)} sampling parameters")
+        return [results.request(next(self._names), *pair, chat) for pair in zip(batch, each, strict=True)]
+
+    def _take_in(self) -> bool:
+        """Sort in the next message; False when there is none. A lost connection is the end of everything open."""
+        answer = None if self._connection.closed else self._connection.take()
+        if answer is None:
+            return False
+        if isinstance(answer, EngineDeadError):
+            self._lose(answer)
+        elif (overflown := self._inboxes.put(answer)) is not None:
+            self._cancel(overflown)
+        return True
+
+    def _arrived(self, inbox: int) -> None:
+        """Something is in `inbox`."""
+
+    def _lose(self, cause: EngineDeadError) -> None:
+        """End everything open. The next message goes over a new connection, so that nothing of the old one lives on."""
+        self._uncancelled.clear()
+        self._connection.close()
+        self._inboxes.end(cause)
+
+    def _leave(self) -> None:
+        """Close for good."""
+        if not self._closed:
+            self._closed = True
+            self._lose(EngineDeadError("this client is closed"))
+
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        timeout = self._request_timeout if timeout is None else timeout
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _open(self, request: Generate, deadline: float | None, limit: int | None) -> _Part[None]:
+        validate(request)
+        if not (yield from self._sending(request, deadline)):
+            raise RequestTimeoutError()
+        self._inboxes.open(request.id, limit)
+
+    def _follow(self, request: Generate, deadline: float | None) -> Steps[StreamChunk]:
+        """The chunks of an open request up to its end."""
+        chunks: list[Chunk] = []
+        while True:
+            answer = yield from self._answer(request.id, deadline)
+            if answer is None:
+                raise RequestTimeoutError()
+            if isinstance(answer, Chunk):
+                chunks.append(answer)
+                yield results.stream_chunk(answer)
+            elif isinstance(answer, Done):
+                yield StreamChunk(answer.text, [], completion=results.completion(request, chunks, answer))
+                return
+
+    def _forget(self, request: Generate) -> None:
+        """Keep no more answers to a request, and have the engine cancel it if it has not ended."""
+        if self._inboxes.close(request.id):
+            self._cancel(request.id)
+
+    def _cancel(self, name: int) -> None:
+        if not self._connection.closed:
+            self._uncancelled.append(name)
+            self._offer_cancels()
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, inbox: int, deadline: float | None) -> _Part[Answer | None]:
+        """The next answer for `inbox`; None when there is none at the deadline. Raises the failure that ended it."""
+        while (answer := self._inboxes.take(inbox)) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            yield Wait(inbox, deadline)
+        return answer
+
+    def _sending(self, message: Message, deadline: float | None) -> _Part[bool]:
+        """Send a message, connecting if need be; False when that was not possible before the deadline.
+
+        Raises EngineDeadError when no connection comes up within the client's time-out.
+        """
+        given_up = time.monotonic() + self._timeout
+        while not self._offer(message):
+            now = time.monotonic()
+            if self._connection.refused:
+                self._lose(EngineDeadError(self._connection.trouble))
+                raise EngineDeadError(self._connection.trouble)
+            if not self._connection.up and now >= given_up:
+                raise EngineDeadError(
+                    f"no engine answers at {self._address} (waited {self._timeout:g} s){self._connection.trouble}"
+                )
+            if deadline is not None and now >= deadline:
+                return False
+            limits = (deadline, None if self._connection.up else given_up)
+            yield Wait(None, min((limit for limit in limits if limit is not None), default=None))
+        return True
+
+    def _offer(self, message: Message) -> bool:
+        """Send a message if that is possible at once."""
+        if self._closed:
+            raise EngineDeadError("this client is closed")
+        if self._connection.closed:
+            self._connection = Connection(self._address, self._keys)
+        return self._offer_cancels() and self._connection.offer(message)
+
+    def _offer_cancels(self) -> bool:
+        while self._uncancelled and self._connection.offer(Cancel(self._uncancelled[0])):
+            self._uncancelled.popleft()
+        return not self._uncancelled

@@ -1,0 +1,232 @@
+"""Every open request, from admission to its one end, whoever asked and however it is delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from ssd.config import EngineConfig
+from ssd.errors import RequestError
+from ssd.frontend.admission import complete, prompt_ids, text_length
+from ssd.frontend.detokenization import Detokenizer
+from ssd.frontend.outbox import Outbox
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import (
+    Abort,
+    Done,
+    Emission,
+    Failed,
+    FinishReason,
+    Generate,
+    Load,
+    Message,
+    Metrics,
+    Step,
+    Submit,
+    Usage,
+)
+from ssd.params import SamplingParams
+
+log = logging.getLogger("ssd.frontend")
+
+_Result = TypeVar("_Result")
+State = Literal["loading", "ready", "draining"]
+_WORKERS = 2
+_AT_ONCE = 1024  # characters: encoding so few costs less than waking a thread
+
+
+class Observer(Protocol):
+    """Who counts what happens (`ssd.frontend.metrics`)."""
+
+    def opened(self, request: Request) -> None: ...
+    def emitted(self, request: Request, emission: Emission) -> None: ...
+    def ended(self, request: Request, reason: str) -> None: ...
+    def stepped(self, load: Load) -> None: ...
+
+
+class Request:
+    """One open request. `outbox.head` is what its client has not got yet; `accepted` says that its prompt was taken.
+
+    `wake` is called whenever there is news of either.
+    """
+
+    def __init__(self, name: int, params: SamplingParams, wake: Callable[[Request], None]) -> None:
+        self.outbox = Outbox(name)
+        self.params = params
+        self.prompt: list[int] = []
+        self.accepted = False
+        self.ended = False
+        self.number = -1
+        self.metrics = Metrics()
+        self.completion_tokens = 0
+        self.wake = wake
+        self.detokenizer: Detokenizer | None = None
+
+
+class Desk:
+    """Admits, passes to the target, turns tokens into text, ends. Lives in one event loop; `send` takes a message for
+    the target and tells whether it is on its way."""
+
+    def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
+        self.config = config
+        self.tokenizer = Tokenizer(Path(config.target))
+        self.state: State = "loading"
+        self.load = Load()
+        self.observer: Observer | None = None
+        self._send = send
+        self._numbers = epoch << 32
+        self._limits = config.server.limits
+        self._open: dict[int, Request] = {}
+        self._preparing: set[Request] = set()
+        self._workers = ThreadPoolExecutor(_WORKERS, "tokenizer")
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open) + len(self._preparing)
+
+    def check(self, count: int = 1) -> None:
+        """Raise RequestError where `count` more requests cannot be taken now, whatever they ask."""
+        if self.state == "loading":
+            raise RequestError("loading", "the model is still loading")
+        if self.state == "draining":
+            raise RequestError("shutting_down", "the engine is shutting down")
+        if self.open_requests + count > self._limits.max_open_requests:
+            raise RequestError("overloaded", f"{self.open_requests} requests are open already")
+
+    def open(self, message: Generate, wake: Callable[[Request], None]) -> Request:
+        """Begin a request. Raises RequestError for what can be told at once; what is wrong with a prompt that takes
+        time to encode ends the request with `Failed`, before it is accepted."""
+        self.check()
+        request = Request(message.id, complete(message.params, self.config), wake)
+        if text_length(message, self.config, self.tokenizer) <= _AT_ONCE:
+            self._accept(request, prompt_ids(message, self.config, self.tokenizer))
+        else:
+            self._preparing.add(request)
+            work = self.in_worker(prompt_ids, message, self.config, self.tokenizer)
+            work.add_done_callback(lambda done: self._admitted(request, done))
+        return request
+
+    def in_worker(self, function: Callable[..., _Result], *arguments: Any) -> asyncio.Future[_Result]:
+        """`function(*arguments)` in a thread that does not hold up tokens."""
+        return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request without a word to its client."""
+        if not request.ended:
+            if request.number in self._open:
+                self._abort(request.number)
+            self._close(request, "abort")
+
+    def abort(self, request: Request) -> None:
+        """End a request with what it has."""
+        if not request.ended:
+            if request.number in self._open:
+                self._abort(request.number)
+            self._finish(request, "abort")
+
+    def abort_all(self) -> None:
+        for request in [*self._open.values(), *self._preparing]:
+            self.abort(request)
+
+    def drop(self, request: Request) -> None:
+        """End a request whose client does not read."""
+        self.cancel(request)
+        why = "the client did not read its tokens, so the request was aborted"
+        request.outbox.drop(Failed(request.outbox.name, "slow_reader", why))
+        request.wake(request)
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _admitted(self, request: Request, work: asyncio.Future[list[int]]) -> None:
+        self._preparing.discard(request)
+        if request.ended:
+            return
+        try:
+            self._accept(request, work.result())
+        except RequestError as error:
+            self._fail(request, error.code, str(error))
+        except Exception:
+            log.exception("a bug in admission:")
+            self._fail(request, "internal_error", "the request could not be prepared")
+
+    def _accept(self, request: Request, token_ids: list[int]) -> None:
+        if not self._send(Submit(self._numbers, token_ids, request.params)):
+            raise RequestError("overloaded", "the engine takes no more requests at the moment")
+        assert request.params.speculation is not None, "complete parameters have one"
+        request.number, request.prompt = self._numbers, token_ids
+        request.metrics = Metrics(mode=request.params.speculation.mode)
+        request.detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        request.accepted = True
+        self._numbers += 1
+        self._open[request.number] = request
+        if self.observer is not None:
+            self.observer.opened(request)
+        request.wake(request)
+
+    # -- the target -------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        """Pass on what one step gave."""
+        self.load = step.load
+        if self.observer is not None:
+            self.observer.stepped(step.load)
+        for emission in step.emissions:
+            request = self._open.get(emission.request)
+            if request is not None:
+                self._emit(request, emission)
+            elif emission.finish_reason is None:  # from before the abort, or a full queue has lost the abort
+                self._abort(emission.request)
+
+    def _emit(self, request: Request, emission: Emission) -> None:
+        assert request.detokenizer is not None, "accepted requests have one"
+        if self.observer is not None:
+            self.observer.emitted(request, emission)
+        request.metrics = emission.metrics or request.metrics
+        text, used = request.detokenizer.feed(emission.token_ids)
+        request.completion_tokens += used
+        if used:
+            logprobs = None if emission.logprobs is None else emission.logprobs[:used]
+            request.outbox.add(text, emission.token_ids[:used], logprobs, emission.prompt_logprobs)
+        if emission.finish_reason == "error":
+            self._fail(request, "engine_error", emission.error or "the engine failed")
+        elif emission.finish_reason is not None:
+            self._finish(request, emission.finish_reason)
+        elif request.detokenizer.stopped:
+            self._abort(request.number)
+            self._finish(request, "stop")
+        elif request.outbox.tokens > self._limits.slow_reader_tokens:
+            self.drop(request)
+        elif used:
+            request.wake(request)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        text = request.detokenizer.finish() if request.detokenizer else ""
+        reason = "stop" if request.detokenizer and request.detokenizer.stopped else reason
+        usage = Usage(len(request.prompt), request.completion_tokens)
+        request.outbox.end(Done(request.outbox.name, reason, text, request.prompt, usage, request.metrics))
+        self._close(request, reason)
+        request.wake(request)
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        request.outbox.end(Failed(request.outbox.name, code, message[:512]))
+        self._close(request, "error")
+        request.wake(request)
+
+    def _close(self, request: Request, reason: str) -> None:
+        request.ended = True
+        self._open.pop(request.number, None)
+        self._preparing.discard(request)
+        if self.observer is not None and request.accepted:
+            self.observer.ended(request, reason)
+
+    def _abort(self, number: int) -> None:
+        self._send(Abort(number))

@@ -1,0 +1,237 @@
+"""What HTTP clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ssd.ipc.messages import Metrics
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct):
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """`*_prediction_tokens` are those that the draft proposed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class SpeculativeMetrics(msgspec.Struct):
+    """Definitions: docs/serving.md. A step is one verification; times are means of them."""
+
+    mode: str
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_cache_hits: int
+    num_cache_misses: int
+    mean_acceptance_length_on_hit: float
+    mean_acceptance_length_on_miss: float
+    draft_wait_ms: float
+
+
+class RequestMetrics(msgspec.Struct):
+    """How one choice went, on request."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float
+    tokens_per_second: float
+    speculative_decoding: SpeculativeMetrics
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Of each token; the first of an echoed prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """An answer of `/v1/completions`, or a chunk of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Chat(msgspec.Struct):
+    """An answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class Model(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Models(msgspec.Struct):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokenized(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(msgspec.Struct):
+    error: ErrorDetail
+
+
+def usage(prompts: int, completions: int, metrics: Sequence[Metrics]) -> Usage:
+    """The sums over the choices of one request; `prompts` counts each prompt once."""
+    drafted = sum(m.drafted_tokens for m in metrics)
+    accepted = sum(m.accepted_tokens for m in metrics)
+    return Usage(
+        prompts,
+        completions,
+        prompts + completions,
+        PromptDetails(sum(m.cached_tokens for m in metrics)),
+        CompletionDetails(accepted, drafted - accepted),
+    )
+
+
+def request_metrics(m: Metrics, tokens: int) -> RequestMetrics:
+    """Our figures of a choice of `tokens` tokens by the names of this interface."""
+    return RequestMetrics(
+        time_to_first_token_ms=m.time_to_first_token_ms,
+        generation_time_ms=m.generation_time_ms,
+        queue_time_ms=m.queue_time_ms,
+        mean_itl_ms=m.generation_time_ms / (tokens - 1) if tokens > 1 else 0.0,
+        tokens_per_second=m.tokens_per_second,
+        speculative_decoding=SpeculativeMetrics(
+            mode=m.mode,
+            mean_acceptance_length=m.mean_acceptance_length,
+            draft_acceptance_rate=m.accepted_tokens / m.drafted_tokens if m.drafted_tokens else 0.0,
+            acceptance_histogram=m.acceptance_histogram,
+            num_spec_steps=m.rounds,
+            num_draft_tokens=m.drafted_tokens,
+            num_accepted_draft_tokens=m.accepted_tokens,
+            num_cache_hits=m.hits,
+            num_cache_misses=m.misses,
+            mean_acceptance_length_on_hit=m.mean_acceptance_length_on_hit,
+            mean_acceptance_length_on_miss=m.mean_acceptance_length_on_miss,
+            draft_wait_ms=m.draft_wait_ms,
+        ),
+    )

@@ -1,0 +1,269 @@
+"""The ASGI application: routes, keys, and one place where errors become answers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from ssd import __version__
+from ssd.errors import RequestError
+from ssd.frontend.api_keys import read_keys
+from ssd.frontend.desk import Desk
+from ssd.frontend.http import answers, chat, completions
+from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from ssd.frontend.http.exchange import Exchange, Gone, HttpError, Receive, Scope, Send, encoder
+from ssd.frontend.http.generation import Generation, now, refusal
+from ssd.frontend.http.parameters import decode, invalid
+from ssd.frontend.metrics import Metrics
+
+log = logging.getLogger("ssd.http")
+
+_MODELS = "/v1/models/"
+_completion = msgspec.json.Decoder(CompletionRequest)
+_chat = msgspec.json.Decoder(ChatRequest)
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    """`open` routes need no key; `body` and `answer` are what the OpenAPI document says of them."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type | None = None
+    answer: type | None = None
+    events: type | None = None
+    open: bool = False
+
+
+class App:
+    """Every request of every connection. Reads the file of keys; raises UsageError where that cannot be used."""
+
+    def __init__(self, desk: Desk) -> None:
+        server = desk.config.server
+        self._desk, self._limit, self._created = desk, server.limits.max_body_bytes, now()
+        self._keys = read_keys(server.api_key_file) if server.api_key_file else []
+        self._metrics = Metrics(desk, server.metrics_compat)
+        self.routes = self._table()
+        self._by_path: dict[str, dict[str, Route]] = {}
+        for route in self.routes:
+            self._by_path.setdefault(route.path, {})[route.method] = route
+
+    def _table(self) -> list[Route]:
+        return [
+            Route(
+                "POST",
+                "/v1/chat/completions",
+                self._chat,
+                "Continue a conversation.",
+                ChatRequest,
+                answers.Chat,
+                answers.ChatChunk,
+            ),
+            Route(
+                "POST",
+                "/v1/completions",
+                self._completion,
+                "Continue a text or token ids.",
+                CompletionRequest,
+                answers.Completion,
+                answers.Completion,
+            ),
+            Route("GET", "/v1/models", self._models, "List what is served.", answer=answers.Models),
+            Route("GET", _MODELS + "{model}", self._model, "One of them.", answer=answers.Model),
+            Route("POST", "/tokenize", self._tokenize, "Text to token ids.", TokenizeRequest, answers.Tokenized),
+            Route("POST", "/detokenize", self._detokenize, "Ids to text.", DetokenizeRequest, answers.Detokenized),
+            Route("GET", "/health", self._health, "200 when requests are answered, else 503.", open=True),
+            Route("GET", "/health/live", self._live, "200 while this process runs."),
+            Route("GET", "/health/ready", self._ready, "200 when new requests are taken, else 503."),
+            Route("GET", "/metrics", self._exposition, "Prometheus metrics, as text."),
+            Route("GET", "/version", self._version, "The engine's version.", answer=answers.Version),
+            Route("GET", "/server_info", self._info, "Configuration and load.", answer=dict),
+            Route("GET", "/openapi.json", self._openapi, "This interface as an OpenAPI document.", answer=dict),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._dispatch(exchange)
+        except Gone:
+            pass
+        except HttpError as error:
+            if not exchange.started:
+                await exchange.fail(error)
+        except Exception:
+            log.exception("a bug in answering %s (request %s):", scope["path"], exchange.id)
+            if exchange.started:
+                raise
+            await exchange.fail(HttpError(500, f"internal error (request {exchange.id})", "internal_error"))
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        path = exchange.scope["path"]
+        # A model's name may have slashes of its own.
+        methods = self._by_path.get(_MODELS + "{model}" if path.startswith(_MODELS) else path)
+        method = exchange.scope["method"]
+        route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
+        if self._keys and not (route is not None and route.open):
+            self._authenticate(exchange)
+        if methods is None:
+            raise HttpError(404, f"there is no {path[:128]}", "not_found")
+        if route is None:
+            allowed = ", ".join(methods)
+            raise HttpError(
+                405,
+                f"{method} is not for this path; {allowed} is",
+                "method_not_allowed",
+                None,
+                {b"allow": allowed.encode()},
+            )
+        await route.handler(exchange)
+
+    def _authenticate(self, exchange: Exchange) -> None:
+        kind, _, given = (exchange.header(b"authorization") or b"").partition(b" ")
+        if kind.lower() != b"bearer":
+            given = b""
+        matches = [secrets.compare_digest(given.strip(), key) for key in self._keys]
+        if not any(matches):
+            raise HttpError(
+                401,
+                "give a valid key as Authorization: Bearer KEY",
+                "invalid_api_key",
+                None,
+                {b"www-authenticate": b"Bearer"},
+            )
+
+    # -- generation -------------------------------------------------------------------------------------------------
+
+    async def _chat(self, exchange: Exchange) -> None:
+        body = decode(await self._json(exchange), _chat)
+        self._check_model(body.model)
+        if not self._desk.tokenizer.has_chat:
+            raise invalid("messages", "this model has no chat format; use /v1/completions", "no_chat_template")
+        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.tokenizer)
+        requests = chat.generates(body, self._desk.config)
+        await Generation(self._desk, exchange, style, requests, body.n or 1).run(_streamed(body))
+
+    async def _completion(self, exchange: Exchange) -> None:
+        body = decode(await self._json(exchange), _completion)
+        self._check_model(body.model)
+        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.tokenizer)
+        requests = completions.generates(body, self._desk.config)
+        await Generation(self._desk, exchange, style, requests, body.n or 1).run(_streamed(body))
+
+    async def _json(self, exchange: Exchange) -> bytes:
+        kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise HttpError(415, "the body must be application/json", "unsupported_media_type")
+        return await exchange.body(self._limit)
+
+    def _check_model(self, name: str | None) -> None:
+        names = self._desk.config.server.names
+        if name is not None and name not in names:
+            raise HttpError(
+                404, f"the model {name[:128]!r} is not served here; {', '.join(names)} is", "model_not_found", "model"
+            )
+
+    # -- tokens -----------------------------------------------------------------------------------------------------
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        body = decode(await self._json(exchange), _tokenize)
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "give either prompt or messages")
+        tokenizer = self._desk.tokenizer
+        try:
+            if body.prompt is not None:
+                ids = await self._desk.in_worker(tokenizer.encode, body.prompt, body.add_special_tokens)
+            else:
+                ids = await self._desk.in_worker(tokenizer.encode_chat, chat.conversation(body.messages or []))
+        except RequestError as error:
+            raise refusal(error.code, str(error)) from None
+        await _reply(exchange, answers.Tokenized(len(ids), self._desk.config.max_model_len, ids))
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        body = decode(await self._json(exchange), _detokenize)
+        self._check_model(body.model)
+        beyond = [token for token in body.tokens if token >= self._desk.config.vocab_size]
+        if beyond:
+            raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
+        await _reply(
+            exchange, answers.Detokenized(await self._desk.in_worker(self._desk.tokenizer.decode, body.tokens))
+        )
+
+    # -- about the engine -------------------------------------------------------------------------------------------
+
+    async def _models(self, exchange: Exchange) -> None:
+        names = self._desk.config.server.names
+        await _reply(exchange, answers.Models("list", [self._named(name) for name in names]))
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = exchange.scope["path"].removeprefix(_MODELS)
+        self._check_model(name)
+        await _reply(exchange, self._named(name))
+
+    def _named(self, name: str) -> answers.Model:
+        config = self._desk.config
+        return answers.Model(name, "model", self._created, "ssd", config.target_name, config.max_model_len)
+
+    async def _health(self, exchange: Exchange) -> None:
+        await exchange.reply(b"", 503 if self._desk.state == "loading" else 200)
+
+    async def _live(self, exchange: Exchange) -> None:
+        await exchange.reply(b"")
+
+    async def _ready(self, exchange: Exchange) -> None:
+        await exchange.reply(b"", 200 if self._desk.state == "ready" else 503)
+
+    async def _exposition(self, exchange: Exchange) -> None:
+        await exchange.reply(self._metrics.text(), kind=self._metrics.kind)
+
+    async def _version(self, exchange: Exchange) -> None:
+        await _reply(exchange, answers.Version(__version__))
+
+    async def _info(self, exchange: Exchange) -> None:
+        await exchange.reply(encoder.encode(server_info(self._desk)))
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        from ssd.frontend.http.openapi import document
+
+        await exchange.reply(encoder.encode(document(self.routes, self._desk.config, bool(self._keys))))
+
+
+def server_info(desk: Desk) -> dict[str, object]:
+    """What runs here and how busy it is; no paths."""
+    config, load = desk.config, desk.load
+    return {
+        "version": __version__,
+        "state": desk.state,
+        "model": config.target_name,
+        "names": config.server.names,
+        "draft": config.draft_name if config.draft is not None else None,
+        "draft_up": load.draft_up,
+        "speculation": config.speculation,
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "limits": config.server.limits,
+        "requests": {"open": desk.open_requests, "running": load.running, "waiting": load.waiting},
+        "kv_cache_usage": load.kv_cache_usage,
+    }
+
+
+async def _reply(exchange: Exchange, answer: msgspec.Struct) -> None:
+    await exchange.reply(encoder.encode(answer))
+
+
+def _streamed(body: Sampling) -> bool:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options needs stream")
+    return bool(body.stream)

@@ -1,0 +1,121 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import UNSET
+
+from ssd.config import EngineConfig
+from ssd.frontend.http import answers
+from ssd.frontend.http.bodies import ChatRequest, Said
+from ssd.frontend.http.generation import Choice, now
+from ssd.frontend.http.parameters import count, each_choice, invalid, sampling
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import ChatMessage, Chunk, Done, Generate, TokenLogprob
+
+_Role = Literal["system", "user", "assistant"]
+
+
+def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
+    """Messages as the engine takes them: one text each, `developer` being the newer name of `system`."""
+    return [ChatMessage(_role(said), _content(said)) for said in messages]
+
+
+def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
+    """One request to the engine for each choice. Raises HttpError."""
+    n = count(body, config)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = sampling(
+        body,
+        config,
+        max_tokens=config.max_model_len if limit is None else limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    messages = conversation(body.messages)
+    return [Generate(index, messages=messages, params=own) for index, own in enumerate(each_choice(params, n))]
+
+
+class ChatStyle:
+    """See `generation.Style`."""
+
+    def __init__(self, body: ChatRequest, name: str, tokenizer: Tokenizer) -> None:
+        self._body, self._tokenizer = body, tokenizer
+        self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Chat:
+        return answers.Chat(
+            object="chat.completion",
+            choices=[self._choice(choice) for choice in choices],
+            usage=usage,
+            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
+            **self._named,
+        )
+
+    def first(self, choice: Choice) -> answers.ChatChunk:
+        return self._chunk(choice, answers.Delta("assistant", ""))
+
+    def event(self, choice: Choice, message: Chunk | Done) -> answers.ChatChunk:
+        if isinstance(message, Done):
+            delta = answers.Delta(content=message.text) if message.text else answers.Delta()
+            return self._chunk(choice, delta, reason=message.finish_reason)
+        ids = message.token_ids if self._body.return_token_ids else UNSET
+        return self._chunk(choice, answers.Delta(content=message.text), message.logprobs, token_ids=ids)
+
+    def last(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.ChatChunk | None:
+        if not self._usage and not self._body.return_metrics:
+            return None
+        return self._object(
+            [],
+            usage=usage if self._usage else UNSET,
+            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
+        )
+
+    def _choice(self, choice: Choice) -> answers.ChatChoice:
+        assert choice.done is not None
+        asked = bool(self._body.return_token_ids)
+        return answers.ChatChoice(
+            choice.index,
+            answers.AssistantMessage("assistant", "".join(choice.text)),
+            self._logprobs(choice.logprobs) if self._body.logprobs else None,
+            choice.done.finish_reason,
+            choice.token_ids if asked else UNSET,
+            choice.request.prompt if asked else UNSET,
+        )
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: answers.Delta,
+        logprobs: list[TokenLogprob] | None = None,
+        reason: answers.FinishReason | None = None,
+        **more: Any,
+    ) -> answers.ChatChunk:
+        shown = None if logprobs is None else self._logprobs(logprobs)
+        return self._object(
+            [answers.ChatChunkChoice(choice.index, delta, shown, reason, **more)],
+            usage=None if self._usage else UNSET,
+        )
+
+    def _object(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
+        return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> answers.ChatLogprobs:
+        return answers.ChatLogprobs([self._content_logprob(entry) for entry in entries])
+
+    def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
+        piece, raw = self._tokenizer.piece, self._tokenizer.piece_bytes
+        tops = [answers.TopLogprob(piece(token), value, list(raw(token))) for token, value in entry.top]
+        return answers.ContentLogprob(piece(entry.token_id), entry.logprob, list(raw(entry.token_id)), tops)
+
+
+def _role(said: Said) -> _Role:
+    return "system" if said.role == "developer" else said.role
+
+
+def _content(said: Said) -> str:
+    return said.content if isinstance(said.content, str) else "".join(part.text for part in said.content)

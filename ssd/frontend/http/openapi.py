@@ -1,0 +1,90 @@
+"""The OpenAPI document, made of the routes and of the very structs that decode and encode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ssd import __version__
+from ssd.config import EngineConfig
+from ssd.frontend.http import answers
+
+if TYPE_CHECKING:
+    from ssd.frontend.http.app import Route
+
+_REF = "#/components/schemas/{name}"
+# What OpenAPI 3.1 can say of a stream: each of its events. The data is a chunk as JSON, or [DONE].
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+_ERRORS = {
+    "400": "The request is wrong; `param` names the field.",
+    "404": "No such model.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "503": "Loading, overloaded or shutting down; try again after `Retry-After`.",
+}
+
+
+def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
+    """What is served by this engine: its model's names and vocabulary are part of it."""
+    structs = {kind for route in routes for kind in (route.body, route.answer, route.events) if _struct(kind)}
+    schemas, components = msgspec.json.schema_components([*structs, answers.Error], ref_template=_REF)
+    named = dict(zip([*structs, answers.Error], schemas, strict=True))
+    _narrow(components, config)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, named, keys)
+    whole: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "ssd", "version": __version__, "description": "Completions by speculative decoding."},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if keys:
+        whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return whole
+
+
+def _struct(kind: type | None) -> bool:
+    return kind is not None and issubclass(kind, msgspec.Struct)
+
+
+def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
+    """In what is asked, the model can only be one of the names that this engine goes by."""
+    for name, schema in components.items():
+        if name.endswith("Request"):
+            schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}
+
+
+def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.answer is not None:
+        schema = named.get(route.answer, {"type": "object"})
+        content["application/json"] = {"schema": schema}
+    if route.events is not None:
+        content["text/event-stream"] = {"schema": _EVENT}
+    if route.path == "/metrics":
+        content["text/plain"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": named[answers.Error]}}
+    responses: dict[str, Any] = {"200": {"description": route.summary, **({"content": content} if content else {})}}
+    if route.body is not None:
+        responses |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    elif route.path.startswith("/health"):
+        responses["503"] = {"description": "Not now."}
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__.strip("_"),
+        "summary": route.summary,
+        "responses": responses,
+    }
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[route.body]}}}
+    if "{model}" in route.path:
+        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        operation["parameters"] = [name]
+        responses["404"] = {"description": _ERRORS["404"], "content": error}
+    if keys and not route.open:
+        operation["security"] = [{"key": []}]
+        responses["401"] = {"description": "No valid key.", "content": error}
+    return operation

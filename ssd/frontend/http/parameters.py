@@ -1,0 +1,120 @@
+"""From the fields of a body to sampling parameters."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, TypeVar
+
+import msgspec
+
+from ssd.config import EngineConfig
+from ssd.errors import RequestError
+from ssd.frontend.http.bodies import Sampling
+from ssd.frontend.http.exchange import HttpError
+from ssd.params import MAX_SEED, SamplingParams, Speculation, derived_seed
+
+_Body = TypeVar("_Body")
+# Fields of both structs, where null means the default.
+_SAME = (
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
+    return HttpError(400, message, code, param)
+
+
+def decode(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
+    """A body; HttpError 400 that names the parameter that is wrong, unknown or not supported."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"the body is no valid JSON: {error}", "invalid_json") from None
+
+
+def _named(message: str) -> HttpError:
+    path = re.search(r" - at `\$\.?([^`]*)`$", message)
+    param = path[1] if path and path[1] else None
+    text = message[: path.start()] if path else message
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown:
+        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
+    missing = re.search(r"missing required field `([^`]*)`", text)
+    if missing:
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return invalid(param, f"{param} is required", "missing_parameter")
+    if text.startswith("Expected `null`"):
+        return invalid(param, f"{param} is not supported", "unsupported_parameter")
+    return invalid(param, f"{param}: {text}" if param else text)
+
+
+def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
+    """Parameters of every choice of a request, with a seed. Raises HttpError."""
+    if given["max_tokens"] > config.max_model_len:
+        raise invalid(
+            "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
+        )
+    fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    params = SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),  # -1 means off, too
+        logit_bias=_biases(body.logit_bias or {}),
+        stop=tuple(stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        seed=secrets.randbelow(MAX_SEED + 1) if body.seed is None else body.seed,
+        speculation=_speculation(body, config),
+        **fields,
+        **given,
+    )
+    try:
+        params.check()
+    except RequestError as error:
+        raise invalid(None, str(error)) from None
+    return params
+
+
+def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """`n` times the same but for their seeds."""
+    assert params.seed is not None
+    return [msgspec.structs.replace(params, seed=derived_seed(params.seed, index)) for index in range(n)]
+
+
+def count(body: Sampling, config: EngineConfig) -> int:
+    """How many choices are asked for."""
+    n, most = body.n or 1, config.server.limits.max_n
+    if n > most:
+        raise invalid("n", f"n is {n}; at most {most} choices are made of a prompt")
+    return n
+
+
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    for token in biases:
+        if not re.fullmatch(r"\d{1,10}", token):
+            raise invalid("logit_bias", f"logit_bias: {token[:32]!r} is no token id")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:
+    """How this request is speculated on, where it differs from the engine's way."""
+    asked = body.speculative
+    if asked is None:
+        return None
+    if not asked.enabled:
+        return Speculation("ar")
+    if asked.num_speculative_tokens is None:
+        return None
+    fan_out = config.speculation.fan_out if len(config.speculation.fan_out) == 1 else ()
+    return msgspec.structs.replace(
+        config.speculation, num_speculative_tokens=asked.num_speculative_tokens, fan_out=fan_out
+    )

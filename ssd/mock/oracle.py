@@ -1,0 +1,120 @@
+"""What the mock answers: pure functions of a request's prompt ids, its seed and the position, in integers only.
+
+The *key* of a request is a 64-bit number: the first 8 bytes of BLAKE2b (digest size 8) over its seed as 8 bytes and
+each prompt id as 4 bytes, all little-endian. The n-th number of a request is the SplitMix64 output for the state
+key + (n + 1) * 0x9E3779B97F4A7C15. Output token p, counted from 0, is the number 3 p modulo the size of the vocabulary.
+The round that begins with it brings one token where p = 0, as a prefill does, and else 1 + (number 3 p + 1) modulo 5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ssd.ipc.messages import FinishReason, TokenLogprob
+from ssd.params import SamplingParams
+
+LOOKAHEAD = 4  # draft tokens that a round pretends to have verified
+_MASK = 2**64 - 1
+_TOKEN, _ROUND, _LOGPROB, _USES = 0, 1, 2, 3
+
+
+class Round(NamedTuple):
+    """What one round adds: its tokens, why the answer ends with the last of them, if it does, and what speculation
+    would say of it (see `ssd.ipc.messages.Emission`)."""
+
+    token_ids: list[int]
+    reason: FinishReason | None
+    drafted: int
+    accepted: int
+    cache: str
+
+
+class Answer:
+    """The answer to one request, whose seed must be set. `ends` are the model's end-of-sequence ids.
+
+    It ends as a model's would: at a stop token, unless that comes before `min_tokens`, at `max_tokens`, or where
+    the context of `max_model_len` tokens is full. The rest of the sampling parameters changes nothing.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        vocab_size: int,
+        max_model_len: int,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        seed = params.seed
+        assert seed is not None, "admission fills the seed in"
+        words = struct.pack(f"<Q{len(prompt)}I", seed, *prompt)
+        self._key = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+        self._prompt, self._vocab_size = prompt, vocab_size
+        self._length = min(params.max_tokens, max_model_len - len(prompt))
+        self._min_tokens = params.min_tokens
+        self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
+
+    def token(self, position: int) -> int:
+        return self._number(position, _TOKEN) % self._vocab_size
+
+    def round(self, position: int) -> Round:
+        """The round that begins with token `position`; no token of it comes after the end."""
+        draw = self._number(position, _ROUND)
+        drafted = LOOKAHEAD if position else 0
+        accepted = draw % (drafted + 1)
+        cache = _cache(position, draw)
+        tokens: list[int] = []
+        for place in range(position, position + accepted + 1):
+            tokens.append(self.token(place))
+            reason = self._reason(tokens[-1], place)
+            if reason is not None:
+                return Round(tokens, reason, drafted, accepted, cache)
+        return Round(tokens, None, drafted, accepted, cache)
+
+    def whole(self) -> tuple[list[int], FinishReason]:
+        """All tokens, and why the last one is the last."""
+        tokens: list[int] = []
+        while True:
+            tokens.append(self.token(len(tokens)))
+            reason = self._reason(tokens[-1], len(tokens) - 1)
+            if reason is not None:
+                return tokens, reason
+
+    def logprobs(self, position: int, count: int, top: int) -> list[TokenLogprob]:
+        """Log-probabilities of the `count` tokens from `position` on, and of `top` ids each."""
+        return [self._logprob(place, self.token(place), top) for place in range(position, position + count)]
+
+    def prompt_logprobs(self, top: int) -> list[TokenLogprob]:
+        """The same for the tokens of the prompt, without the first."""
+        return [self._logprob(-place, self._prompt[place], top) for place in range(1, len(self._prompt))]
+
+    def _logprob(self, position: int, token: int, top: int) -> TokenLogprob:
+        """`token` has at least half of the mass, the ids after it half of what is left each."""
+        chance = 0.5 + self._number(position, _LOGPROB) / 2**66
+        likeliest = [(token, math.log(chance))]
+        for rank in range(1, min(top, self._vocab_size)):
+            likeliest.append(((token + rank) % self._vocab_size, math.log((1 - chance) / 2**rank)))
+        return TokenLogprob(token, likeliest[0][1], likeliest[:top])
+
+    def _reason(self, token: int, position: int) -> FinishReason | None:
+        """Why the answer ends with `token` at `position`, or None."""
+        if token in self._stops and position + 1 >= self._min_tokens:
+            return "stop"
+        return "length" if position + 1 >= self._length else None
+
+    def _number(self, position: int, use: int) -> int:
+        """SplitMix64 (Steele, Lea, Flood 2014) with the request's key as seed."""
+        z = (self._key + (_USES * position + use + 1) * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+
+def _cache(position: int, draw: int) -> str:
+    """What the speculation cache would have had for a round: a hit three times out of four."""
+    if position < 2:
+        return "first_round" if position else ""
+    return "hit" if draw >> 62 else "token_not_covered"

@@ -1,0 +1,205 @@
+"""The mock's process: the target's socket and protocol around `ssd.mock.oracle`, without torch.
+
+As fast as it can, or one round in SSD_MOCK_ROUND_MS milliseconds where that is set, so that streams last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ssd.errors import UsageError
+from ssd.ipc import sockets
+from ssd.ipc.messages import (
+    PEER_TO_TARGET,
+    Abort,
+    BadFrame,
+    Emission,
+    Hello,
+    Load,
+    Message,
+    Metrics,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+)
+from ssd.ipc.process import Child
+from ssd.mock.oracle import LOOKAHEAD, Answer, Round
+from ssd.models.checkpoint import inspect
+from ssd.models.stopping import stop_token_ids
+
+log = logging.getLogger("ssd.mock")
+
+ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
+_LONGEST_ROUND_MS = 60_000.0
+
+
+def main(child: Child) -> None:
+    """Say ready, serve until the supervisor ends this process."""
+    socket = sockets.router(child.context, child.address(sockets.ENGINE))
+    ends = stop_token_ids(inspect(Path(child.config.target), weights=False))
+    _Mock(child, socket, ends, round_seconds(os.environ.get(ROUND_VARIABLE, "0"))).serve()
+
+
+def round_seconds(text: str) -> float:
+    """What SSD_MOCK_ROUND_MS asks for, in seconds. Raises UsageError for what is no time."""
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= _LONGEST_ROUND_MS:
+        raise UsageError(f"{ROUND_VARIABLE} is {text!r}; give milliseconds from 0 to {_LONGEST_ROUND_MS:.0f}")
+    return milliseconds / 1e3
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request, the tokens it has, and what its rounds add up to. Times in seconds."""
+
+    submit: Submit
+    answer: Answer
+    arrived: float
+    started: float = 0.0
+    first_token: float = 0.0
+    position: int = 0
+    rounds: int = 0
+    accepted: int = 0
+    hits: int = 0
+    misses: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0] * (LOOKAHEAD + 1))
+
+    def advance(self, round_s: float) -> Emission:
+        """The next round."""
+        params, position = self.submit.params, self.position
+        now = self.answer.round(position)
+        if position == 0:
+            self.first_token = time.perf_counter()
+        else:
+            self._count(now)
+        self.position += len(now.token_ids)
+        wanted, of_prompt = params.logprobs, params.prompt_logprobs if position == 0 else None
+        return Emission(
+            self.submit.request,
+            now.token_ids,
+            logprobs=None if wanted is None else self.answer.logprobs(position, len(now.token_ids), wanted),
+            prompt_logprobs=None if of_prompt is None else self.answer.prompt_logprobs(of_prompt),
+            finish_reason=now.reason,
+            # A stop string ends a request in the frontend: then these are the last figures it has.
+            metrics=self._metrics(round_s) if now.reason is not None or params.stop else None,
+            drafted=now.drafted,
+            accepted=now.accepted,
+            cache=now.cache,
+        )
+
+    def _count(self, now: Round) -> None:
+        self.rounds += 1
+        self.accepted += now.accepted
+        self.histogram[now.accepted] += 1
+        self.hits += now.cache == "hit"
+        self.misses += now.cache == "token_not_covered"
+
+    def _metrics(self, round_s: float) -> Metrics:
+        generation = time.perf_counter() - self.first_token
+        assert self.submit.params.speculation is not None, "admission fills it in"
+        return Metrics(
+            mode=self.submit.params.speculation.mode,
+            rounds=self.rounds,
+            drafted_tokens=self.rounds * LOOKAHEAD,
+            accepted_tokens=self.accepted,
+            hits=self.hits,
+            misses=self.misses,
+            mean_acceptance_length=1 + self.accepted / max(1, self.rounds),
+            hit_rate=self.hits / max(1, self.hits + self.misses),
+            tokens_per_second=(self.position - 1) / generation if generation > 0 else 0.0,
+            acceptance_histogram=self.histogram,
+            queue_time_ms=(self.started - self.arrived) * 1e3,
+            time_to_first_token_ms=(self.first_token - self.arrived) * 1e3,
+            generation_time_ms=generation * 1e3,
+            verify_ms=round_s * 1e3,
+        )
+
+
+class _Mock:
+    def __init__(self, child: Child, socket: zmq.Socket[Any], ends: frozenset[int], round_s: float) -> None:
+        self._child, self._socket, self._ends, self._round_s = child, socket, ends, round_s
+        self._frontend = b""
+        self._waiting: dict[int, _Request] = {}
+        self._running: dict[int, _Request] = {}
+
+    def serve(self) -> None:
+        self._child.ready()
+        while True:
+            if not self._running:
+                self._socket.poll()
+            began = time.perf_counter()
+            self._read()
+            self._admit()
+            if not self._running:
+                continue
+            if self._round_s:
+                time.sleep(max(0.0, began + self._round_s - time.perf_counter()))
+            sockets.deliver(self._socket, self._step(), self._child.epoch, self._frontend)
+
+    def _read(self) -> None:
+        """Handle every message that is there."""
+        while True:
+            try:
+                received = sockets.receive(self._socket, PEER_TO_TARGET)
+            except BadFrame as error:
+                log.warning("dropped a frame from %s", error)
+                continue
+            if received is None:
+                return
+            peer, _, message = received
+            if isinstance(message, Hello):
+                self._hello(peer, message)
+            elif isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Abort):
+                self._waiting.pop(message.request, None)
+                self._running.pop(message.request, None)
+
+    def _hello(self, peer: bytes, hello: Hello) -> None:
+        config = self._child.config
+        answer: Message = Ready()
+        if hello.digest != config.digest:
+            answer = Refused(f"this mock serves {config.target_name}; the {hello.role} was started for another model")
+        elif hello.role == "frontend":
+            self._frontend = peer
+        if not sockets.send(self._socket, answer, self._child.epoch, peer):
+            log.warning("%r was gone before it was answered", peer)
+
+    def _submit(self, submit: Submit) -> None:
+        config = self._child.config
+        answer = Answer(submit.token_ids, submit.params, config.vocab_size, config.max_model_len, self._ends)
+        self._waiting[submit.request] = _Request(submit, answer, time.perf_counter())
+
+    def _admit(self) -> None:
+        """The oldest waiting requests run, as many as may at the same time."""
+        while self._waiting and len(self._running) < self._child.config.max_num_seqs:
+            number = next(iter(self._waiting))
+            request = self._running[number] = self._waiting.pop(number)
+            request.started = time.perf_counter()
+
+    def _step(self) -> Step:
+        """One round of every running request."""
+        running = len(self._running)
+        emissions = [request.advance(self._round_s) for request in self._running.values()]
+        for emission in emissions:
+            if emission.finish_reason is not None:
+                del self._running[emission.request]
+        load = Load(
+            running=running,
+            waiting=len(self._waiting),
+            kv_cache_usage=running / self._child.config.max_num_seqs,
+            batched_tokens=sum(emission.drafted + 1 for emission in emissions),
+            verify_seconds=self._round_s,
+        )
+        return Step(emissions, load)

@@ -1,0 +1,84 @@
+"""From what a person asks of a server (addresses, names, keys, limits) to a `Server`, or a message that says what is
+wrong."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from ssd.config import Limits, Server
+from ssd.errors import UsageError
+from ssd.frontend.api_keys import read_keys
+from ssd.ipc import keys
+from ssd.ipc.listening import is_loopback
+
+_NEEDED = ("uvicorn", "httptools", "prometheus_client")
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server options of `ssd launch`."""
+
+    http: bool = True
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    api_key_file: str | None = None
+    zmq_bind: str | None = None
+    zmq_keys: str | None = None
+    insecure: bool = False
+    served_model_name: tuple[str, ...] = ()
+    metrics_compat: str = "none"
+    max_open_requests: int = Limits().max_open_requests
+    max_n: int = Limits().max_n
+    max_prompts: int = Limits().max_prompts
+    max_body_bytes: int = Limits().max_body_bytes
+    max_header_bytes: int = Limits().max_header_bytes
+    max_header_lines: int = Limits().max_header_lines
+    slow_reader_tokens: int = Limits().slow_reader_tokens
+    slow_reader_seconds: float = Limits().slow_reader_seconds
+
+
+def resolve_server(options: ServerOptions, model: str) -> Server:
+    """Check what can be checked before anything starts. `model` is the name where none is given. Raises UsageError."""
+    if options.http:
+        _check_http(options)
+    _check_zmq(options)
+    limits = {name: getattr(options, name) for name in Limits.__struct_fields__}
+    given = {name: getattr(options, name) for name in ("http", "host", "port", "uds", "api_key_file", "metrics_compat")}
+    names = options.served_model_name or (model,)
+    try:
+        return msgspec.convert({**given, "names": names, "limits": limits}, Server)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"server options: {error}") from None
+
+
+def _check_http(options: ServerOptions) -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"HTTP needs {', '.join(missing)}: install ssd[http], or give --no-http to serve ZeroMQ clients only"
+        )
+    if options.api_key_file is not None:
+        read_keys(options.api_key_file)
+    elif options.uds is None and not is_loopback(options.host) and not options.insecure:
+        raise UsageError(
+            f"--host {options.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
+        )
+
+
+def _check_zmq(options: ServerOptions) -> None:
+    if options.zmq_keys is not None:
+        keys.check_server(Path(options.zmq_keys))
+    if options.zmq_bind is None:
+        return
+    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5}|\*)", options.zmq_bind)
+    if found is None:
+        raise UsageError(f"--zmq-bind {options.zmq_bind}: give an address such as tcp://127.0.0.1:5555")
+    if options.zmq_keys is None and not is_loopback(found[1].strip("[]")) and not options.insecure:
+        raise UsageError(
+            f"--zmq-bind {options.zmq_bind} lets other machines in: give --zmq-keys (see ssd keys), or --insecure if "
+            "that is meant"
+        )

@@ -1,0 +1,76 @@
+"""What a request does to its logits before anything is sampled: biases, an end that may not come yet, penalties.
+
+Meaning and order are vLLM's. The counts that penalties depend on grow along a verification: what follows a draft token
+is judged as if that token had been committed, so that a row is the computation of plain decoding (contract C2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Adjustment(NamedTuple):
+    """`bias` is added to the logits of its ids. No token of `ends` is possible before there are `min_tokens` of output.
+    `repetition` divides positive logits of tokens in prompt or output and multiplies negative ones; of tokens in the
+    output `frequency` is taken off for each time, and `presence` once. Ids beyond the vocabulary are of no effect."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: Mapping[int, float] = {}
+    min_tokens: int = 0
+    ends: Collection[int] = ()
+
+
+class Written:
+    """The committed text of one request: `in_prompt` bool [V], `counts` int32 [V] of the output, its `length`."""
+
+    def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.in_prompt[torch.tensor(prompt, dtype=torch.long, device=device)] = True
+        self.counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
+        self.length = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These were committed after what there is."""
+        ids = torch.tensor(tokens, dtype=torch.long, device=self.counts.device)
+        self.counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        self.length += len(tokens)
+
+
+def adjusted(logits: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int] = ()) -> Tensor:
+    """A new tensor [n, V] in float32: row i of `logits` [n, V] as it counts after `written` and the first i tokens of
+    `draft` (n - 1 of them)."""
+    rows = logits.to(torch.float32, copy=True)
+    vocab_size = rows.shape[-1]
+    bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
+    if bias:
+        rows[:, list(bias)] += torch.tensor(list(bias.values()), device=rows.device)
+    too_early = adjustment.min_tokens - written.length
+    if too_early > 0:
+        rows[:too_early, [token for token in adjustment.ends if token < vocab_size]] = -torch.inf
+    if (adjustment.repetition, adjustment.presence, adjustment.frequency) != (1.0, 0.0, 0.0):
+        _penalise(rows, adjustment, written, draft)
+    return rows
+
+
+def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
+    """In place, in the columns of the text alone: they are few beside the vocabulary. Each penalty is computed from the
+    whole count: adding up would round differently than plain decoding does."""
+    in_text = written.in_prompt | (written.counts > 0)
+    in_text[torch.tensor(draft, dtype=torch.long, device=rows.device)] = True
+    columns = in_text.nonzero()[:, 0]
+    counts = written.counts[columns].repeat(len(rows), 1)
+    for index, token in enumerate(draft, 1):
+        counts[index:, columns == token] += 1
+    values, in_output = rows[:, columns], counts > 0
+    if adjustment.repetition != 1.0:
+        scaled = torch.where(values > 0, values / adjustment.repetition, values * adjustment.repetition)
+        values = torch.where(in_output | written.in_prompt[columns], scaled, values)
+    values = values - adjustment.frequency * counts
+    values = values - adjustment.presence * in_output
+    rows[:, columns] = values

@@ -1,0 +1,210 @@
+"""`ssd chat` as a process, through a pipe and on a terminal, with the mock engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import ChatMessage
+from ssd.mock.oracle import Answer
+from ssd.mock.process import ROUND_VARIABLE
+from ssd.params import SamplingParams
+from ssd.supervisor import Engine
+from tests.cli.terminal import WIDTH, Terminal, terminal
+from tests.cli.test_markdown import whole
+from tests.faults.engine import running_engine
+from tests.scripted_engine import MODEL
+
+TOKENIZER = Tokenizer(MODEL)
+CONTEXT = 600
+PARAMS = SamplingParams(seed=7, max_tokens=12, ignore_eos=True)
+FLAGS = ["--seed", "7", "--max-tokens", "12", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Slow enough that an answer can be interrupted."""
+    os.environ[ROUND_VARIABLE] = "20"
+    try:
+        with running_engine(load_format="mock", max_model_len=CONTEXT) as engine:
+            yield engine
+    finally:
+        del os.environ[ROUND_VARIABLE]
+
+
+def answer(*said: str, system: str | None = None, params: SamplingParams = PARAMS) -> str:
+    """What the mock answers to a conversation; the last of `said` is the question."""
+    messages = [] if system is None else [ChatMessage("system", system)]
+    for index, text in enumerate(said):
+        messages.append(ChatMessage("assistant" if index % 2 else "user", text))
+    ids, _ = Answer(TOKENIZER.encode_chat(messages), params, 49152, CONTEXT).whole()
+    return TOKENIZER.decode(ids)
+
+
+def command(*arguments: str) -> list[str]:
+    return ["-m", "ssd.cli.main", "chat", *FLAGS, *arguments]
+
+
+def piped(text: str, *arguments: str) -> tuple[int, str, list[str]]:
+    """Exit status, standard output, and the lines of standard error."""
+    done = subprocess.run([sys.executable, *command(*arguments)], input=text.encode(), capture_output=True)
+    return done.returncode, done.stdout.decode(), done.stderr.decode().splitlines()
+
+
+# -- through a pipe -------------------------------------------------------------------------------------------------
+
+
+def test_every_line_is_answered_and_the_answers_alone_are_on_stdout(engine: Engine, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    code, out, errors = piped(f"hello\n\nand then?\n/stats\n/save {file}\n/exit\nnever", "--address", engine.address)
+    first = answer("hello")
+    second = answer("hello", first, "and then?")
+    assert (code, out) == (0, f"{first}\n{second}\n")
+    assert all(line.startswith("12 tokens, ") and line.endswith("; cut at max_tokens") for line in errors[:2])
+    assert errors[2].startswith("2 answers: 24 tokens, ")
+    assert errors[3:] == [f"saved in {file}"]
+    saved = json.loads(file.read_text())
+    assert [message["content"] for message in saved["messages"]] == ["hello", first, "and then?", second]
+
+
+def test_commands_change_what_is_asked(engine: Engine) -> None:
+    lines = ["one", "/clear", "/set max_tokens 5", "/set seed 8", "two"]
+    code, out, errors = piped("\n".join(lines), "--system", "Be brief.", "--address", engine.address)
+    changed = SamplingParams(seed=8, max_tokens=5, ignore_eos=True)
+    expected = [answer("one", system="Be brief."), answer("two", system="Be brief.", params=changed)]
+    assert (code, out) == (0, "".join(f"{text}\n" for text in expected))
+    assert errors[1:3] == ["max_tokens 5", "seed 8"]
+
+
+def test_an_engine_of_its_own() -> None:
+    code, out, errors = piped("hello\n", "--load-format", "mock", "--max-model-len", str(CONTEXT))
+    assert (code, out) == (0, f"{answer('hello')}\n")
+    assert len(errors) == 1
+
+
+def test_a_conversation_that_is_too_long_ends_with_the_engines_reason(engine: Engine) -> None:
+    code, out, (_, error) = piped("hello\n" + "word " * CONTEXT, "--address", engine.address)
+    assert (code, out) == (1, f"{answer('hello')}\n")
+    assert error.startswith("error: ") and f"context of {CONTEXT} tokens" in error
+    assert error.endswith("/clear begins a new conversation")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/sing", ["no command /sing", "/help"]),
+        ("/set temperature hot", ["temperature hot", "float"]),
+        ("/save", ["/save FILE"]),
+        ("/save /nonexistent/chat.md", ["/nonexistent/chat.md", "No such file"]),
+        ("/save {existing}", ["exists"]),
+    ],
+)
+def test_a_bad_command_is_one_line(engine: Engine, tmp_path: Path, line: str, words: list[str]) -> None:
+    existing = tmp_path / "old.json"
+    existing.write_text("old")
+    code, out, (error,) = piped(line.format(existing=existing), "--address", engine.address)
+    assert (code, out) == (2, "")
+    assert error.startswith("error: ") and all(word in error for word in words)
+    assert existing.read_text() == "old"
+
+
+def test_what_is_no_text_is_refused(engine: Engine) -> None:
+    done = subprocess.run([sys.executable, *command("--address", engine.address)], input=b"\xff\n", capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: standard input is not text")
+
+
+@pytest.mark.parametrize("flags", [["--temperature", "-1"], ["--system", "\udcff"], ["--top-p", "0"]])
+def test_bad_options_are_found_before_anything_starts(flags: list[str]) -> None:
+    code, out, (error,) = piped("hello\n", "--target", "nonesuch", *flags)
+    assert (code, out) == (2, "")
+    assert "nonesuch" not in error
+
+
+def test_a_model_without_a_chat_format_is_refused(engine: Engine, tmp_path: Path) -> None:
+    for file in Path(engine.config.target).iterdir():
+        if file.suffix not in (".safetensors", ".jinja") and file.name != "tokenizer_config.json":
+            os.symlink(file, tmp_path / file.name)
+    code, _, (error,) = piped("hello\n", "--load-format", "mock", "--target", str(tmp_path))
+    assert code == 2
+    assert "no chat format" in error
+
+
+def test_an_interrupt_ends_a_chat_through_a_pipe(engine: Engine) -> None:
+    arguments = [sys.executable, *command("--max-tokens", "500", "--address", engine.address)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"hello\n")
+        assert process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(20) == 130
+
+
+# -- on a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(engine: Engine) -> Iterator[Terminal]:
+    with terminal(*command("--address", engine.address)) as chat:
+        chat.wait_for("/help.*> ")
+        yield chat
+
+
+def test_an_answer_is_drawn_with_its_figures_below(chat: Terminal) -> None:
+    chat.type("hello\r")
+    chat.wait_for("12 tokens, .* tok/s.*> ")
+    lines = chat.lines()
+    drawn = lines[lines.index("> hello") + 1 :]
+    expected = whole(WIDTH, answer("hello"))
+    assert drawn[: len(expected)] == expected
+    assert drawn[len(expected)].startswith("12 tokens, ")
+
+
+def test_ctrl_c_stops_an_answer_and_what_was_said_stays(chat: Terminal, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    chat.type("/set max_tokens 500\r")
+    chat.wait_for("max_tokens 500.*> ")
+    chat.type("go on\r")
+    chat.wait_for("go on\r\n.*\x1b\\[2K.*\x1b\\[2K")  # drawn more than once
+    chat.type("\x03")
+    chat.wait_for("stopped.*> ")
+    chat.type(f"/save {file}\r")
+    chat.wait_for("saved in.*> ")
+    question, said = (message["content"] for message in json.loads(file.read_text())["messages"])
+    full = answer("go on", params=SamplingParams(seed=7, max_tokens=500, ignore_eos=True))
+    assert question == "go on"
+    assert said and full.startswith(said) and said != full
+    chat.type("/set max_tokens 5\r")
+    chat.wait_for("max_tokens 5\r.*> ")
+    chat.type("more\r")
+    chat.wait_for("5 tokens, .*> ")
+    chat.type("/exit\r")
+    assert chat.end() == 0
+    after = answer("go on", said, "more", params=SamplingParams(seed=7, max_tokens=5, ignore_eos=True))
+    lines = chat.lines()
+    assert lines[lines.index("> more") + 1] == whole(WIDTH, after)[0]
+
+
+def test_an_error_is_one_line_and_the_chat_goes_on(chat: Terminal) -> None:
+    chat.type("/set temperature hot\r")
+    chat.wait_for("error: temperature hot.*> ")
+    chat.type("/nonsense\r")
+    chat.wait_for("error: no command /nonsense.*> ")
+    chat.type(" /hello\r")
+    chat.wait_for("12 tokens.*> ")
+
+
+@pytest.mark.parametrize(("key", "status"), [("\x04", 0), ("\x03", 130)])
+def test_keys_at_the_prompt_end_the_chat(chat: Terminal, key: str, status: int) -> None:
+    chat.type(key)
+    assert chat.end() == status
+    assert "Traceback" not in chat.written.decode()

@@ -1,0 +1,43 @@
+"""A running `ssd launch`, as other programs find it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_PATIENCE_S = 60
+
+
+@contextmanager
+def launched(*options: str, **environment: str) -> Iterator[str]:
+    """The address of HTTP of an engine with these options; it must end well."""
+    command = [sys.executable, "-m", "ssd.cli.main", "launch", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    assert process.stdout is not None
+    try:
+        http, ready = process.stdout.readline(), process.stdout.readline()
+        assert http.startswith("http: ") and ready.startswith("ready: "), "the engine did not start"
+        yield http.removeprefix("http: ").strip()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_PATIENCE_S) == 0
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The built-in pair."""
+    with launched() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mock_server() -> Iterator[str]:
+    """The real frontend before an engine without a model."""
+    with launched("--load-format", "mock") as url:
+        yield url

@@ -1,0 +1,51 @@
+"""What waits for a client: nothing lost, nothing twice, one chunk however many came."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.frontend.outbox import Outbox
+from ssd.ipc.messages import Chunk, Done, Failed, Metrics, TokenLogprob, Usage
+
+DONE = Done(3, "stop", "!", [1], Usage(1, 2), Metrics())
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=30))
+def test_what_was_sent_is_what_came_whoever_waits(script: list[tuple[str, int, bool]]) -> None:
+    outbox, sent = Outbox(3), list[Chunk]()
+    for text, count, deliver in script:
+        entries = [TokenLogprob(7, -1.0, [])] * count
+        outbox.add(text, [7] * count, entries)
+        if deliver:
+            assert isinstance(outbox.head, Chunk)
+            sent.append(outbox.head)
+            assert not outbox.sent()
+            assert outbox.head is None and outbox.tokens == 0
+        else:
+            waiting = outbox.head
+            assert isinstance(waiting, Chunk) and outbox.tokens == len(waiting.token_ids) == len(waiting.logprobs or [])
+    outbox.end(DONE)
+    if isinstance(outbox.head, Chunk):
+        sent.append(outbox.head)
+        assert not outbox.sent()
+    assert outbox.head == DONE and outbox.sent()
+    assert "".join(chunk.text for chunk in sent) == "".join(text for text, _, _ in script)
+    assert sum(len(chunk.token_ids) for chunk in sent) == sum(count for _, count, _ in script)
+
+
+def test_log_probabilities_of_the_prompt_come_once() -> None:
+    outbox = Outbox(3)
+    outbox.add("a", [1], None, [TokenLogprob(1, -1.0, [])])
+    outbox.add("b", [2])
+    assert outbox.head == Chunk(3, "ab", [1, 2], None, [TokenLogprob(1, -1.0, [])])
+
+
+def test_who_is_dropped_learns_the_end_only() -> None:
+    outbox = Outbox(3)
+    assert outbox.seconds == 0
+    outbox.add("a", [1])
+    assert outbox.seconds > 0
+    outbox.drop(Failed(3, "slow_reader", "too slow"))
+    assert outbox.head == Failed(3, "slow_reader", "too slow") and outbox.tokens == 0
+    assert outbox.sent()
