@@ -235,9 +235,10 @@ def test_answers_sent_before_the_engine_went_are_not_lost(connect: type[Client])
         stack.enter_context(gateway_thread(engine, engine_config()))
         with following(engine, echo), connect(engine.address, timeout=0.2) as client:
             stream = client.stream("one two three four five six seven")
-            next(stream)
+            first = next(stream).text
             stack.close()  # drains, so it answers the request and goes
-            assert "".join(chunk.text for chunk in stream) == " three four five six seven"
+            rest = "".join(chunk.text for chunk in stream)
+            assert first + rest == "one two three four five six seven"
 
 
 # -- time and loss --------------------------------------------------------------------------------------------------
@@ -358,7 +359,7 @@ def test_what_nobody_reads_stays_with_the_engine_which_aborts_it(connect: type[C
         while not engine.target.aborted:
             engine.target.step(*[Emission(request, [28120])] * 100)
             engine.target.pump(1)
-        with pytest.raises(RequestError, match="the client did not read") as caught:
+        with pytest.raises(RequestError, match=r"the client did not read|lay unread") as caught:
             for _ in stream:
                 pass
         assert caught.value.code == "slow_reader"
