@@ -56,7 +56,7 @@ async def _measure(
 
     params = SamplingParams(max_tokens=2, ignore_eos=True, speculation=speculation)
     async with AsyncClient(address) as client:
-        await client.generate(prompt(_SHORT), params)  # warm
+        await client.generate([prompt(_SHORT)], params)  # warm
         alone = await _first(client, prompt(length), params)
         found: list[float] = []
         while len(found) < requests:
