@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
 # One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
 # each other lose a lot.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run: what fails here fails everywhere. `pytest --hypothesis-profile=search` tries others.
+settings.register_profile("search", settings())
+settings.register_profile("repeat", derandomize=True)
+settings.load_profile("repeat")

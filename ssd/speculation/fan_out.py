@@ -83,4 +83,4 @@ def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]
     """The share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
     lookahead = len(fan_out) - 1
     reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
-    return sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True))
+    return min(1.0, sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True)))  # rounding may exceed 1

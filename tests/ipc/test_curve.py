@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ssd.client import Client
+from ssd.client import AsyncClient, Client
 from ssd.errors import EngineDeadError
 from ssd.ipc import curve, keys, sockets
 from ssd.ipc.connection import Connection, validate
@@ -146,6 +147,20 @@ def test_a_client_that_is_shut_out_is_told_so_and_may_come_back(directory: Path)
         authorization.rename(directory / "authorized" / "visitor.pub")
         assert client.describe().model == "answers"
     client.close()
+
+
+def test_a_client_that_was_refused_may_try_again(server: Server, tmp_path: Path) -> None:
+    async def body() -> None:
+        client = AsyncClient(server.address, keys=keys.new_client(server.directory, "early"))
+        authorization = (server.directory / "authorized" / "early.pub").rename(tmp_path / "early.pub")
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="does not accept this client's key"):
+                await client.describe()
+        authorization.rename(server.directory / "authorized" / "early.pub")
+        assert (await client.describe()).model == "answers"
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(body(), 20))
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
