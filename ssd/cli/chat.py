@@ -170,9 +170,9 @@ def _display() -> Iterator[Callable[[str], None]]:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from ssd.cli.markdown import GrowingMarkdown
+        from ssd.cli.markdown import GrowingMarkdown, unechoed
 
-        with GrowingMarkdown(Console()) as markdown:
+        with unechoed(), GrowingMarkdown(Console()) as markdown:
             yield markdown.add
         return
     begun = False

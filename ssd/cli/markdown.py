@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from markdown_it import MarkdownIt
@@ -61,6 +65,22 @@ class GrowingMarkdown:
         for line in lines:
             yield from line
             yield Segment.line()
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed meanwhile, Ctrl-C too, does not appear where the cursor happens to be, if this is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def split(text: str) -> tuple[str, str]:
