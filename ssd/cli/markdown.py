@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import termios
 import time
@@ -41,12 +42,17 @@ class GrowingMarkdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ended = True
-        self._live.stop()
+        with _uninterrupted():
+            self._ended = True
+            self._live.stop()
 
     def add(self, text: str) -> None:
         """More of the answer; control characters are left out."""
-        self._text += _CONTROL.sub("", text)
+        with _uninterrupted():
+            self._add(_CONTROL.sub("", text))
+
+    def _add(self, text: str) -> None:
+        self._text += text
         finished = ""
         if "\n" in text:
             finished, self._text = split(self._text)
@@ -81,6 +87,19 @@ def unechoed() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: what rich is interrupted in, it writes again."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def split(text: str) -> tuple[str, str]:

@@ -205,6 +205,16 @@ def test_an_error_is_one_line_and_the_chat_goes_on(chat: Terminal) -> None:
     chat.wait_for("12 tokens.*> ")
 
 
+def test_a_request_to_end_is_no_request_to_stop_an_answer(chat: Terminal) -> None:
+    chat.type("/set max_tokens 500\r")
+    chat.wait_for("max_tokens 500\r.*> ")
+    chat.type("go on\r")
+    chat.wait_for("go on\r\n.*\x1b\\[2K")
+    chat.process.terminate()
+    assert chat.end() == 143
+    assert "stopped" not in chat.lines()
+
+
 def test_what_is_typed_during_an_answer_is_read_after_it(chat: Terminal) -> None:
     chat.type("hello\r")
     chat.wait_for("hello\r\n.*\x1b\\[2K")
