@@ -78,7 +78,7 @@ class _Chat:
             if line.split() == ["/exit"]:
                 return
             try:
-                self._obey(line) if line.startswith("/") else self._answer(line.strip())
+                self._obey(line) if line.strip().startswith("/") else self._answer(line.strip())
             except (RequestError, UsageError) as error:
                 if not self._interactive:
                     raise
