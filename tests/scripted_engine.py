@@ -198,13 +198,20 @@ def gateway_thread(engine: ScriptedEngine, config: EngineConfig, http_fd: int = 
 
 @contextmanager
 def gateway_process(engine: ScriptedEngine, config: EngineConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """The real gateway as its own process, as the supervisor starts it; not waited for."""
+    """The real gateway as its own process."""
+    with child_process("frontend", "ssd.frontend", engine.directory, config) as process:
+        yield process
+
+
+@contextmanager
+def child_process(role: str, package: str, directory: str, config: EngineConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of an engine as the supervisor starts it; not waited for."""
     death_read, death_write = os.pipe()
-    start = Start("frontend", 7, engine.directory, config, (), death_read, death_read)
+    start = Start(role, 7, directory, config, (), death_read, death_read)
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
-    process = subprocess.Popen([sys.executable, "-m", "ssd.frontend", str(payload)], pass_fds=(payload, death_read))
+    process = subprocess.Popen([sys.executable, "-m", package, str(payload)], pass_fds=(payload, death_read))
     os.close(payload)
     os.close(death_read)
     try:

@@ -78,7 +78,7 @@ class _Chat:
             if line.split() == ["/exit"]:
                 return
             try:
-                self._obey(line) if line.startswith("/") else self._answer(line.strip())
+                self._obey(line) if line.strip().startswith("/") else self._answer(line.strip())
             except (RequestError, UsageError) as error:
                 if not self._interactive:
                     raise
@@ -170,9 +170,9 @@ def _display() -> Iterator[Callable[[str], None]]:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from ssd.cli.markdown import GrowingMarkdown
+        from ssd.cli.markdown import GrowingMarkdown, unechoed
 
-        with GrowingMarkdown(Console()) as markdown:
+        with unechoed(), GrowingMarkdown(Console()) as markdown:
             yield markdown.add
         return
     begun = False

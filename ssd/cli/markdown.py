@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
+import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from markdown_it import MarkdownIt
@@ -37,12 +42,17 @@ class GrowingMarkdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ended = True
-        self._live.stop()
+        with _uninterrupted():
+            self._ended = True
+            self._live.stop()
 
     def add(self, text: str) -> None:
         """More of the answer; control characters are left out."""
-        self._text += _CONTROL.sub("", text)
+        with _uninterrupted():
+            self._add(_CONTROL.sub("", text))
+
+    def _add(self, text: str) -> None:
+        self._text += text
         finished = ""
         if "\n" in text:
             finished, self._text = split(self._text)
@@ -61,6 +71,35 @@ class GrowingMarkdown:
         for line in lines:
             yield from line
             yield Segment.line()
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed meanwhile, Ctrl-C too, does not appear where the cursor happens to be, if this is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: what rich is interrupted in, it writes again."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def split(text: str) -> tuple[str, str]:

@@ -136,7 +136,7 @@ class _Mock:
     def serve(self) -> None:
         self._child.ready()
         while True:
-            if not self._running:
+            if not (self._running or self._waiting):
                 self._socket.poll()
             began = time.perf_counter()
             self._read()

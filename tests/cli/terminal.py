@@ -42,12 +42,18 @@ class Terminal:
             assert self._read(deadline), f"no {pattern!r} in {self.written[self.mark :]!r}"
         self.mark = found.end()
 
-    def end(self) -> int:
-        """Read to the end; the exit status."""
+    def end(self, key: str = "") -> int:
+        """The exit status, once the process has ended. `key` is pressed for that, again after a while: readline misses
+        a signal that comes just before it begins to wait."""
         deadline = time.monotonic() + PATIENCE_S
-        while self._read(deadline):
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type(key)
+            while self._read(time.monotonic() + 1.0):
+                pass
+        while self._read(time.monotonic()):
             pass
-        return self.process.wait(PATIENCE_S)
+        assert self.process.poll() is not None, f"it has not ended: {self.written[self.mark :]!r}"
+        return self.process.returncode
 
     def lines(self) -> list[str]:
         """What has scrolled away and what is on the screen, without empty lines."""

@@ -183,6 +183,8 @@ def test_ctrl_c_stops_an_answer_and_what_was_said_stays(chat: Terminal, tmp_path
     full = answer("go on", params=SamplingParams(seed=7, max_tokens=500, ignore_eos=True))
     assert question == "go on"
     assert said and full.startswith(said) and said != full
+    lines = chat.lines()
+    assert lines[lines.index("> go on") + 1 : lines.index("stopped")] == whole(WIDTH, said)
     chat.type("/set max_tokens 5\r")
     chat.wait_for("max_tokens 5\r.*> ")
     chat.type("more\r")
@@ -203,8 +205,28 @@ def test_an_error_is_one_line_and_the_chat_goes_on(chat: Terminal) -> None:
     chat.wait_for("12 tokens.*> ")
 
 
+def test_a_request_to_end_is_no_request_to_stop_an_answer(chat: Terminal) -> None:
+    chat.type("/set max_tokens 500\r")
+    chat.wait_for("max_tokens 500\r.*> ")
+    chat.type("go on\r")
+    chat.wait_for("go on\r\n.*\x1b\\[2K")
+    chat.process.terminate()
+    assert chat.end() == 143
+    assert "stopped" not in chat.lines()
+
+
+def test_what_is_typed_during_an_answer_is_read_after_it(chat: Terminal) -> None:
+    chat.type("hello\r")
+    chat.wait_for("hello\r\n.*\x1b\\[2K")
+    chat.type("/exit\r")
+    assert chat.end() == 0
+    lines = chat.lines()
+    assert lines[-1] == "> /exit"
+    expected = whole(WIDTH, answer("hello"))
+    assert lines[lines.index("> hello") + 1 :][: len(expected)] == expected
+
+
 @pytest.mark.parametrize(("key", "status"), [("\x04", 0), ("\x03", 130)])
 def test_keys_at_the_prompt_end_the_chat(chat: Terminal, key: str, status: int) -> None:
-    chat.type(key)
-    assert chat.end() == status
+    assert chat.end(key) == status
     assert "Traceback" not in chat.written.decode()

@@ -88,18 +88,6 @@ def test_logprobs_come_when_asked_for(client: Client) -> None:
     assert all(len(entry.top) == 2 for entry in completion.logprobs)
 
 
-def test_an_abort_frees_its_place(client: Client) -> None:
-    """Every place is taken by a stream that is given up; the next request needs one."""
-    params = SamplingParams(max_tokens=400, ignore_eos=True)
-    for _ in range(3):
-        streams = [client.stream(token_ids=[1, n], params=params) for n in range(16)]
-        for stream in streams:
-            next(stream)
-        for stream in streams:
-            stream.close()
-    assert len(client.generate([[5]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
-
-
 def test_a_round_time_paces_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROUND_VARIABLE, "20")
     with running_engine(load_format="mock") as engine, Client(engine.address) as client:
