@@ -75,10 +75,10 @@ class _Chat:
         if self._interactive:
             _tell(f"{self._model}. /help lists the commands, Ctrl-D ends.")
         for line in _lines(self._interactive):
-            if line.split() == ["/exit"]:
+            if line.rstrip() == "/exit":
                 return
             try:
-                self._obey(line) if line.strip().startswith("/") else self._answer(line.strip())
+                self._obey(line) if line.startswith("/") else self._answer(line.strip())
             except (RequestError, UsageError) as error:
                 if not self._interactive:
                     raise
