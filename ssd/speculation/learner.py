@@ -127,6 +127,10 @@ class Learner:
             speed=self._speed(batch),
         )
 
+    def token_price(self, batch: int) -> float:
+        """What verifying one more token takes, in tokens that the whole batch makes in that time; 0 while unknown."""
+        return self._verify.line().each * (self._speed(batch) or 0.0)
+
     def _speed(self, batch: int) -> float | None:
         tokens, seconds = self._speeds.get(batch, (None, None))
         if tokens is None or seconds is None or tokens.count < _ENOUGH_ROUNDS or seconds.value <= 0:

@@ -155,6 +155,7 @@ class BoardProposer:
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
+            self._cheap.note(result.drafted, result.outcome.accepted)
             return
         self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
         self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
@@ -250,10 +251,13 @@ class BoardProposer:
         sequence = missed.sequence
         cheap: list[int] = []
         if not sequence.proposal and sequence.speculation.mode == "ssd":
-            cheap = sequence.proposal = self._cheap.propose(sequence)
+            cheap = sequence.proposal = self._cheap.propose(sequence, self._token_price())
             if cheap:
                 self._went_cheap.add(sequence.request)
         return Launch(sequence.request, missed.round, len(sequence.proposal), cheap)
+
+    def _token_price(self) -> float:
+        return self._tuning.learner.token_price(self._running)
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
         """How many tokens each open row waits for; empty when waiting does not pay or has been in vain lately."""
@@ -263,7 +267,8 @@ class BoardProposer:
         missed = [row.sequence for row in self._open.values()]
         depths = {s.request: s.lookahead for s in missed if s.speculation.mode == "sd"}
         ahead = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup in ("jit", "auto")]
-        ideas = {s.request for s in ahead if s.speculation.backup == "auto" and self._cheap.propose(s)}
+        price = self._token_price()
+        ideas = {s.request for s in ahead if s.speculation.backup == "auto" and self._cheap.propose(s, price)}
         for cheap, mine in (
             (1.0, [s for s in ahead if s.request not in ideas]),
             (self._cheap_tokens.value, [s for s in ahead if s.request in ideas]),

@@ -107,12 +107,25 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
     submit = Submit(0, [5, 6, 7, 8, 9, 10, 11, 12] * 3, SamplingParams(max_tokens=100, seed=0, speculation=asked))
     sequence = sequences.Sequence.from_submit(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", planned, (1,), "ngram")
-    assert cheap.CheapProposals(131).propose(sequence) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
+    assert cheap.CheapProposals(131).propose(sequence, 0.0) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
     short = sequences.Sequence.from_submit(
         replace(submit, params=SamplingParams(max_tokens=3, seed=0)), asked, 200, sequence.table, 0.0
     )
     short.speculation = sequence.speculation
-    assert len(cheap.CheapProposals(131).propose(short)) == 2
+    assert len(cheap.CheapProposals(131).propose(short, 0.0)) == 2
+
+
+def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
+    """The second token is right half the times the first one is, which is always."""
+    submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
+    asked = Speculation("ssd", 0, ())
+    sequence = sequences.Sequence.from_submit(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence.speculation = Speculation("ssd", 1, (1,), "ngram")
+    proposals = cheap.CheapProposals(131)
+    for _ in range(500):
+        proposals.note(2, 1)
+        proposals.note(2, 2)
+    assert [len(proposals.propose(sequence, price)) for price in (0.6, 0.4, 0.05)] == [1, 2, 4]
 
 
 class Clock:
