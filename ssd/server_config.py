@@ -47,10 +47,10 @@ def resolve_server(options: ServerOptions, model: str) -> Server:
         _check_http(options)
     _check_zmq(options)
     limits = {name: getattr(options, name) for name in Limits.__struct_fields__}
-    given = {name: getattr(options, name) for name in ("http", "host", "port", "uds", "api_key_file", "metrics_compat")}
-    names = options.served_model_name or (model,)
+    made_here = {"names": options.served_model_name or (model,), "limits": limits}
+    given = {name: getattr(options, name) for name in Server.__struct_fields__ if name not in made_here}
     try:
-        return msgspec.convert({**given, "names": names, "limits": limits}, Server)
+        return msgspec.convert({**given, **made_here}, Server)
     except msgspec.ValidationError as error:
         raise UsageError(f"server options: {error}") from None
 
@@ -74,7 +74,7 @@ def _check_zmq(options: ServerOptions) -> None:
         keys.check_server(Path(options.zmq_keys))
     if options.zmq_bind is None:
         return
-    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5}|\*)", options.zmq_bind)
+    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5})", options.zmq_bind)
     if found is None:
         raise UsageError(f"--zmq-bind {options.zmq_bind}: give an address such as tcp://127.0.0.1:5555")
     if options.zmq_keys is None and not is_loopback(found[1].strip("[]")) and not options.insecure:

@@ -20,7 +20,8 @@ from ssd.supervisor import Engine
 @config_file
 @click.option("--dry-run", is_flag=True, help="Print the configuration that would be used, as JSON, and end.")
 def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
-    """Start an engine, print where it is served (`http: URL` and `ready: ADDRESS`), and stay up.
+    """Start an engine, print where it is served (`http: URL`, `zmq: ADDRESS` of --zmq-bind, `ready: ADDRESS`), and stay
+    up.
 
     Ctrl-C or SIGTERM lets open requests finish, within --shutdown-timeout, and ends; a second one ends at once.
     """
@@ -43,6 +44,8 @@ def _serve(config: EngineConfig) -> None:
             ready = True
             if running.url is not None:
                 click.echo(f"http: {running.url}")
+            if config.server.zmq_bind is not None:
+                click.echo(f"zmq: {config.server.zmq_bind}")
             click.echo(f"ready: {running.address}")
             running.wait()
         except KeyboardInterrupt:

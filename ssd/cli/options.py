@@ -47,8 +47,6 @@ class FanOut(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        if isinstance(value, int | list):  # of a configuration file
-            value = str(value)
         if value in ("auto", ""):
             return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
@@ -58,6 +56,13 @@ class FanOut(click.ParamType):
         if not all(1 <= number <= MAX_FAN_OUT for number in fan_out):
             self.fail(f"{value!r}: each number must be in the range 1 to {MAX_FAN_OUT}", param, ctx)
         return fan_out
+
+
+def as_flag(value: object, option: click.Parameter) -> str | list[str]:
+    """A value of JSON or TOML as it would stand behind a flag, so that the flag's own checks see it."""
+    if isinstance(value, list) and getattr(option, "multiple", False):
+        return [str(item) for item in value]
+    return str(value)
 
 
 _POSITIVE = click.IntRange(min=1)
@@ -182,7 +187,7 @@ def _speculative(text: str | None) -> dict[str, Any]:
     ctx = click.get_current_context()
     flags = {option.name: option for option in ctx.command.params}
     return {
-        name: flags[name].type_cast_value(ctx, value)
+        name: flags[name].type_cast_value(ctx, as_flag(value, flags[name]))
         for name, value in given.items()
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE
     }

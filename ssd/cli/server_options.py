@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ssd.cli.options import as_flag
 from ssd.server_config import ServerOptions
 
 _DEFAULTS = ServerOptions()
@@ -80,9 +81,9 @@ def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None
         values = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
-    known = {option.name for option in ctx.command.params if option.name not in (param.name, "dry_run")}
+    known = {option.name: option for option in ctx.command.params if option.name not in (param.name, "dry_run")}
     given = {key.replace("-", "_"): value for key, value in values.items()}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise click.BadParameter(f"{path}: unknown option {unknown[0].replace('_', '-')}", ctx, param)
-    ctx.default_map = given
+    ctx.default_map = {name: as_flag(value, known[name]) for name, value in given.items()}

@@ -1,0 +1,240 @@
+"""`ssd launch` as a whole: what it makes of flags, environment and file, and what listens when it is ready."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ssd import SamplingParams
+from ssd.cli.main import main
+from ssd.client import Client
+from ssd.errors import EngineDeadError
+from ssd.ipc import keys
+from tests.scripted_engine import PATIENCE_S
+
+MOCK = ("--load-format", "mock")
+
+
+def launch(*arguments: str | Path, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, ["launch", *MOCK, *map(str, arguments)])
+
+
+def resolved(*arguments: str | Path, **environment: str) -> dict[str, Any]:
+    result = launch("--dry-run", *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    config: dict[str, Any] = json.loads(result.stdout)
+    return config
+
+
+# -- without starting anything --------------------------------------------------------------------------------------
+
+
+def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "ssd.toml"
+    file.write_text(
+        'port = 1111\nmax-num-seqs = 3\nhost = "::1"\nserved-model-name = ["a", "b"]\n'
+        "fan-out = [3, 2, 1]\nnum-speculative-tokens = 2"
+    )
+    config = resolved("--config", file, "--port", "3333", SSD_PORT="2222", SSD_MAX_NUM_SEQS="5")
+    assert config["server"]["port"] == 3333
+    assert config["max_num_seqs"] == 5
+    assert config["server"]["host"] == "::1"
+    assert config["server"]["names"] == ["a", "b"]
+    assert config["speculation"]["fan_out"] == [3, 2, 1]
+
+
+def test_the_configuration_that_is_printed_holds_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sesame-of-the-test\n")
+    file.chmod(0o600)
+    assert "sesame" not in json.dumps(resolved("--host", "0.0.0.0", "--api-key-file", file))
+
+
+def test_speculation_in_one_object_counts_less_than_flags() -> None:
+    given = '{"num_speculative_tokens": 3, "fan_out": [4, 3, 2, 1], "backup": "jit"}'
+    config = resolved("--speculative-config", given, "--backup", "ngram")
+    assert config["speculation"]["num_speculative_tokens"] == 3
+    assert config["speculation"]["fan_out"] == [4, 3, 2, 1]
+    assert config["speculation"]["backup"] == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("{", ["no valid JSON"]),
+        ("[]", ["give an object", "num_speculative_tokens"]),
+        ('{"tokens": 3}', ["give an object", "num_speculative_tokens"]),
+        ('{"num_speculative_tokens": 99}', ["99"]),
+        ('{"num_speculative_tokens": [3]}', ["[3]"]),
+        ('{"num_speculative_tokens": null}', ["None"]),
+        ('{"mode": "eagle"}', ["eagle", "ssd"]),
+        ('{"saguaro_c": "x"}', ["x"]),
+    ],
+)
+def test_a_bad_object_of_speculation_is_refused(given: str, words: list[str]) -> None:
+    assert_refused(launch("--speculative-config", given), *words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"max-num-sequences = 3", ["unknown option max-num-sequences"]),
+        (b"port = ", ["ssd.toml"]),
+        (b"\xff", ["ssd.toml", "utf-8"]),
+        (b"port = 70000", ["--port", "70000"]),
+        (b"port = [1]", ["--port", "[1]"]),
+        (b"port = 8000.5", ["--port", "8000.5"]),
+        (b"http = 2", ["--http", "2"]),
+        (b'max-num-seqs = "many"', ["--max-num-seqs", "many"]),
+        (b"config = 'other.toml'", ["unknown option config"]),
+    ],
+)
+def test_a_bad_file_is_refused_by_what_is_wrong(tmp_path: Path, content: bytes, words: list[str]) -> None:
+    file = tmp_path / "ssd.toml"
+    file.write_bytes(content)
+    assert_refused(launch("--config", file), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], ["--host 0.0.0.0", "--api-key-file"]),
+        (["--host", "::"], ["--host ::", "--insecure"]),
+        (["--zmq-bind", "tcp://0.0.0.0:5555"], ["--zmq-keys"]),
+        (["--zmq-bind", "tcp://*:5555"], ["--zmq-keys"]),
+        (["--zmq-bind", "tcp://127.0.0.1:*"], ["tcp://127.0.0.1:5555"]),
+        (["--zmq-bind", "tcp://[::]:5555"], ["--zmq-keys"]),
+        (["--zmq-bind", "0.0.0.0:5555"], ["tcp://127.0.0.1:5555"]),
+        (["--zmq-bind", "tcp://localhost"], ["tcp://127.0.0.1:5555"]),
+        (["--zmq-bind", "ipc:///tmp/x"], ["tcp://127.0.0.1:5555"]),
+        (["--zmq-keys", "/nowhere"], ["/nowhere"]),
+        (["--api-key-file", "/nowhere"], ["/nowhere"]),
+        (["--port", "-1"], ["--port"]),
+        (["--max-n", "0"], ["--max-n"]),
+        (["--slow-reader-seconds", "0"], ["--slow-reader-seconds"]),
+        (["--metrics-compat", "tgi"], ["--metrics-compat", "vllm"]),
+        (["--config", "/nowhere"], ["/nowhere"]),
+    ],
+)
+def test_what_cannot_be_served_is_refused(arguments: list[str], words: list[str]) -> None:
+    assert_refused(launch(*arguments), *words)
+
+
+@pytest.mark.parametrize(("content", "mode"), [("", 0o600), ("one\n\ntwo\n", 0o600), ("one\n", 0o644)])
+def test_a_key_file_that_is_empty_or_open_to_others_is_refused(tmp_path: Path, content: str, mode: int) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    file.chmod(mode)
+    assert_refused(launch("--api-key-file", file), str(file))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--host", "0.0.0.0", "--insecure"],
+        ["--host", "0.0.0.0", "--no-http"],
+        ["--host", "0.0.0.0", "--uds", "/tmp/ssd-test.sock"],
+        ["--zmq-bind", "tcp://0.0.0.0:5555", "--insecure"],
+        ["--zmq-bind", "tcp://127.0.0.1:5555"],
+    ],
+)
+def test_what_lets_nobody_else_in_or_is_meant_is_allowed(arguments: list[str]) -> None:
+    resolved(*arguments)
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+
+
+# -- the real processes, with the mock target -----------------------------------------------------------------------
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *MOCK, *map(str, arguments)]
+
+
+@contextmanager
+def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process, and what it said when it was ready: name -> address."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said: dict[str, str] = {}
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        while "ready" not in said:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            name, _, address = line.strip().partition(": ")
+            said[name] = address
+        yield process, said
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(PATIENCE_S)
+        self.sock.connect(str(self._path))
+
+
+def test_a_unix_socket_serves_every_name_and_is_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    names = ["--served-model-name", "first", "--served-model-name", "second"]
+    with running("--uds", path, *names) as (process, said):
+        assert str(path) in said["http"]
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+        connection = UnixConnection(path)
+        connection.request("GET", "/v1/models")
+        assert [model["id"] for model in json.loads(connection.getresponse().read())["data"]] == ["first", "second"]
+        for name in ("first", "second"):
+            body = json.dumps({"model": name, "prompt": "x", "max_tokens": 2})
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
+            assert (answer["model"], answer["usage"]["completion_tokens"]) == (name, 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    assert not path.exists()
+
+
+def test_a_client_of_another_machine_needs_a_key_that_is_known(tmp_path: Path) -> None:
+    keys.new_server(tmp_path / "keys")
+    known = keys.new_client(tmp_path / "keys", "known")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with running("--no-http", "--zmq-bind", address, "--zmq-keys", tmp_path / "keys") as (_, said):
+        assert "http" not in said and said["zmq"] == address
+        with Client(address, keys=known) as client:
+            assert len(client.generate("x", SamplingParams(max_tokens=3)).token_ids) == 3
+        with pytest.raises(EngineDeadError), Client(address, timeout=2.0) as client:
+            client.describe()
+
+
+def test_a_port_that_is_taken_is_the_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = subprocess.run(command("--port", port), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert re.match(rf"error: .*{port}.*in use", line), line
