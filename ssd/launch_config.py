@@ -92,6 +92,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     if options.load_format == "mock":
         options = replace(options, mode="ar")
     speculation = _speculation(options)
+    name = _display_name(options.target)
+    served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
     target, drafts = _models(options)
     shape = _Shape.of(target)
     length = _max_model_len(options, shape)
@@ -100,7 +102,6 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, bool(drafts))
-    name = _display_name(options.target)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
@@ -125,7 +126,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         digest=target.digest,
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
-        server=resolve_server(server or ServerOptions(http=False), name),
+        server=served,
     )
     return _within_bounds(config)
 

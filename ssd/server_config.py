@@ -47,6 +47,8 @@ def resolve_server(options: ServerOptions, model: str) -> Server:
         _check_http(options)
     _check_zmq(options)
     limits = {name: getattr(options, name) for name in Limits.__struct_fields__}
+    if not all(options.served_model_name):
+        raise UsageError("--served-model-name must not be empty")
     made_here = {"names": options.served_model_name or (model,), "limits": limits}
     given = {name: getattr(options, name) for name in Server.__struct_fields__ if name not in made_here}
     try:

@@ -102,19 +102,27 @@ class Engine:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
         if self.config.server.http:
             self._http = listening.listen(self.config.server)
-        self._directory = run_directory()
-        self._wake_read, self._wake_write = os.pipe()
-        self._death_read, self._death_write = os.pipe()
-        self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
-        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
-        self._laws_fd = self._law_arena()
-        self._thread.start()
+        try:
+            self._prepare()
+            self._thread.start()
+        except BaseException:
+            self._release()
+            raise
         with self._changed:
             self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
             state = self._state
         if state != "ready":
             self.stop(drain=0.0)
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
+
+    def _prepare(self) -> None:
+        """The run directory, and what the processes share."""
+        self._directory = run_directory()
+        self._wake_read, self._wake_write = os.pipe()
+        self._death_read, self._death_write = os.pipe()
+        self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
+        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
+        self._laws_fd = self._law_arena()
 
     def _law_arena(self) -> int:
         """Shared memory for the laws of drafted tokens, where the sampler looks at them; else -1."""
@@ -144,6 +152,9 @@ class Engine:
                 self._state = "stopping"
                 os.write(self._wake_write, b"s")
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
         if self._http is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -16,6 +16,7 @@ from ssd.launch_config import EngineOptions
 from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+Row: TypeAlias = tuple[tuple[str, ...], Any, str]  # flags, type, help
 
 _SPECULATION = Speculation.__struct_fields__  # the engine options that a single request may set too
 
@@ -60,14 +61,37 @@ class FanOut(click.ParamType):
 
 def as_flag(value: object, option: click.Parameter) -> str | list[str]:
     """A value of JSON or TOML as it would stand behind a flag, so that the flag's own checks see it."""
-    if isinstance(value, list) and getattr(option, "multiple", False):
-        return [str(item) for item in value]
-    return str(value)
+    if getattr(option, "multiple", False):
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: object) -> Callable[..., Any]:
+    """Add an option for each row to a command. Its first long flag names a field of `defaults`, the parameter of the
+    command, and (SSD_ before it, in capitals) a variable of the environment."""
+    for flags, kind, text in reversed(table):
+        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
+        default = getattr(defaults, name)
+        several = isinstance(kind, Names)
+        if isinstance(default, tuple) and not several:
+            default = ",".join(map(str, default)) or "auto"
+        if isinstance(kind, Lookahead):
+            default = default or "auto"
+        option = click.option(
+            *flags,
+            type=kind,
+            default=default,
+            multiple=several,
+            show_default=True,
+            envvar=f"SSD_{name.upper()}",
+            help=text,
+        )
+        function = option(function)
+    return function
 
 
 _POSITIVE = click.IntRange(min=1)
-# (flags, type, help); the first long flag names the field of EngineOptions, which has the default.
-_ENGINE: list[tuple[tuple[str, ...], Any, str]] = [
+_ENGINE: list[Row] = [
     (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
     (
         ("--draft",),
@@ -146,34 +170,20 @@ def engine_options(function: _Function) -> Callable[..., Any]:
         engine = EngineOptions(**{name: values.pop(name) for name in EngineOptions.__struct_fields__})
         return function(engine=engine, **values)
 
-    decorated: Callable[..., Any] = click.option(
+    whole = click.option(
         "--speculative-config",
         metavar="JSON",
+        envvar="SSD_SPECULATIVE_CONFIG",
         help=f"The options of speculation at once, as an object with any of {', '.join(_SPECULATION)}.",
-    )(call)
-    for flags, kind, text in reversed(_ENGINE):
-        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
-        default = getattr(_DEFAULTS, name)
-        several = isinstance(kind, Names)
-        if isinstance(default, tuple) and not several:
-            default = ",".join(map(str, default)) or "auto"
-        if isinstance(kind, Lookahead):
-            default = default or "auto"
-        option = click.option(
-            *flags,
-            type=kind,
-            default=default,
-            multiple=several,
-            show_default=True,
-            envvar=f"SSD_{name.upper()}",
-            help=text,
-        )
-        decorated = option(decorated)
-    return decorated
+    )
+    return with_options(whole(call), _ENGINE, EngineOptions())
+
+
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def _speculative(text: str | None) -> dict[str, Any]:
-    """The options in `text`, which count less than flags of their own."""
+    """The options in `text`, which count less than those that the same source, or a stronger one, gives by name."""
     if text is None:
         return {}
     try:
@@ -186,11 +196,10 @@ def _speculative(text: str | None) -> dict[str, Any]:
         )
     ctx = click.get_current_context()
     flags = {option.name: option for option in ctx.command.params}
+    source = ctx.get_parameter_source("speculative_config")
+    stronger = _SOURCES[: _SOURCES.index(source) + 1] if source in _SOURCES else ()
     return {
         name: flags[name].type_cast_value(ctx, as_flag(value, flags[name]))
         for name, value in given.items()
-        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        if ctx.get_parameter_source(name) not in stronger
     }
-
-
-_DEFAULTS = EngineOptions()

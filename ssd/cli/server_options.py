@@ -9,14 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import inspect
 
-from ssd.cli.options import as_flag
+from ssd.cli.options import Names, Row, as_flag, with_options
+from ssd.config import Limits
 from ssd.server_config import ServerOptions
 
-_DEFAULTS = ServerOptions()
-_COUNT = click.IntRange(min=1)
-# (flags, type, help); the first long flag names the field of ServerOptions, which has the default.
-_SERVER: list[tuple[tuple[str, ...], Any, str]] = [
+_LIMITS = inspect.type_info(Limits)
+assert isinstance(_LIMITS, inspect.StructType)
+_BOUNDS = {limit.name: limit.type for limit in _LIMITS.fields}
+
+
+def _limit(name: str) -> click.ParamType:
+    """What a limit may be, as its field of `Limits` has it."""
+    bounds = _BOUNDS[name]
+    if isinstance(bounds, inspect.IntType):
+        return click.IntRange(bounds.ge, bounds.le)
+    assert isinstance(bounds, inspect.FloatType)
+    return click.FloatRange(bounds.gt, bounds.le, min_open=True)
+
+
+_SERVER: list[Row] = [
     (("--http/--no-http",), None, "Serve HTTP beside ZeroMQ."),
     (("--host",), str, "Address that HTTP listens on."),
     (("--port",), click.IntRange(0, 65535), "Its port; 0: any free one."),
@@ -25,16 +38,24 @@ _SERVER: list[tuple[tuple[str, ...], Any, str]] = [
     (("--zmq-bind",), str, "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555."),
     (("--zmq-keys",), str, "Folder of `ssd keys` with the engine's key and the list of clients."),
     (("--insecure/--no-insecure",), None, "Let other machines in without keys."),
-    (("--served-model-name",), str, "Name of the model for clients; may be given several times. Default: --target."),
+    (
+        ("--served-model-name",),
+        Names(),
+        "Name of the model for clients; may be given several times. Default: --target.",
+    ),
     (("--metrics-compat",), click.Choice(["none", "vllm"]), "Give the metrics under vLLM's names, too."),
-    (("--max-open-requests",), _COUNT, "Requests that run or wait; more are refused (503)."),
-    (("--max-n",), _COUNT, "Choices of one prompt."),
-    (("--max-prompts",), _COUNT, "Prompts of one HTTP request."),
-    (("--max-body-bytes",), _COUNT, "Size of an HTTP body."),
-    (("--max-header-bytes",), _COUNT, "Size of the headers of an HTTP request."),
-    (("--max-header-lines",), _COUNT, "Number of its headers."),
-    (("--slow-reader-tokens",), _COUNT, "Tokens a client may leave unread; with more its request is aborted."),
-    (("--slow-reader-seconds",), click.FloatRange(min=0, min_open=True), "Seconds it may leave any unread."),
+    (("--max-open-requests",), _limit("max_open_requests"), "Requests that run or wait; more are refused (503)."),
+    (("--max-n",), _limit("max_n"), "Choices of one prompt."),
+    (("--max-prompts",), _limit("max_prompts"), "Prompts of one HTTP request."),
+    (("--max-body-bytes",), _limit("max_body_bytes"), "Size of an HTTP body."),
+    (("--max-header-bytes",), _limit("max_header_bytes"), "Size of the headers of an HTTP request."),
+    (("--max-header-lines",), _limit("max_header_lines"), "Number of its headers."),
+    (
+        ("--slow-reader-tokens",),
+        _limit("slow_reader_tokens"),
+        "Tokens a client may leave unread; more abort its request.",
+    ),
+    (("--slow-reader-seconds",), _limit("slow_reader_seconds"), "Seconds it may leave any unread."),
 ]
 
 
@@ -46,26 +67,14 @@ def server_options(function: Callable[..., Any]) -> Callable[..., Any]:
         server = ServerOptions(**{name: values.pop(name) for name in ServerOptions.__struct_fields__})
         return function(server=server, **values)
 
-    decorated: Callable[..., Any] = call
-    for flags, kind, text in reversed(_SERVER):
-        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
-        option = click.option(
-            *flags,
-            type=kind,
-            default=getattr(_DEFAULTS, name),
-            multiple=name == "served_model_name",
-            show_default=True,
-            envvar=f"SSD_{name.upper()}",
-            help=text,
-        )
-        decorated = option(decorated)
-    return decorated
+    return with_options(call, _SERVER, ServerOptions())
 
 
 def config_file(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--config FILE`: TOML whose keys are flags. What a flag or the environment says counts more."""
     return click.option(
         "--config",
+        envvar="SSD_CONFIG",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         callback=_read,
         is_eager=True,

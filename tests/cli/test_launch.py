@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from ssd import SamplingParams
 from ssd.cli.main import main
 from ssd.client import Client
-from ssd.errors import EngineDeadError
+from ssd.errors import EngineDeadError, SsdError
 from ssd.ipc import keys
 from tests.scripted_engine import PATIENCE_S
 
@@ -71,6 +71,23 @@ def test_speculation_in_one_object_counts_less_than_flags() -> None:
     assert config["speculation"]["backup"] == "ngram"
 
 
+def test_speculation_in_one_object_of_the_file_counts_less_than_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "ssd.toml"
+    file.write_text('backup = "none"\n[speculative-config]\nnum_speculative_tokens = 3\nbackup = "jit"\nbudget = 7')
+    config = resolved("--config", file, SSD_BUDGET="9")
+    assert config["speculation"]["num_speculative_tokens"] == 3
+    assert config["speculation"]["backup"] == "none"
+    assert config["speculation"]["budget"] == 9
+    assert resolved(SSD_CONFIG=str(file))["speculation"]["budget"] == 7
+
+
+def test_several_names_come_from_anywhere(tmp_path: Path) -> None:
+    file = tmp_path / "ssd.toml"
+    file.write_text('served-model-name = "alone"')
+    assert resolved("--config", file)["server"]["names"] == ["alone"]
+    assert resolved(SSD_SERVED_MODEL_NAME="a b,c")["server"]["names"] == ["a b", "c"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -95,6 +112,7 @@ def test_a_bad_object_of_speculation_is_refused(given: str, words: list[str]) ->
         (b"port = ", ["ssd.toml"]),
         (b"\xff", ["ssd.toml", "utf-8"]),
         (b"port = 70000", ["--port", "70000"]),
+        (b"max-num-seqs = 2.7", ["--max-num-seqs", "2.7"]),
         (b"port = [1]", ["--port", "[1]"]),
         (b"port = 8000.5", ["--port", "8000.5"]),
         (b"http = 2", ["--http", "2"]),
@@ -123,8 +141,10 @@ def test_a_bad_file_is_refused_by_what_is_wrong(tmp_path: Path, content: bytes, 
         (["--zmq-keys", "/nowhere"], ["/nowhere"]),
         (["--api-key-file", "/nowhere"], ["/nowhere"]),
         (["--port", "-1"], ["--port"]),
-        (["--max-n", "0"], ["--max-n"]),
-        (["--slow-reader-seconds", "0"], ["--slow-reader-seconds"]),
+        (["--max-n", "0"], ["--max-n", "1<=x<=1024"]),
+        (["--max-body-bytes", "200"], ["--max-body-bytes", "1024<=x"]),
+        (["--served-model-name", ""], ["--served-model-name", "empty"]),
+        (["--slow-reader-seconds", "0"], ["--slow-reader-seconds", "0<x"]),
         (["--metrics-compat", "tgi"], ["--metrics-compat", "vllm"]),
         (["--config", "/nowhere"], ["/nowhere"]),
     ],
@@ -161,6 +181,16 @@ def assert_refused(result: Result, *words: str) -> None:
     assert line.startswith("error: ")
     for word in words:
         assert word in line
+
+
+def test_an_engine_that_cannot_be_prepared_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise SsdError("no room")
+
+    monkeypatch.setattr("ssd.supervisor.run_directory", refuse)
+    result = launch("--uds", tmp_path / "http.sock")
+    assert (result.exit_code, result.stderr) == (1, "error: no room\n")
+    assert not (tmp_path / "http.sock").exists()
 
 
 # -- the real processes, with the mock target -----------------------------------------------------------------------
