@@ -4,7 +4,8 @@
     python tools/ttft.py --long 4000 --requests 20
 
 One engine, mode ar and ssd in turn. The long prompt is read in chunks; while it is, short requests come one after
-another, each at a random moment of a chunk. A chunk's time is that of the long prompt, read alone, over their number.
+another, each at a random moment of a chunk. A chunk takes longer the more tokens are before it: a mean one takes the
+time of the long prompt, read alone, over their number, the last one what the prompt takes more than without it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import random
 import statistics
 import time
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -23,6 +25,7 @@ from ssd.client import AsyncClient
 from ssd.params import Speculation
 
 _SHORT = 12  # tokens of a short prompt
+_TIMES = 3  # a long prompt is timed
 
 
 @click.command(help=__doc__)
@@ -37,19 +40,26 @@ def main(length: int, chunk: int, requests: int, seed: int) -> None:
         vocabulary = llm.engine.config.vocab_size
         for mode in ("ar", "ssd"):
             speculation = Speculation(mode) if mode == "ar" else llm.engine.config.speculation
-            found = asyncio.run(_measure(llm.engine.address, vocabulary, length, requests, speculation, dice))
-            step = found[0] / -(-length // chunk)
-            middle, worst = statistics.median(found[1]), max(found[1])
-            cells = (f"{1e3 * seconds:.0f}" for seconds in (step, middle, worst))
-            rows.append([mode, *cells, f"{middle / step:.2f}", f"{worst / step:.2f}"])
-    columns = ["mode", "chunk ms", "ttft ms, median", "worst", "in chunks, median", "worst"]
+            found = asyncio.run(_measure(llm.engine.address, vocabulary, length, chunk, requests, speculation, dice))
+            step, last = found.whole / -(-length // chunk), found.last
+            middle, worst = statistics.median(found.short), max(found.short)
+            cells = (f"{1e3 * seconds:.0f}" for seconds in (step, last, middle, worst))
+            rows.append([mode, *cells, f"{middle / step:.2f}", f"{worst / step:.2f}", f"{worst / last:.2f}"])
+    columns = ["mode", "chunk ms", "last", "ttft ms, median", "worst", "in chunks, median", "worst", "in last ones"]
     Console(width=120).print(grid(f"{requests} short requests while {length} tokens are read", columns, rows))
 
 
+class _Found(NamedTuple):
+    """Seconds: of a long prompt alone, of its last chunk, and to the first token of each short request beside one."""
+
+    whole: float
+    last: float
+    short: list[float]
+
+
 async def _measure(
-    address: str, vocabulary: int, length: int, requests: int, speculation: Speculation, dice: random.Random
-) -> tuple[float, list[float]]:
-    """Seconds that a long prompt takes alone, and seconds to the first token of each short request beside one."""
+    address: str, vocabulary: int, length: int, chunk: int, requests: int, speculation: Speculation, dice: random.Random
+) -> _Found:
 
     def prompt(count: int) -> list[int]:
         return [dice.randrange(1000, vocabulary) for _ in range(count)]
@@ -57,7 +67,8 @@ async def _measure(
     params = SamplingParams(max_tokens=2, ignore_eos=True, speculation=speculation)
     async with AsyncClient(address) as client:
         await client.generate([prompt(_SHORT)], params)  # warm
-        alone = await _first(client, prompt(length), params)
+        alone = statistics.median([await _first(client, prompt(length), params) for _ in range(_TIMES)])
+        but_one = statistics.median([await _first(client, prompt(length - chunk), params) for _ in range(_TIMES)])
         found: list[float] = []
         while len(found) < requests:
             reading = asyncio.create_task(_first(client, prompt(length), params))
@@ -68,7 +79,7 @@ async def _measure(
                 if not reading.done():  # else it was alone for a part of the time
                     found.append(took)
             await reading
-        return alone, found
+        return _Found(alone, alone - but_one, found)
 
 
 async def _first(client: AsyncClient, prompt: list[int], params: SamplingParams) -> float:

@@ -12,7 +12,6 @@ from ssd.target.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
-_LONGEST = 4
 # The chance of each token of a proposal, given those before it: the first guess, and how fast old rounds fade.
 _CHANCE, _SMOOTHING, _SAMPLES = 0.6, 0.02, 10
 
@@ -60,7 +59,7 @@ class CheapProposals:
         One always is: without any the chances would not be known."""
         if sequence.asked.num_speculative_tokens:
             return sequence.lookahead
-        most = min(max(sequence.lookahead, _LONGEST), sequence.room)
+        most = min(AUTO_LOOKAHEAD, sequence.room)
         reached = self._chances[0].value
         for depth in range(1, most):
             reached *= self._chances[depth].value
