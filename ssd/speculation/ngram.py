@@ -12,9 +12,11 @@ _SHORTEST, _LONGEST = 2, 6
 
 
 class PromptLookup:
-    """An index of one sequence's n-grams, n from 2 to 6; grows with the sequence, in constant time a token."""
+    """An index of one sequence's n-grams, n from 2 to 6; grows with the sequence, in constant time a token. The
+    evidence for a proposal is the n of what was found."""
 
     def __init__(self) -> None:
+        self.evidence = 0
         self._tokens: list[int] = []
         # n-gram -> (where it last ended, where it ended before): the last one is the end of the text itself.
         self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -38,6 +40,7 @@ class PromptLookup:
         for n in range(min(_LONGEST, size), _SHORTEST - 1, -1):
             end = self._ends[tuple(self._tokens[size - n :])][1]
             if end:
+                self.evidence = n
                 text = self._tokens[end:]
                 return [text[index % len(text)] for index in range(count)]
         return []

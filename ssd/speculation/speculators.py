@@ -12,12 +12,17 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 GROUP = "ssd.speculators"
+MOST_EVIDENCE = 8
 POLICIES = ("auto", "jit", "none")
 """Backups that are not speculators of this kind: choose, wait for the draft, go on without."""
 
 
 class Speculator(Protocol):
-    """Guesses about one sequence from its text alone."""
+    """Guesses about one sequence from its text alone.
+
+    It may have an attribute `evidence`, an int: how much speaks for its last proposal. How far proposals are worth
+    verifying is learned for each value from 0 to `MOST_EVIDENCE` apart.
+    """
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More committed tokens, the prompt first."""

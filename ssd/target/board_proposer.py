@@ -155,7 +155,7 @@ class BoardProposer:
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
-            self._cheap.note(result.drafted, result.outcome.accepted)
+            self._cheap.note(result.sequence.request, result.drafted, result.outcome.accepted)
             return
         self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
         self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
