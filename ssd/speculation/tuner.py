@@ -14,8 +14,9 @@ from ssd.speculation.theory import expected_tokens_by_position
 
 # A plan must promise this much more than the one in force to replace it: figures are noisy, predictions some 5 % off
 # (docs/planning.md), and a change has a cost.
-# Going back to plain decoding takes little: a draft should not make anyone slower.
-_HYSTERESIS, _TO_PLAIN = 0.08, 0.005
+# Going back to plain decoding takes little: a draft should not make anyone slower. But the draft forgets everything, so
+# while its speed is only predicted (as when a batch drains, whose sizes last a few rounds each) it takes more.
+_HYSTERESIS, _TO_PLAIN, _TO_PLAIN_UNMEASURED = 0.08, 0.005, 0.15
 # Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
 # figure here shows.
 _ALIKE = 0.003
@@ -148,7 +149,8 @@ def best_plan(
     best = min(alike, key=lambda plan: sum(plan.fan_out))
     if present is not None and present.lookahead in choices.lookaheads:
         kept = planned(present.lookahead, present.fan_out)
-        if best.speed < (1 + (_HYSTERESIS if best.lookahead else _TO_PLAIN)) * kept.speed:
+        to_plain = _TO_PLAIN if profile.speed is not None or not choices.ahead else _TO_PLAIN_UNMEASURED
+        if best.speed < (1 + (_HYSTERESIS if best.lookahead else to_plain)) * kept.speed:
             return kept
     return best
 

@@ -102,6 +102,15 @@ def test_what_was_measured_decides_whether_a_draft_pays() -> None:
     assert kept[:2] == plan[:2] and kept.speed == pytest.approx(1.1 / CPU.plain)
 
 
+def test_a_prediction_alone_gives_up_only_a_draft_that_is_clearly_slower() -> None:
+    present = best_plan(CPU, 1, ANY)
+    for faster, gives_up in ((1.1, False), (1.3, True)):
+        found = best_plan(replace(CPU, plain=1 / (faster * present.speed)), 1, ANY, present)
+        assert (found.lookahead == 0) is gives_up
+    measured = replace(CPU, plain=1 / (1.1 * present.speed), speed=present.speed)
+    assert best_plan(measured, 1, ANY, present, present).lookahead == 0
+
+
 def test_only_what_may_be_chosen_is() -> None:
     for choices in (Choices((4,)), Choices((0, 1, 2), (3,)), Choices((3,), (4, 3, 2, 1)), Choices((2, 5), (), 7)):
         plan = best_plan(GPU, 1, choices)
@@ -149,6 +158,7 @@ def play(learner: Learner, profile: Profile, plan: Plan, rounds: int, dice: Rand
         time = profile.verify.at(batch * (1 + plan.lookahead)) * dice.uniform(0.9, 1.1)
         learner.round(batch, batch * (1 + plan.lookahead), time, alone=False)
         learner.steps(batch * sum(plan.fan_out), profile.step.at(batch * sum(plan.fan_out)) * dice.uniform(0.9, 1.1))
+        brought = tokens
         for _ in range(batch):
             accepted = 0
             while accepted < plan.lookahead and dice.random() < profile.rate:
@@ -161,6 +171,7 @@ def play(learner: Learner, profile: Profile, plan: Plan, rounds: int, dice: Rand
                 rank = 1
             learner.looked_up(fan_out, rank)
             tokens += accepted + 1
+        learner.brought(batch, int(tokens - brought), time)
         seconds += time
     return tokens / seconds
 
