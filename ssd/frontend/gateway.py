@@ -36,16 +36,12 @@ class Gateway:
         self._news: dict[Request, _Client] = {}
         self._timer: asyncio.Handle | None = None
         self._slow = desk.config.server.limits.slow_reader_seconds
-        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN)
-
-    @property
-    def bad_frames(self) -> int:
-        return self._inlet.bad_frames
+        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN, desk.dropped_frame)
 
     @property
     def busy(self) -> bool:
         """Whether a client has something to come, or to say."""
-        return bool(self._news) or bool(self._socket.poll(0))
+        return bool(self._news) or self._inlet.waiting
 
     def close(self) -> None:
         self._inlet.close()
