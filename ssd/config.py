@@ -19,7 +19,8 @@ LoadFormat = Literal["auto", "dummy", "mock"]
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients may ask at most (RELIABILITY 3); a request beyond a limit is refused with a message that names it.
 
-    A request whose client leaves `slow_reader_tokens` tokens unread, or any for `slow_reader_seconds`, is aborted.
+    A request whose client leaves more than `slow_reader_tokens` tokens unread, or any for `slow_reader_seconds`, is
+    aborted. So many tokens make one message, which fits a frame with 20 alternatives for each.
     """
 
     max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
@@ -28,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 2**20
     max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20)] = 64 * 2**10
     max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
-    slow_reader_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4096
+    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768)] = 4096
     slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ssd.cli.conversation import Conversation
-from ssd.cli.options import address_option, engine_options, sampling_options, speculation_changes
+from ssd.cli.options import address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import Terminated, connect, process_setup, speculating, summary
 from ssd.client import Client, Completion
 from ssd.errors import RequestError, UsageError
@@ -36,11 +36,16 @@ Ctrl-C stops an answer. A line that begins with a space is never a command."""
 @click.command()
 @click.option("--system", help="What to tell the model before the conversation.")
 @sampling_options(max_tokens=_MAX_TOKENS)
-@address_option
+@address_options
 @engine_options
 @click.pass_context
 def chat(
-    context: click.Context, system: str | None, address: str | None, engine: EngineOptions, **sampling: Any
+    context: click.Context,
+    system: str | None,
+    address: str | None,
+    keys: Path | None,
+    engine: EngineOptions,
+    **sampling: Any,
 ) -> None:
     """Talk with a model; /help lists what can be said to the program instead.
 
@@ -50,7 +55,7 @@ def chat(
     conversation = Conversation(SamplingParams(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
-    with process_setup(), connect(address, engine) as client:
+    with process_setup(), connect(address, keys, engine) as client:
         served = client.describe()
         if not served.chat:
             raise UsageError(f"{served.model} has no chat format; use ssd generate")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from ssd.cli.options import address_option, engine_options, sampling_options, speculation_changes
+from ssd.cli.options import address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
@@ -25,7 +25,7 @@ from ssd.params import SamplingParams
 @click.option("--logprobs", type=click.IntRange(0, 20), help="With --json: log-probabilities, and of N alternatives.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
 @click.option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
-@address_option
+@address_options
 @engine_options
 @click.pass_context
 def generate(
@@ -35,6 +35,7 @@ def generate(
     as_json: bool,
     chat: bool | None,
     address: str | None,
+    keys: Path | None,
     engine: EngineOptions,
     **sampling: Any,
 ) -> None:
@@ -42,7 +43,7 @@ def generate(
     params = SamplingParams(**sampling)
     changes = {} if address is None else speculation_changes(context, engine)
     prompts = _prompts(prompt, prompts_file, params)
-    with process_setup(), connect(address, engine) as client:
+    with process_setup(), connect(address, keys, engine) as client:
         served = client.describe()
         as_chat = served.chat if chat is None else chat
         params = speculating(params, served, changes)

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
@@ -134,7 +135,14 @@ _ENGINE: list[Row] = [
 ]
 
 
-address_option = click.option("--address", help="Use the running engine at this address.")
+def address_options(function: _Function) -> _Function:
+    """Add `address`, that of a running engine, and `keys`, a client's folder for it."""
+    keys = click.option(
+        "--keys",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The folder that ssd keys made for this client; for a tcp address with keys.",
+    )
+    return click.option("--address", help="Use the running engine at this address.")(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from ssd.client import Client, Completion
 from ssd.config import EngineConfig
-from ssd.errors import EngineDeadError
+from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc.messages import ChatMessage, Description, Metrics
 from ssd.ipc.process import log_level
 from ssd.launch_config import EngineOptions, resolve
@@ -61,9 +62,13 @@ def session(config: EngineConfig) -> Iterator[Client]:
             raise cause(engine, error) from None
 
 
-def connect(address: str | None, engine: EngineOptions) -> AbstractContextManager[Client]:
-    """A client of the running engine at `address`, or of one of its own."""
-    return session(resolve(engine)) if address is None else Client(address)
+def connect(address: str | None, keys: Path | None, engine: EngineOptions) -> AbstractContextManager[Client]:
+    """A client of the running engine at `address`, with the keys in a folder if it wants some, or of one of its own."""
+    if address is not None:
+        return Client(address, keys=keys)
+    if keys is not None:
+        raise UsageError("--keys is for the running engine of --address")
+    return session(resolve(engine))
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:

@@ -37,11 +37,12 @@ class Inboxes:
         self._open[name] = _Inbox(limit)
 
     def put(self, answer: Answer) -> int | None:
-        """Keep an answer, or drop it if nobody waits for it. Returns a request that has to be cancelled, because that
-        was more than may lie unread: what came before can still be read, and the failure `slow_reader` follows."""
+        """Keep an answer, or drop it if nobody waits for it or it says nothing. Returns a request that has to be
+        cancelled, because that was more than may lie unread: what came before can still be read, and the failure
+        `slow_reader` follows."""
         name = DESCRIPTION if isinstance(answer, Description) else answer.id
         inbox = self._open.get(name)
-        if inbox is None or inbox.ended:
+        if inbox is None or inbox.ended or _says_nothing(answer):
             return None
         overflown = False
         if isinstance(answer, Chunk):
@@ -80,3 +81,8 @@ class Inboxes:
         """Keep nothing more for `name`. True if its end has not arrived."""
         inbox = self._open.pop(name, None)
         return inbox is not None and not inbox.ended
+
+
+def _says_nothing(answer: Answer) -> bool:
+    """An engine's chunk with neither tokens nor text asks only whether its client is still there."""
+    return isinstance(answer, Chunk) and not answer.token_ids and not answer.text

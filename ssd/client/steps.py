@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ssd.client import results
+from ssd.client.batch import Batch
 from ssd.client.inboxes import DESCRIPTION, MAX_UNREAD, Inboxes
 from ssd.client.results import Completion, Prompt, StreamChunk
-from ssd.errors import EngineDeadError, RequestTimeoutError
+from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.ipc.connection import Answer, Connection, validate
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import (
@@ -31,8 +32,6 @@ from ssd.ipc.messages import (
     Message,
 )
 from ssd.params import SamplingParams
-
-_WINDOW = 1024  # requests of one batch that are open at once: more than an engine runs, fewer than it refuses
 
 
 class Wait(NamedTuple):
@@ -93,17 +92,20 @@ class ClientSteps:
     def _completing(self, requests: Sequence[Generate], timeout: float | None) -> Steps[Completion]:
         """The completions of all requests, in order. What arrives early is kept: it is the result."""
         deadline = self._deadline(timeout)
+        batch = Batch(len(requests))
+        completions: dict[int, Completion] = {}
         try:
-            for request in requests[:_WINDOW]:
-                yield from self._open(request, deadline, None)
-            for index, request in enumerate(requests):
-                for step in self._follow(request, deadline):
-                    if isinstance(step, Wait):
-                        yield step
-                    elif step.completion is not None:
-                        yield step.completion
-                if index + _WINDOW < len(requests):
-                    yield from self._open(requests[index + _WINDOW], deadline, None)
+            for due in range(len(requests)):
+                while due not in completions:
+                    while (index := batch.send()) is not None:
+                        yield from self._open(requests[index], deadline, None)
+                    index = batch.follow()
+                    try:
+                        completions[index] = yield from self._completion(requests[index], deadline)
+                    except RequestError as error:
+                        if error.code != "overloaded" or not batch.refused(index):
+                            raise
+                yield completions.pop(due)
         finally:
             for request in requests:
                 self._forget(request)
@@ -179,6 +181,17 @@ class ClientSteps:
             elif isinstance(answer, Done):
                 yield StreamChunk(answer.text, [], completion=results.completion(request, chunks, answer))
                 return
+
+    def _completion(self, request: Generate, deadline: float | None) -> _Part[Completion]:
+        """All of an open request at once."""
+        completion = None
+        for step in self._follow(request, deadline):
+            if isinstance(step, Wait):
+                yield step
+            else:
+                completion = step.completion
+        assert completion is not None, "a stream ends with its completion, or raises"
+        return completion
 
     def _forget(self, request: Generate) -> None:
         """Keep no more answers to a request, and have the engine cancel it if it has not ended."""

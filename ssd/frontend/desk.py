@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ log = logging.getLogger("ssd.frontend")
 _Result = TypeVar("_Result")
 State = Literal["loading", "ready", "draining"]
 _WORKERS = 2
+_LOOKUPS = 16  # texts at a time that are not part of a request
 _AT_ONCE = 1024  # characters: encoding so few costs less than waking a thread
 
 
@@ -46,6 +48,7 @@ class Observer(Protocol):
     def emitted(self, request: Request, emission: Emission) -> None: ...
     def ended(self, request: Request, reason: str) -> None: ...
     def stepped(self, load: Load) -> None: ...
+    def dropped_frame(self) -> None: ...
 
 
 class Request:
@@ -76,13 +79,17 @@ class Desk:
         self.tokenizer = Tokenizer(Path(config.target))
         self.state: State = "loading"
         self.load = Load()
+        self.bad_frames = 0
         self.observer: Observer | None = None
         self._send = send
         self._numbers = epoch << 32
         self._limits = config.server.limits
         self._open: dict[int, Request] = {}
+        # Requests whose prompts are in the workers' queue or hands, cancelled ones among them: they take memory too.
         self._preparing: set[Request] = set()
         self._workers = ThreadPoolExecutor(_WORKERS, "tokenizer")
+        self._lookups = 0
+        self._lookup_worker = ThreadPoolExecutor(1, "lookup")
 
     @property
     def open_requests(self) -> int:
@@ -90,29 +97,39 @@ class Desk:
 
     def check(self, count: int = 1) -> None:
         """Raise RequestError where `count` more requests cannot be taken now, whatever they ask."""
+        limit = self._limits.max_open_requests
+        if count > limit:
+            raise RequestError("invalid_request", f"{count} requests at once; at most {limit} can be open")
         if self.state == "loading":
             raise RequestError("loading", "the model is still loading")
         if self.state == "draining":
             raise RequestError("shutting_down", "the engine is shutting down")
-        if self.open_requests + count > self._limits.max_open_requests:
+        if self.open_requests + count > limit:
             raise RequestError("overloaded", f"{self.open_requests} requests are open already")
 
     def open(self, message: Generate, wake: Callable[[Request], None]) -> Request:
         """Begin a request. Raises RequestError for what can be told at once; what is wrong with a prompt that takes
         time to encode ends the request with `Failed`, before it is accepted."""
         self.check()
-        request = Request(message.id, complete(message.params, self.config), wake)
-        if text_length(message, self.config, self.tokenizer) <= _AT_ONCE:
-            self._accept(request, prompt_ids(message, self.config, self.tokenizer))
-        else:
-            self._preparing.add(request)
-            work = self.in_worker(prompt_ids, message, self.config, self.tokenizer)
-            work.add_done_callback(lambda done: self._admitted(request, done))
+        with _admission():
+            request = Request(message.id, complete(message.params, self.config), wake)
+            if text_length(message, self.config, self.tokenizer) <= _AT_ONCE:
+                self._accept(request, prompt_ids(message, self.config, self.tokenizer))
+            else:
+                self._preparing.add(request)
+                work = asyncio.get_running_loop().run_in_executor(self._workers, self._encode, request, message)
+                work.add_done_callback(lambda done: self._admitted(request, done))
         return request
 
     def in_worker(self, function: Callable[..., _Result], *arguments: Any) -> asyncio.Future[_Result]:
-        """`function(*arguments)` in a thread that does not hold up tokens."""
-        return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+        """`function(*arguments)` in a thread that holds up neither tokens nor admission. Raises RequestError when as
+        many wait for it as may."""
+        if self._lookups == _LOOKUPS:
+            raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
+        self._lookups += 1
+        work = asyncio.get_running_loop().run_in_executor(self._lookup_worker, function, *arguments)
+        work.add_done_callback(self._looked_up)
+        return work
 
     def cancel(self, request: Request) -> None:
         """Forget a request without a word to its client."""
@@ -139,22 +156,34 @@ class Desk:
         request.outbox.drop(Failed(request.outbox.name, "slow_reader", why))
         request.wake(request)
 
+    def dropped_frame(self) -> None:
+        """Something that was no message came to one of the frontend's sockets."""
+        self.bad_frames += 1
+        if self.observer is not None:
+            self.observer.dropped_frame()
+
     def close(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._lookup_worker):
+            workers.shutdown(wait=False, cancel_futures=True)
 
     # -- admission --------------------------------------------------------------------------------------------------
 
+    def _encode(self, request: Request, message: Generate) -> list[int]:
+        """In a worker, which has no time for what has been cancelled."""
+        return [] if request.ended else prompt_ids(message, self.config, self.tokenizer)
+
     def _admitted(self, request: Request, work: asyncio.Future[list[int]]) -> None:
         self._preparing.discard(request)
-        if request.ended:
+        if request.ended or work.cancelled():
             return
         try:
-            self._accept(request, work.result())
+            with _admission():
+                self._accept(request, work.result())
         except RequestError as error:
             self._fail(request, error.code, str(error))
-        except Exception:
-            log.exception("a bug in admission:")
-            self._fail(request, "internal_error", "the request could not be prepared")
+
+    def _looked_up(self, work: asyncio.Future[Any]) -> None:
+        self._lookups -= 1
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
         if not self._send(Submit(self._numbers, token_ids, request.params)):
@@ -180,9 +209,18 @@ class Desk:
         for emission in step.emissions:
             request = self._open.get(emission.request)
             if request is not None:
-                self._emit(request, emission)
+                self._pass_on(request, emission)
             elif emission.finish_reason is None:  # from before the abort, or a full queue has lost the abort
                 self._abort(emission.request)
+
+    def _pass_on(self, request: Request, emission: Emission) -> None:
+        try:
+            self._emit(request, emission)
+        except Exception:
+            log.exception("a bug in passing tokens on:")
+            if not request.ended:
+                self._abort(request.number)
+                self._fail(request, "internal_error", "the tokens could not be passed on")
 
     def _emit(self, request: Request, emission: Emission) -> None:
         assert request.detokenizer is not None, "accepted requests have one"
@@ -191,6 +229,7 @@ class Desk:
         request.metrics = emission.metrics or request.metrics
         text, used = request.detokenizer.feed(emission.token_ids)
         request.completion_tokens += used
+        unread = request.outbox.tokens
         if used:
             logprobs = None if emission.logprobs is None else emission.logprobs[:used]
             request.outbox.add(text, emission.token_ids[:used], logprobs, emission.prompt_logprobs)
@@ -201,8 +240,8 @@ class Desk:
         elif request.detokenizer.stopped:
             self._abort(request.number)
             self._finish(request, "stop")
-        elif request.outbox.tokens > self._limits.slow_reader_tokens:
-            self.drop(request)
+        elif unread > 0 and request.outbox.tokens > self._limits.slow_reader_tokens:
+            self.drop(request)  # of what comes at once, a client could not have read a part
         elif used:
             request.wake(request)
 
@@ -224,9 +263,20 @@ class Desk:
     def _close(self, request: Request, reason: str) -> None:
         request.ended = True
         self._open.pop(request.number, None)
-        self._preparing.discard(request)
         if self.observer is not None and request.accepted:
             self.observer.ended(request, reason)
 
     def _abort(self, number: int) -> None:
         self._send(Abort(number))
+
+
+@contextmanager
+def _admission() -> Iterator[None]:
+    """Whatever goes wrong in it reaches the client, as a RequestError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception:
+        log.exception("a bug in admission:")
+        raise RequestError("internal_error", "the request could not be prepared") from None

@@ -11,19 +11,23 @@ from ssd.errors import RequestError
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.inlet import Inlet
 from ssd.ipc import sockets
-from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Describe, Description, Failed, Generate, Message
+from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message
 from ssd.params import SamplingParams
 
 _TURN = 64  # messages: tokens that have arrived do not wait behind a flood of requests
 _AGAIN_S = 0.02
+_SILENCE_S = 1.0
 
 
 @dataclass(eq=False)
 class _Client:
-    """One peer; its open requests by its own names for them."""
+    """One peer, for as long as something of it is open or on its way: its open requests by its own names for them, and
+    the requests with something to deliver, refused ones among them. `told`: it has been sent something lately."""
 
     identity: bytes
     requests: dict[int, Request] = field(default_factory=dict)
+    news: dict[Request, None] = field(default_factory=dict)
+    told: bool = True
 
 
 class Gateway:
@@ -32,22 +36,22 @@ class Gateway:
     def __init__(self, desk: Desk, socket: zmq.Socket[bytes], epoch: int) -> None:
         self._desk, self._socket, self._epoch = desk, socket, epoch
         self._clients: dict[bytes, _Client] = {}
-        # Requests with something to deliver, and whose client it is for.
-        self._news: dict[Request, _Client] = {}
-        self._timer: asyncio.Handle | None = None
+        # Those with news since the last delivery, and those who could not take theirs. These are tried again at their
+        # own pace, and keep nobody else waiting.
+        self._fresh: dict[_Client, None] = {}
+        self._stuck: dict[_Client, None] = {}
         self._slow = desk.config.server.limits.slow_reader_seconds
-        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN)
-
-    @property
-    def bad_frames(self) -> int:
-        return self._inlet.bad_frames
+        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN, desk.dropped_frame)
+        self._loop = asyncio.get_running_loop()
+        self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
     @property
     def busy(self) -> bool:
-        """Whether a client has something to come, or to say."""
-        return bool(self._news) or bool(self._socket.poll(0))
+        """Whether a client has something to come, or to say. Refusals that are not read hold up nothing."""
+        return bool(self._fresh) or any(client.requests for client in self._stuck) or self._inlet.waiting
 
     def close(self) -> None:
+        self._next_probe.cancel()
         self._inlet.close()
 
     # -- what clients say -------------------------------------------------------------------------------------------
@@ -56,25 +60,25 @@ class Gateway:
         if isinstance(message, Describe):
             self._send(identity, self._description())
             return
-        client = self._clients.get(identity) or _Client(identity)
+        client = self._clients.get(identity)
         if isinstance(message, Generate):
+            client = client or self._clients.setdefault(identity, _Client(identity))
             try:
                 self._open(client, message)
             except RequestError as error:
                 self._refuse(client, Failed(message.id, error.code, str(error)[:512]))
-        elif message.id in client.requests:
+        elif client is not None and message.id in client.requests:
             self._desk.abort(client.requests[message.id])
 
     def _open(self, client: _Client, message: Generate) -> None:
         if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
-        request = self._desk.open(message, lambda request: self._wake(request, client))
-        self._clients[client.identity] = client
-        client.requests[message.id] = request
+        client.requests[message.id] = self._desk.open(message, lambda request: self._wake(request, client))
 
     def _refuse(self, client: _Client, failed: Failed) -> None:
-        """The end of a request that never was one. Who floods and does not read is not even told."""
-        if len(self._news) < 2 * self._desk.config.server.limits.max_open_requests:
+        """The end of a request that never was one. Who floods and does not read is not even told: as many refusals wait
+        for a client as its queue in the transport takes, which is full by then."""
+        if len(client.news) < len(client.requests) + sockets.HIGH_WATER_MARK:
             refused = Request(failed.id, SamplingParams(), lambda request: None)
             refused.ended = True
             refused.outbox.end(failed)
@@ -96,37 +100,63 @@ class Gateway:
 
     def _wake(self, request: Request, client: _Client) -> None:
         """Deliver at the end of this turn, when the tokens of the whole step are there."""
-        self._news[request] = client
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_soon(self._deliver)
+        client.news[request] = None
+        if client not in self._stuck:
+            if not self._fresh:
+                self._loop.call_soon(self._deliver)
+            self._fresh[client] = None
 
     def _deliver(self) -> None:
-        """Send what clients are ready to take; the rest is tried again until they are too slow."""
-        self._timer = None
-        full: set[_Client] = set()
-        for request, client in list(self._news.items()):
-            if client not in full and not self._hand_over(request, client):
-                full.add(client)
-            if request in self._news and request.outbox.seconds > self._slow:
-                self._give_up(request, client)
+        """Send what has come since the last time."""
+        fresh, self._fresh = self._fresh, {}
+        for client in fresh:
+            if not self._serve(client):
+                if not self._stuck:
+                    self._loop.call_later(_AGAIN_S, self._try_again)
+                self._stuck[client] = None
         self._inlet.look()
-        if self._news and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._deliver)
 
-    def _hand_over(self, request: Request, client: _Client) -> bool:
-        """Send all there is of one request; False if its client takes no more."""
-        while (message := request.outbox.head) is not None:
-            sent = self._send(client.identity, message)
-            if sent == "gone":
-                self._lost(client)
-                return True
-            if sent == "full":
-                return False
-            if request.outbox.sent():
-                self._forget(request, client)
-                return True
-        self._news.pop(request, None)
+    def _try_again(self) -> None:
+        """Send those what they could not take before, until they are too slow."""
+        for client in list(self._stuck):
+            if self._serve(client):
+                del self._stuck[client]
+                continue
+            for request in list(client.news):
+                if request.outbox.seconds > self._slow:
+                    self._give_up(request, client)
+        self._inlet.look()
+        if self._stuck:
+            self._loop.call_later(_AGAIN_S, self._try_again)
+
+    def _serve(self, client: _Client) -> bool:
+        """Send all there is for one client; False if it takes no more."""
+        for request in list(client.news):
+            while (message := request.outbox.head) is not None:
+                sent = self._send(client.identity, message)
+                if sent == "gone":
+                    self._lost(client)
+                    return True
+                if sent == "full":
+                    return False
+                client.told = True
+                if request.outbox.sent():
+                    self._forget(request, client)
+                    break
+            client.news.pop(request, None)
         return True
+
+    def _probe(self) -> None:
+        """Only sending tells that a peer has gone. So those who wait for their first tokens, and have been told nothing
+        for a while, are sent a chunk without any."""
+        for client in list(self._clients.values()):
+            if client.requests and not client.told:
+                nothing = Chunk(next(iter(client.requests)), "", [])
+                if self._send(client.identity, nothing) == "gone":
+                    self._lost(client)
+            client.told = False
+        self._inlet.look()
+        self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
     def _give_up(self, request: Request, client: _Client) -> None:
         """The client has not read for long: its request ends, and then even the news of that."""
@@ -136,16 +166,19 @@ class Gateway:
             self._desk.drop(request)
 
     def _forget(self, request: Request, client: _Client) -> None:
-        self._news.pop(request, None)
+        client.news.pop(request, None)
         if client.requests.get(request.outbox.name) is request:
             del client.requests[request.outbox.name]
-        if not client.requests:
-            self._clients.pop(client.identity, None)
+        if not client.requests and not client.news:
+            del self._clients[client.identity]
 
     def _lost(self, client: _Client) -> None:
-        for request in list(client.requests.values()):
+        """The peer has gone, and with it all that was open or on its way."""
+        del self._clients[client.identity]
+        client.news.clear()
+        for request in client.requests.values():
             self._desk.cancel(request)
-            self._forget(request, client)
+        client.requests.clear()
 
     def _send(self, identity: bytes, message: Message) -> sockets.Sent:
         return sockets.offer(self._socket, message, self._epoch, to=identity)

@@ -21,19 +21,33 @@ Handler = Callable[[bytes, Any], None]
 class Inlet:
     """Calls `handle(peer, message)` for every message that arrives, at most `turn` of them before others have a turn.
 
-    Frames that are no message are counted and dropped. The descriptor of a socket tells only that something has
-    changed, and sending uses that news up too: whoever sends calls `look` afterwards.
+    Frames that are no message are dropped, and `dropped` is called for each. A bug in `handle` costs its message, not
+    the others. The descriptor of a socket tells only that something has changed, and sending uses that news up too:
+    whoever sends calls `look` afterwards.
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any], handle: Handler, turn: int
+        self,
+        socket: zmq.Socket[bytes],
+        decoder: msgspec.msgpack.Decoder[Any],
+        handle: Handler,
+        turn: int,
+        dropped: Callable[[], None],
     ) -> None:
-        self.bad_frames = 0
         self._socket, self._decoder, self._handle, self._turn = socket, decoder, handle, turn
+        self._dropped = dropped
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._loop.add_reader(socket.FD, self._read)
         self.look()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is there that has not been handled. It will be, soon."""
+        if self._socket.poll(0):
+            self.look()  # asking has used the news up
+            return True
+        return False
 
     def look(self) -> None:
         """Read what is there, soon."""
@@ -54,12 +68,15 @@ class Inlet:
             try:
                 received = sockets.receive(self._socket, self._decoder)
             except BadFrame as error:
-                self.bad_frames += 1
                 log.info("dropped a frame: %s", error)
+                self._dropped()
                 continue
             if received is None:
                 return
-            self._handle(received[0], received[2])
+            try:
+                self._handle(received[0], received[2])
+            except Exception:
+                log.exception("a bug in handling a message:")
         self.look()
 
 

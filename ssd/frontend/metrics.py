@@ -90,6 +90,9 @@ class Metrics:
         if reason != "abort" and request.metrics.queue_time_ms:
             self._queue.observe(request.metrics.queue_time_ms / 1e3)
 
+    def dropped_frame(self) -> None:
+        self._bad_frames.inc()
+
     def stepped(self, load: Load) -> None:
         self._verify.observe(load.verify_seconds)
         self._wait.observe(load.wait_seconds)
@@ -101,6 +104,7 @@ class Metrics:
         self._waiting = self._gauge("num_requests_waiting", "Requests that are open and not in the batch.")
         self._pages = self._gauge("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.")
         self._draft_up = self._gauge("draft_up", "Whether a draft has joined the target.")
+        self._bad_frames = self._counter("bad_frames", "Frames over ZeroMQ that were no message, and were dropped.")
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of accepted prompts.")
         self._generated = self._counter("generation_tokens", "Tokens generated.")
         self._finished = Counter(

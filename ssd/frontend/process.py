@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 
 _HELLO_AGAIN_S = 0.2
 _GRACE_S = 1.0  # what results get to leave this process at the end
+_STEPS = 8  # steps of the target in a turn: their tokens are on their way to clients before more are taken
+_DESCRIPTORS = 65536  # a connection takes one
 
 
 def main(child: Child) -> None:
+    _allow_connections()
     frontend = Frontend(child)
     run(frontend.serve())
     child.stopped()
@@ -41,6 +45,14 @@ def run(serving: Any) -> None:
         asyncio.run(serving)
     else:
         uvloop.run(serving)
+
+
+def _allow_connections() -> None:
+    """As many descriptors as this process may have, up to a bound: the usual soft limit is for programs with select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Frontend:
@@ -59,18 +71,14 @@ class Frontend:
         self._gateways: list[Gateway] = []
         self._http: Server | None = None
 
-    @property
-    def bad_frames(self) -> int:
-        return sum(gateway.bad_frames for gateway in self._gateways) + self._target.bad_frames
-
     async def serve(self) -> None:
         """Raises SsdError when the target refuses this frontend."""
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[None] = loop.create_future()
         self._drained = asyncio.Event()
         self.desk = Desk(self._config, self._child.epoch, self._send)
-        self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, sockets.HIGH_WATER_MARK)
-        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1)
+        self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, _STEPS, self.desk.dropped_frame)
+        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, self.desk.dropped_frame)
         if self._child.start.http_fd >= 0:
             await self._open_http()
         await self._shake_hands()
@@ -123,9 +131,11 @@ class Frontend:
     def _hear(self, peer: bytes, message: Ready | Refused | Step) -> None:
         if isinstance(message, Step):
             self.desk.step(message)
+        elif self._welcome.done():
+            return
         elif isinstance(message, Refused):
             self._welcome.set_exception(SsdError(message.message))
-        elif not self._welcome.done():
+        else:
             self._welcome.set_result(None)
 
     # -- the end ----------------------------------------------------------------------------------------------------

@@ -93,13 +93,23 @@ class _AllowList:
         self._directory = directory
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client may connect. Never raises: that would end the thread."""
+        """Whether a client may connect. Never raises: that would end the thread, and nobody could connect any more."""
+        try:
+            name = self._name(key)
+        except OSError as error:  # the folder is gone, or no descriptor is left to read it
+            log.warning("cannot read the list of clients: %s", error.strerror)
+            return False
+        if name is None:
+            log.info("refused a client with the key %s", key.decode())
+        else:
+            log.info("client %s connects", name)
+        return name is not None
+
+    def _name(self, key: bytes) -> str | None:
         for name, path in keys.authorizations(self._directory):
             try:
                 if keys.load_public(path) == key:
-                    log.info("client %s connects", name)
-                    return True
+                    return name
             except UsageError as error:
                 log.warning("%s", error)
-        log.info("refused a client with the key %s", key.decode())
-        return False
+        return None

@@ -36,8 +36,11 @@ class KeyPair:
 
 
 def new_server(directory: Path) -> None:
-    """Make the engine's pair in `directory`, which is created for its owner alone. Raises UsageError if it has one."""
+    """Make the engine's pair in `directory`, created for its owner alone. Raises UsageError if it has one, or if
+    others may write there."""
     _create_folder(directory)
+    if directory.stat().st_mode & 0o022:
+        raise UsageError(f"others may write to {directory}, and so let clients in: chmod go-w {directory}")
     (directory / "authorized").mkdir(mode=0o700, exist_ok=True)
     _write_pair(directory / "server.secret", directory / "server.pub")
 
@@ -57,7 +60,7 @@ def new_client(directory: Path, name: str) -> Path:
     a name that is taken or no name."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a client: give letters, digits, - and _, at most 64")
-    server = load_public(directory / "server.pub")
+    server = _server_public(directory)
     folder = directory / "clients" / name
     if folder.exists() or _authorization(directory, name).exists():
         raise UsageError(f"client {name!r} has keys in {directory} already")
@@ -65,6 +68,14 @@ def new_client(directory: Path, name: str) -> Path:
     _write(folder / "server.pub", _certificate(server))
     _write_pair(folder / "client.secret", _authorization(directory, name))
     return folder
+
+
+def _server_public(directory: Path) -> bytes:
+    """The engine's public key; its file is made again where it was lost, or never written."""
+    path = directory / "server.pub"
+    if not path.exists() and has_server(directory):
+        _write(path, _certificate(load_pair(directory / "server.secret").public))
+    return load_public(path)
 
 
 def authorizations(directory: Path) -> Iterator[tuple[str, Path]]:

@@ -134,7 +134,8 @@ class Description(Message, frozen=True):
 
 class Chunk(Message, frozen=True):
     """Tokens that one round added, or several rounds for a client that reads slowly. `text` may be empty while a
-    character is incomplete. `prompt_logprobs` come with the first chunk, for all tokens of the prompt but its first."""
+    character is incomplete. `prompt_logprobs` come with the first tokens, for all of the prompt's but its first. With
+    neither tokens nor text it says nothing: sending it tells an engine whether the client is still there."""
 
     id: RequestId
     text: Text
@@ -178,7 +179,7 @@ class Ready(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The target's answer to a `Hello` of another version, vocabulary or model."""
+    """The target's answer to a `Hello` of another vocabulary or model."""
 
     message: Name
 

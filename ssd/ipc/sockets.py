@@ -28,6 +28,8 @@ SUPERVISOR = "supervisor.sock"
 def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
     """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
     socket = unbound_router(context, max_bytes)
+    if address.startswith("tcp:"):
+        notice_silence(socket)
     socket.bind(address)
     return socket
 

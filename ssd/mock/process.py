@@ -5,7 +5,6 @@ As fast as it can, or one round in SSD_MOCK_ROUND_MS milliseconds where that is 
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from dataclasses import dataclass, field
@@ -17,25 +16,19 @@ import zmq
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
-    PEER_TO_TARGET,
     Abort,
-    BadFrame,
     Emission,
     Hello,
     Load,
-    Message,
     Metrics,
-    Ready,
-    Refused,
     Step,
     Submit,
 )
 from ssd.ipc.process import Child
+from ssd.ipc.reception import arrived, welcome
 from ssd.mock.oracle import LOOKAHEAD, Answer, Round
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
-
-log = logging.getLogger("ssd.mock")
 
 ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
 _LONGEST_ROUND_MS = 60_000.0
@@ -149,32 +142,15 @@ class _Mock:
 
     def _read(self) -> None:
         """Handle every message that is there."""
-        while True:
-            try:
-                received = sockets.receive(self._socket, PEER_TO_TARGET)
-            except BadFrame as error:
-                log.warning("dropped a frame from %s", error)
-                continue
-            if received is None:
-                return
-            peer, _, message = received
+        for peer, _, message in arrived(self._socket):
             if isinstance(message, Hello):
-                self._hello(peer, message)
+                if welcome(self._socket, self._child, peer, message) and message.role == "frontend":
+                    self._frontend = peer
             elif isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Abort):
                 self._waiting.pop(message.request, None)
                 self._running.pop(message.request, None)
-
-    def _hello(self, peer: bytes, hello: Hello) -> None:
-        config = self._child.config
-        answer: Message = Ready()
-        if hello.digest != config.digest:
-            answer = Refused(f"this mock serves {config.target_name}; the {hello.role} was started for another model")
-        elif hello.role == "frontend":
-            self._frontend = peer
-        if not sockets.send(self._socket, answer, self._child.epoch, peer):
-            log.warning("%r was gone before it was answered", peer)
 
     def _submit(self, submit: Submit) -> None:
         config = self._child.config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ from ssd.config import EngineConfig
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
-from ssd.ipc.messages import PEER_TO_TARGET, Abort, BadFrame, Hello, Load, Message, Ready, Refused, Step, Submit
+from ssd.ipc.messages import Abort, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
+from ssd.ipc.reception import arrived, welcome
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import NoProposer, Proposer
-
-log = logging.getLogger("ssd.target")
 
 
 def main(child: Child) -> None:
@@ -71,15 +69,7 @@ class _Target:
 
     def _read(self) -> None:
         """Handle every message that is there."""
-        while True:
-            try:
-                received = sockets.receive(self._socket, PEER_TO_TARGET)
-            except BadFrame as error:
-                log.warning("dropped a frame from %s", error)
-                continue
-            if received is None:
-                return
-            peer, epoch, message = received
+        for peer, epoch, message in arrived(self._socket):
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)
             elif isinstance(message, Submit):
@@ -88,21 +78,13 @@ class _Target:
                 self._engine.abort(message.request)
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
-        config = self._child.config
-        if hello.digest != config.digest:
-            reason = f"this target serves {config.target_name}; the {hello.role} was started for another model"
-            self._answer(peer, Refused(reason))
+        if not welcome(self._socket, self._child, peer, hello):
             return
-        self._answer(peer, Ready())
         if hello.role == "frontend":
             self._frontend = peer
         elif self._board is not None and epoch >= self._draft_epoch:
             self._draft, self._draft_epoch = peer, epoch
             self._board.join(epoch, self._engine.scheduler.running)
-
-    def _answer(self, peer: bytes, message: Message) -> None:
-        if not sockets.send(self._socket, message, self._child.epoch, peer):
-            log.warning("%r was gone before it was answered", peer)
 
     def _to_draft(self, message: Message) -> bool:
         return sockets.send(self._socket, message, self._draft_epoch, self._draft)

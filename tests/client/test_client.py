@@ -16,6 +16,7 @@ import zmq
 from ssd.client import Client, Completion, StreamChunk
 from ssd.client.inboxes import MAX_UNREAD
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError, UsageError
+from ssd.frontend import gateway
 from ssd.ipc import sockets
 from ssd.ipc.messages import ChatMessage, Emission, Submit, TokenLogprob
 from ssd.params import SamplingParams
@@ -115,6 +116,19 @@ def test_logprobs_of_the_prompt_come_with_the_first_chunk(connect: type[Client])
         assert first.prompt_logprobs == last.completion.prompt_logprobs
         assert first.prompt_logprobs is not None and second.prompt_logprobs is None
         assert [entry.token_id for entry in first.prompt_logprobs] == last.completion.prompt_token_ids[1:]
+
+
+def test_signs_of_life_are_no_part_of_an_answer(connect: type[Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "_SILENCE_S", 0.02)
+
+    def script(submit: Submit) -> Iterator[Emission]:
+        for _ in range(200):  # rounds of others
+            yield Emission(submit.request, [])
+        yield from echo(submit)
+
+    with serving(script) as engine, connect(engine.address) as client:
+        *chunks, _ = client.stream("one two three")
+        assert all(chunk.token_ids for chunk in chunks) and len(chunks) == 2
 
 
 def test_describe_tells_what_is_served(client: Client) -> None:

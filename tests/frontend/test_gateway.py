@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import zmq
 
 from ssd.config import Limits, Server
 from ssd.errors import SsdError
 from ssd.frontend.process import Frontend
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc import sockets
 from ssd.ipc.messages import (
-    FRONTEND_TO_CLIENT,
     Cancel,
     ChatMessage,
     Chunk,
@@ -27,7 +23,6 @@ from ssd.ipc.messages import (
     Emission,
     Failed,
     Generate,
-    Message,
     Metrics,
     TokenLogprob,
     Usage,
@@ -35,10 +30,9 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import Child, Start
 from ssd.params import SamplingParams, Speculation
+from tests.frontend.raw_client import RawClient, Setup, prompt, scripted_frontend
 from tests.scripted_engine import (
     MODEL,
-    PATIENCE_S,
-    ScriptedEngine,
     engine_config,
     gateway_process,
     gateway_thread,
@@ -48,55 +42,10 @@ from tests.scripted_engine import (
 TOKENIZER = Tokenizer(MODEL)
 
 
-class RawClient:
-    """A peer of the gateway that says exactly what the test wants."""
-
-    def __init__(self, address: str) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.connect(address)
-
-    def send(self, message: Message) -> None:
-        assert sockets.send(self._socket, message)
-
-    def send_frames(self, *frames: bytes) -> None:
-        self._socket.send_multipart(frames)
-
-    @property
-    def answered(self) -> bool:
-        return bool(self._socket.poll(0))
-
-    def receive(self) -> Any:
-        assert self._socket.poll(int(1000 * PATIENCE_S)), "no answer from the gateway"
-        received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
-        assert received is not None
-        return received[2]
-
-    def ask(self, message: Message) -> Any:
-        self.send(message)
-        return self.receive()
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-@dataclass
-class Setup:
-    engine: ScriptedEngine
-    frontend: Frontend
-    client: RawClient
-
-
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    with scripted_engine() as engine, gateway_thread(engine, engine_config()) as frontend:
-        client = RawClient(engine.address)
-        yield Setup(engine, frontend, client)
-        client.close()
-
-
-def prompt(name: int, text: str = "hello", **params: Any) -> Generate:
-    return Generate(name, text, params=SamplingParams(**params))
+    with scripted_frontend() as setup:
+        yield setup
 
 
 # -- start and end --------------------------------------------------------------------------------------------------
@@ -131,6 +80,19 @@ def test_as_a_process_it_reports_ready_and_stopped_and_ends_with_its_parent() ->
             assert engine.status() == "stopped"
             assert process.poll() is None, "the supervisor ends it"
         assert process.returncode == 0
+
+
+def test_it_may_have_as_many_connections_as_the_system_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with scripted_engine() as engine, gateway_process(engine, engine_config()) as process:
+            engine.target.shake_hands()
+            assert engine.status() == "ready"
+            now, _ = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert now == min(hard, 65536)
 
 
 def test_drain_refuses_the_new_finishes_the_open_and_then_stops(setup: Setup) -> None:
@@ -381,10 +343,10 @@ def test_bad_frames_from_clients_and_target_are_counted_and_dropped(setup: Setup
         setup.client.send_frames(*bomb)
     setup.client.send(prompt(1))
     request = setup.engine.target.next_submit().request
-    assert setup.frontend.bad_frames == len(bombs)
+    assert setup.frontend.desk.bad_frames == len(bombs)
     setup.engine.target.garbage(b"nonsense")
     setup.engine.target.garbage(header, b"\xc1")
     setup.engine.target.step(Emission(request, [28120], finish_reason="stop"))
     assert isinstance(setup.client.receive(), Chunk)
     assert isinstance(setup.client.receive(), Done)
-    assert setup.frontend.bad_frames == len(bombs) + 2
+    assert setup.frontend.desk.bad_frames == len(bombs) + 2

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd.config import Limits
 from ssd.frontend.outbox import Outbox
-from ssd.ipc.messages import Chunk, Done, Failed, Metrics, TokenLogprob, Usage
+from ssd.ipc import sockets
+from ssd.ipc.messages import Chunk, Done, Failed, Metrics, TokenLogprob, Usage, pack
 
 DONE = Done(3, "stop", "!", [1], Usage(1, 2), Metrics())
 
@@ -49,3 +53,13 @@ def test_who_is_dropped_learns_the_end_only() -> None:
     outbox.drop(Failed(3, "slow_reader", "too slow"))
     assert outbox.head == Failed(3, "slow_reader", "too slow") and outbox.tokens == 0
     assert outbox.sent()
+
+
+def test_as_many_tokens_as_may_wait_fit_a_message_with_all_their_alternatives() -> None:
+
+    assert msgspec.convert({"slow_reader_tokens": 2**15}, Limits).slow_reader_tokens == 2**15
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"slow_reader_tokens": 2**15 + 1}, Limits)
+    entry = TokenLogprob(2**31 - 1, -1e18, [(2**31 - 1, -1e18)] * 20)
+    chunk = Chunk(2**63 - 1, "", [2**31 - 1] * 2**15, [entry] * 2**15)
+    assert len(pack(chunk)[1]) < sockets.INTERNAL_BYTES - 2**22, "and text"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -221,3 +222,17 @@ def test_the_guard_ends_with_its_context(server: Server) -> None:
     context.destroy(linger=0)
     guard.join(10)
     assert not guard.is_alive()
+
+
+def test_a_list_that_cannot_be_read_lets_nobody_in_and_is_read_again(directory: Path) -> None:
+    key = keys.load_public(directory / "authorized" / "laptop.pub")
+    listed = curve._AllowList(directory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        assert not listed.callback("", key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert listed.callback("", key)

@@ -85,3 +85,19 @@ def test_a_folder_without_the_right_keys_is_refused(directory: Path, tmp_path: P
     (directory / "clients/laptop/client.secret").write_text((directory / "authorized/laptop.pub").read_text())
     with pytest.raises(UsageError, match=r"client\.secret holds no CURVE key"):
         keys.load_pair(directory / "clients/laptop/client.secret")
+
+
+def test_a_folder_in_which_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        keys.new_server(tmp_path)
+    assert not any(tmp_path.iterdir())
+    tmp_path.chmod(0o755)
+    keys.new_server(tmp_path)
+
+
+def test_a_public_half_that_was_never_written_is_made_for_the_next_client(directory: Path) -> None:
+    public = (directory / "server.pub").read_text()
+    (directory / "server.pub").unlink()
+    folder = keys.new_client(directory, "phone")
+    assert (directory / "server.pub").read_text() == (folder / "server.pub").read_text() == public

@@ -82,6 +82,14 @@ def test_another_model_is_refused_by_name() -> None:
         assert "scripted" in answer.message
 
 
+def test_another_vocabulary_is_refused_with_both_sizes() -> None:
+    with mock() as frontend:
+        frontend.send(Hello("frontend", 49151, "d1"))
+        answer = frontend.receive()
+        assert isinstance(answer, Refused)
+        assert "49152" in answer.message and "49151" in answer.message
+
+
 def test_a_bad_frame_is_dropped() -> None:
     with met() as frontend:
         frontend.socket.send_multipart([b"junk", b"more"])

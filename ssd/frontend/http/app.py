@@ -194,9 +194,11 @@ class App:
         beyond = [token for token in body.tokens if token >= self._desk.config.vocab_size]
         if beyond:
             raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
-        await _reply(
-            exchange, answers.Detokenized(await self._desk.in_worker(self._desk.tokenizer.decode, body.tokens))
-        )
+        try:
+            text = await self._desk.in_worker(self._desk.tokenizer.decode, body.tokens)
+        except RequestError as error:
+            raise refusal(error.code, str(error)) from None
+        await _reply(exchange, answers.Detokenized(text))
 
     # -- about the engine -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,103 @@
+"""The desk by itself, in the event loop of a test: what it takes at a time, and what one request's end is to others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ssd.config import Limits, Server
+from ssd.errors import RequestError
+from ssd.frontend import desk as desk_module
+from ssd.frontend.desk import Desk, Request
+from ssd.frontend.detokenization import Detokenizer
+from ssd.ipc.messages import Chunk, Emission, Failed, Message, Step
+from tests.frontend.http_engine import http_engine
+from tests.frontend.raw_client import prompt
+from tests.scripted_engine import PATIENCE_S, engine_config
+
+
+def with_desk(body: Callable[[Desk, list[Message]], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    """Run `body` with a desk that is ready, and what it sends to the target."""
+
+    async def run() -> None:
+        sent: list[Message] = []
+
+        def send(message: Message) -> bool:
+            sent.append(message)
+            return True
+
+        server = Server(names=("scripted",), limits=Limits(**limits))
+        desk = Desk(engine_config(server=server), 1, send)
+        desk.state = "ready"
+        await body(desk, sent)
+        desk.close()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def ignore(request: Request) -> None:
+    pass
+
+
+def test_lookups_are_bounded_and_hold_up_no_admission() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        release = threading.Event()
+        lookups = [desk.in_worker(release.wait, PATIENCE_S) for _ in range(desk_module._LOOKUPS)]
+        with pytest.raises(RequestError) as caught:
+            desk.in_worker(release.wait)
+        assert caught.value.code == "overloaded"
+        accepted = asyncio.Event()
+        desk.open(prompt(1, "word " * 250), lambda request: accepted.set())
+        await accepted.wait()
+        assert not release.is_set()
+        release.set()
+        assert await asyncio.gather(*lookups) == [True] * len(lookups)
+        assert await desk.in_worker(len, "four") == 4
+
+    with_desk(body)
+
+
+def test_more_at_once_than_may_ever_be_open_is_refused_for_good() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        desk.check(4)
+        desk.open(prompt(1), ignore)
+        for count, code in ((3, None), (4, "overloaded"), (5, "invalid_request")):
+            if code is None:
+                desk.check(count)
+                continue
+            with pytest.raises(RequestError) as caught:
+                desk.check(count)
+            assert caught.value.code == code
+
+    with_desk(body, max_open_requests=4)
+
+
+def test_a_bug_in_one_requests_tokens_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Detokenizer.feed
+
+    def broken(self: Detokenizer, token_ids: list[int]) -> Any:
+        if 13 in token_ids:
+            raise ValueError("a bug")
+        return feed(self, token_ids)
+
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        first, second = desk.open(prompt(1), ignore), desk.open(prompt(2), ignore)
+        desk.step(Step([Emission(first.number, [13]), Emission(second.number, [28120])]))
+        assert first.outbox.head == Failed(1, "internal_error", "the tokens could not be passed on")
+        assert isinstance(second.outbox.head, Chunk)
+        assert desk.open_requests == 1
+
+    monkeypatch.setattr(Detokenizer, "feed", broken)
+    with_desk(body)
+
+
+def test_over_http_too_many_lookups_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "_LOOKUPS", 0)
+    with http_engine() as http:
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+            status, answer = http.post(path, **body)
+            assert (status, answer["error"]["code"]) == (503, "overloaded")
