@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from ssd.params import MAX_LOOKAHEAD
 
 disable_created_metrics()  # a time stamp for every counter tells nothing that a scraper does not know
 
+# Where the exposition has the name of a metric.
+_NAMES = re.compile(rb"^((?:# (?:HELP|TYPE) )?)ssd:", re.MULTILINE)
 # Seconds. Tokens that come several at a time have latencies under a millisecond.
 _TOKEN = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _REQUEST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -51,7 +54,7 @@ class Metrics:
         plain = generate_latest(self._registry)
         if self._prefixes == ["ssd"]:
             return plain
-        return plain + plain.replace(b"ssd:", b"vllm:")
+        return plain + _NAMES.sub(rb"\1vllm:", plain)
 
     # -- what the desk tells ----------------------------------------------------------------------------------------
 
