@@ -15,9 +15,10 @@ from ssd.frontend.api_keys import read_keys
 from ssd.frontend.desk import Desk
 from ssd.frontend.http import answers, chat, completions
 from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
-from ssd.frontend.http.exchange import Exchange, Gone, HttpError, Receive, Scope, Send, encoder
-from ssd.frontend.http.generation import Generation, now, refusal
-from ssd.frontend.http.parameters import decode, invalid
+from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
+from ssd.frontend.http.generation import Generation, now
+from ssd.frontend.http.parameters import decode
 from ssd.frontend.metrics import Metrics
 
 log = logging.getLogger("ssd.http")

@@ -10,8 +10,9 @@ from msgspec import UNSET
 from ssd.config import EngineConfig
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import ChatRequest, Said
+from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.generation import Choice, now
-from ssd.frontend.http.parameters import count, each_choice, invalid, sampling
+from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage, Chunk, Done, Generate, TokenLogprob
 

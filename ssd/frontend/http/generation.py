@@ -11,24 +11,9 @@ from typing import Any, Protocol
 from ssd.errors import RequestError
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.http import answers
-from ssd.frontend.http.exchange import Exchange, Gone, HttpError, encoder, error_object
+from ssd.frontend.http.errors import error_object, refusal
+from ssd.frontend.http.exchange import Exchange, Gone, encoder
 from ssd.ipc.messages import Chunk, Done, Failed, Generate, TokenLogprob
-
-_STATUS = {
-    "invalid_request": 400,
-    "context_length_exceeded": 400,
-    "overloaded": 503,
-    "loading": 503,
-    "shutting_down": 503,
-    "slow_reader": 408,
-}
-_RETRY = {503: {b"retry-after": b"1"}}
-
-
-def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """A RequestError's code and message as an HTTP answer."""
-    status = _STATUS.get(code, 500)
-    return HttpError(status, message, code, param, _RETRY.get(status))
 
 
 @dataclass(eq=False)
@@ -93,12 +78,10 @@ class Generation:
         except RequestError as error:
             self._cancel()
             raise refusal(error.code, str(error)) from None
-        watch = asyncio.ensure_future(self._exchange.disconnected())
-        watch.add_done_callback(self._left)
+        self._exchange.when_gone(self._left)
         try:
             await (self._stream() if stream else self._collect())
         finally:
-            watch.cancel()
             self._cancel()
 
     def _open(self) -> None:
@@ -117,10 +100,9 @@ class Generation:
             self._news.append(choice)
         self._wake.set()
 
-    def _left(self, watch: asyncio.Future[None]) -> None:
-        if not watch.cancelled():
-            self._gone = True
-            self._wake.set()
+    def _left(self) -> None:
+        self._gone = True
+        self._wake.set()
 
     def _cancel(self) -> None:
         for choice in self._choices:

@@ -11,7 +11,7 @@ import msgspec
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.http.exchange import HttpError
+from ssd.frontend.http.errors import HttpError, invalid
 from ssd.params import MAX_SEED, SamplingParams, Speculation, derived_seed
 
 _Body = TypeVar("_Body")
@@ -25,10 +25,6 @@ _SAME = (
     "min_tokens",
     "ignore_eos",
 )
-
-
-def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
-    return HttpError(400, message, code, param)
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
