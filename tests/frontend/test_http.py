@@ -301,19 +301,23 @@ def test_bodies_that_are_no_json_and_paths_that_are_none(http: HttpEngine) -> No
     assert (status, headers["allow"]) == (405, "POST")
 
 
-def test_an_error_of_the_engine_is_the_answer_or_the_last_event(scripted: HttpEngine) -> None:
-    for stream in (False, True):
+def test_an_error_of_the_engine_is_the_answer_until_there_is_one_and_then_its_last_event(scripted: HttpEngine) -> None:
+    target = scripted.engine.target
+    for stream, tokens in ((False, [28120]), (True, []), (True, [28120])):
         connection = scripted.connection()
         body = json.dumps({"model": "scripted", "prompt": "a", "stream": stream})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        request = scripted.engine.target.next_submit().request
-        scripted.engine.target.step(Emission(request, [28120]))
-        scripted.engine.target.step(Emission(request, [], finish_reason="error", error="not a number"))
-        answer = connection.getresponse()
+        begun = stream and bool(tokens)
+        request = target.next_submit().request
+        if tokens:
+            target.step(Emission(request, tokens))
+        answer = connection.getresponse() if begun else None
+        target.step(Emission(request, [], finish_reason="error", error="not a number"))
+        answer = answer or connection.getresponse()
         content = answer.read().decode()
-        assert answer.status == (200 if stream else 500)
+        assert answer.status == (200 if begun else 500)
         assert "not a number" in content
-        assert content.endswith("data: [DONE]\n\n") == stream
+        assert content.endswith("data: [DONE]\n\n") == begun
         connection.close()
 
 

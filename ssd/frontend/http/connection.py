@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
             fields = {
                 b"content-type": JSON,
                 b"content-length": b"%d" % len(body),
-                b"x-request-id": request_id(self.headers).encode(),
+                b"x-request-id": request_id(dict(self.headers)).encode(),
                 b"connection": b"close",
                 **error.headers,
             }

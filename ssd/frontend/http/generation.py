@@ -87,14 +87,8 @@ class Generation:
     # -- streamed ---------------------------------------------------------------------------------------------------
 
     async def _stream(self) -> None:
-        await self._accepted()
-        await self._exchange.start_events()
-        firsts = [event for choice in self._choices if (event := self._style.first(choice)) is not None]
-        if firsts:
-            await self._exchange.write(_events(firsts))
-        for choice in self._choices:  # what has come while all were being accepted
-            self._note(choice)
-        while not all(choice.done for choice in self._choices):
+        ended = False
+        while not ended:
             events: list[Any] = []
             for choice in await self._changed():
                 for message in _taken(choice):
@@ -103,34 +97,26 @@ class Generation:
                         return
                     choice.take(message)
                     events.append(self._style.event(choice, message))
+            ended = all(choice.done for choice in self._choices)
+            if ended and (last := self._style.last(self._choices)) is not None:
+                events.append(last)
             if events:
-                await self._exchange.write(_events(events))
-        last = self._style.last(self._choices)
-        await self._exchange.write((_events([last]) if last is not None else b"") + _END, more=False)
-
-    async def _accepted(self) -> None:
-        """Return when every prompt has been taken, or its request has ended before (a drain does that)."""
-        while not all(_begun(choice) for choice in self._choices):
-            for choice in await self._changed():
-                head = choice.request.outbox.head
-                if isinstance(head, Failed):
-                    raise self._error(head.code, head.message)
+                await self._write(events, ended)
 
     async def _break(self, events: list[Any], failed: Failed) -> None:
         """An error in the middle of a stream is its last event."""
-        events.append(error_object(self._error(failed.code, failed.message)))
-        await self._exchange.write(_events(events) + _END, more=False)
+        error = self._error(failed.code, failed.message)
+        if not self._exchange.started:
+            raise error
+        await self._write([*events, error_object(error)], ended=True)
 
-
-_END = b"data: [DONE]\n\n"
-
-
-def _events(events: Sequence[Any]) -> bytes:
-    return b"".join([b"data: %b\n\n" % encoder.encode(event) for event in events])
-
-
-def _begun(choice: Choice) -> bool:
-    return choice.request.accepted or isinstance(choice.request.outbox.head, Done)
+    async def _write(self, events: list[Any], ended: bool) -> None:
+        """The head goes out with the first events, so that what fails before them has a status of its own."""
+        if not self._exchange.started:
+            await self._exchange.start_events()
+            events = [event for choice in self._choices if (event := self._style.first(choice)) is not None] + events
+        data = b"".join([b"data: %b\n\n" % encoder.encode(event) for event in events])
+        await self._exchange.write(data + b"data: [DONE]\n\n" if ended else data, more=not ended)
 
 
 def _taken(choice: Choice) -> list[Chunk | Done | Failed]:
