@@ -16,11 +16,12 @@ class UsageError(SsdError):
 
 
 class RequestError(SsdError):
-    """One request refused or failed; the engine goes on. `code` is machine-readable and part of the protocol."""
+    """One request refused or failed; the engine goes on. `code` is machine-readable and part of the protocol; `param`
+    is the sampling parameter that is to blame, where one is."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.param = code, param
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]

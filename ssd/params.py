@@ -46,26 +46,22 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise `RequestError` where the fields contradict each other."""
+        if (cause := self._contradiction()) is not None:
+            raise RequestError("invalid_request", cause, "speculation")
+
+    def _contradiction(self) -> str | None:
         wanted = self.num_speculative_tokens + 1
         if wanted == 1 and len(self.fan_out) > 1:
-            raise RequestError("invalid_request", "a list of fan-outs has K + 1 numbers: give -k a number, not auto")
+            return "a list of fan-outs has K + 1 numbers: give -k a number, not auto"
         if not self.fan_out and self.budget < wanted:
-            raise RequestError(
-                "invalid_request", f"a budget of {self.budget} is less than one chain for each of {wanted}"
-            )
+            return f"a budget of {self.budget} is less than one chain for each of {wanted}"
         if len(self.fan_out) not in (0, 1, wanted):
-            raise RequestError(
-                "invalid_request",
-                f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)",
-            )
+            return f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)"
         if self.chains > MAX_CHAINS:
-            raise RequestError(
-                "invalid_request",
-                f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared",
-            )
-
+            return f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared"
         if self.saguaro_c != 1.0 and self.sampler != "rejection":
-            raise RequestError("invalid_request", "saguaro-c belongs to the sampler rejection")
+            return "saguaro-c belongs to the sampler rejection"
+        return None
 
     @property
     def auto(self) -> bool:
@@ -128,7 +124,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RequestError("invalid_request", f"sampling parameters: {error}") from None
         if self.min_tokens > self.max_tokens:
             raise RequestError(
-                "invalid_request", f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}"
+                "invalid_request",
+                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}",
+                "min_tokens",
             )
         if self.speculation is not None:
             self.speculation.check()

@@ -9,36 +9,27 @@ import msgspec
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
 from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc import sockets
 from ssd.ipc.messages import Generate
 from ssd.params import MAX_SEED, SamplingParams, Speculation
 from ssd.speculation import speculators
+
+# The log-probabilities of a prompt come in one message, and that may hold much else. Bytes of a token and of each of
+# its alternatives there.
+_LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
+_TOKEN_BYTES, _ALTERNATIVE_BYTES = 40, 15
 
 
 def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     """The parameters with seed and speculation filled in. Raises RequestError for what this engine cannot do."""
     params.check()
     speculation = params.speculation or config.speculation
-    if speculation.mode != "ar" and config.draft is None:
-        raise RequestError(
-            "invalid_request", f"mode {speculation.mode} needs a draft, and this engine runs without one"
-        )
-    if speculation.backup not in speculators.names():
-        known = ", ".join(speculators.names())
-        raise RequestError("invalid_request", f"no backup {speculation.backup!r}; there are {known}")
-    drawn = speculation.mode != "ar" and speculation.ratio_rule(params.temperature)
-    if drawn and config.speculation.sampler != "rejection":
-        raise RequestError(
-            "invalid_request",
-            "sampler rejection: this engine was started without it; start it with --sampler rejection",
-        )
-    if drawn and _larger(speculation, config.speculation):
-        raise RequestError(
-            "invalid_request",
-            "sampler rejection: K and chains must not be more than those that the engine was started with",
-        )
-    outside = [token for token in (*params.logit_bias, *params.stop_token_ids) if token >= config.vocab_size]
-    if outside:
-        raise RequestError("invalid_request", _outside(outside[0], config))
+    cause = _unable(speculation, speculation.ratio_rule(params.temperature), config)
+    if cause is not None:
+        raise RequestError("invalid_request", cause, "speculation")
+    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if tokens and max(tokens) >= config.vocab_size:
+            raise RequestError("invalid_request", _outside(max(tokens), config), name)
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)
 
@@ -61,7 +52,8 @@ def text_length(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -
 
 
 def prompt_ids(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -> list[int]:
-    """Token ids within the vocabulary and the context; RequestError for others.
+    """Token ids within the vocabulary and the context; RequestError for others, and for more than can be given
+    log-probabilities where those are asked for.
 
     Takes as long as encoding a long text does, and may run in any thread.
     """
@@ -76,15 +68,39 @@ def prompt_ids(message: Generate, config: EngineConfig, tokenizer: Tokenizer) ->
             f"the prompt has {len(token_ids)} tokens; the context of {config.max_model_len} tokens must hold it and "
             "at least one more",
         )
+    wanted = message.params.prompt_logprobs
+    if wanted is not None and len(token_ids) > most_scored(wanted):
+        raise RequestError(
+            "invalid_request",
+            f"the prompt has {len(token_ids)} tokens; log-probabilities with {wanted} alternatives are given for "
+            f"prompts of at most {most_scored(wanted)}",
+        )
     return token_ids
+
+
+def most_scored(alternatives: int) -> int:
+    """The longest prompt that gets log-probabilities with so many alternatives, in tokens."""
+    return _LOGPROBS_BYTES // (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
+
+
+def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
+    """Why this engine cannot speculate like that, with draft tokens that are accepted by probability if `drawn`."""
+    if speculation.mode != "ar" and config.draft is None:
+        return f"mode {speculation.mode} needs a draft, and this engine runs without one"
+    if speculation.backup not in speculators.names():
+        return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"
+    if speculation.mode == "ar" or not drawn:
+        return None
+    provided = config.speculation
+    if provided.sampler != "rejection":
+        return "sampler rejection: this engine was started without it; start it with --sampler rejection"
+    if speculation.longest > provided.longest or speculation.chains > provided.chains:
+        return "sampler rejection: K and chains must not be more than those that the engine was started with"
+    return None
 
 
 def _outside(token: int, config: EngineConfig) -> str:
     return f"token id {token} is outside of the vocabulary of {config.vocab_size} tokens"
-
-
-def _larger(asked: Speculation, provided: Speculation) -> bool:
-    return asked.longest > provided.longest or asked.chains > provided.chains
 
 
 def _encoded(message: Generate, tokenizer: Tokenizer) -> list[int]:

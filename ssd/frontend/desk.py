@@ -191,7 +191,7 @@ class Desk:
         assert request.params.speculation is not None, "complete parameters have one"
         request.number, request.prompt = self._numbers, token_ids
         request.metrics = Metrics(mode=request.params.speculation.mode)
-        request.detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        request.detokenizer = Detokenizer(self.tokenizer, request.params.stop, request.params.min_tokens)
         request.accepted = True
         self._numbers += 1
         self._open[request.number] = request

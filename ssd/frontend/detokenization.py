@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from ssd.frontend.tokenization import Tokenizer
 
-_INCOMPLETE = "\ufffd"
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
     """The text of one request.
 
     All pieces together are `tokenizer.decode(all ids)`, cut before the first stop string; how the ids were divided
-    over calls makes no difference. Text that later tokens could still change, or that may be the beginning of a stop
-    string, is held back. (With byte-fallback vocabularies an output that ends within a character may show other
-    replacement characters than `decode`.)
+    over calls makes no difference. The bytes of a character that is not complete, and what may be the beginning of a
+    stop string, are held back: nothing else is, and no token is looked at twice. A stop string ends nothing before
+    there are more than `min_tokens` tokens. (Of bytes that are no characters, `decode` shows others as U+FFFD where the
+    vocabulary has single bytes as a fallback.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
-        self._ids: list[int] = []
-        # Decoding starts over not at the first id but at `_start`, one piece before the last `_border` between whole
-        # characters (some decoders treat the first token differently). Of that text, `_shown` characters are out.
-        self._start = 0
-        self._border = 0
-        self._shown = 0
+        self._stop, self._min_tokens = tuple(stop), min_tokens
+        self._decoder = _new_decoder("replace")
+        self._begun = False
+        self._count = 0
         self._held = ""
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
@@ -37,12 +36,11 @@ class Detokenizer:
         true and nothing may be fed any more.
         """
         if not self._stop:
-            self._ids += token_ids
-            return self._decode(final=False), len(token_ids)
+            return self._decoder.decode(self._bytes(token_ids)), len(token_ids)
         text = ""
         for count, token_id in enumerate(token_ids, start=1):
-            self._ids.append(token_id)
-            text += self._screen(self._decode(final=False))
+            self._count += 1
+            text += self._screen(self._decoder.decode(self._bytes([token_id])))
             if self.stopped:
                 return text, count
         return text, len(token_ids)
@@ -51,33 +49,32 @@ class Detokenizer:
         """The text still held back, now that no token will follow; may set `stopped`. Empty after a stop string."""
         if self.stopped:
             return ""
-        text = self._screen(self._decode(final=True)) + self._held
+        text = self._screen(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
 
-    def _decode(self, final: bool) -> str:
-        """The text that the ids since the last call make certain; all of it if `final`."""
-        text = self._tokenizer.decode(self._ids[self._start :])
-        certain = len(text if final else text.rstrip(_INCOMPLETE))
-        piece = text[self._shown : certain]
-        self._shown = max(self._shown, certain)
-        if piece and certain == len(text):
-            self._start, self._border = self._border, len(self._ids)
-            self._shown = len(self._tokenizer.decode(self._ids[self._start :]))
-        return piece
+    def _bytes(self, token_ids: Sequence[int]) -> bytes:
+        """What these tokens add to the text. The first that adds something may add less there than after others."""
+        added = b""
+        for token_id in token_ids:
+            first, later = self._tokenizer.added_bytes(token_id)
+            added += later if self._begun else first
+            self._begun = self._begun or later != b""
+        return added
 
     def _screen(self, piece: str) -> str:
-        """What of the held text and `piece` can be shown: up to a stop string, or to what may become one."""
+        """What of the held text and `piece` can be shown: up to a stop string that `piece` completes, or to what may
+        become one."""
         if not self._stop or not piece:
             return piece
-        text = self._held + piece
-        found = [position for stop in self._stop if (position := text.find(stop)) >= 0]
-        if found:
+        text, held = self._held + piece, len(self._held)
+        found = [text.find(stop, max(0, held - len(stop) + 1)) for stop in self._stop]
+        if self._count > self._min_tokens and max(found) >= 0:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
-        held = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+            return text[: min(position for position in found if position >= 0)]
+        overlap = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
 
 
 def _overlap(text: str, stop: str) -> int:

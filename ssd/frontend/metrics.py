@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from ssd.frontend.desk import Desk, Request
 from ssd.ipc.messages import Emission, Load
 from ssd.params import MAX_LOOKAHEAD
 
-disable_created_metrics()  # a time stamp for every counter tells nothing that a scraper does not know
-
 # Seconds. Tokens that come several at a time have latencies under a millisecond.
 _TOKEN = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _REQUEST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+_COUNTERS = {
+    "bad_frames": "Frames over ZeroMQ that were no message, and were dropped.",
+    "prompt_tokens": "Tokens of accepted prompts.",
+    "generation_tokens": "Tokens generated.",
+    "spec_decode_num_drafts": "Verifications with draft tokens.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
+    "spec_decode_cache_hits": "Outcomes that the draft had prepared for.",
+}
+# With a label of their own.
+_LABELLED = {
+    "request_success": ("finished_reason", "Requests that ended."),
+    "spec_decode_num_accepted_tokens_per_pos": ("position", "Draft tokens accepted, by position."),
+    "spec_decode_cache_misses": ("reason", "Outcomes that the draft had not prepared for, by reason."),
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From admission.", _REQUEST),
+    "inter_token_latency_seconds": ("A chunk's gap over its tokens.", _TOKEN),
+    "inter_chunk_latency_seconds": ("Between chunks of one request.", _TOKEN),
+    "e2e_request_latency_seconds": ("From admission to the end.", _REQUEST),
+    "request_queue_time_seconds": ("From the target's inbox to a slot.", _REQUEST),
+    "verify_seconds": ("Forward passes of the target.", _TOKEN),
+    "draft_wait_seconds": ("What the target waited for the draft in a step.", _TOKEN),
+}
+
+
+class _Histogram:
+    """Counts by bucket. Those of the library take a lock for each number, which costs more than a round's tokens do."""
+
+    def __init__(self, text: str, bounds: tuple[float, ...]) -> None:
+        self.text, self._bounds = text, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self, name: str, model: str) -> Metric:
+        found = HistogramMetricFamily(name, self.text, labels=["model_name"])
+        buckets, below = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            below += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(below)))
+        found.add_metric([model], buckets, self._sum)
+        return found
 
 
 class _Clock:
@@ -29,118 +78,99 @@ class _Clock:
         self.last: float | None = None
 
 
-class Metrics:
+class Metrics(Collector):
     """The observer of a desk. `text` is the exposition of everything counted so far."""
 
     kind = CONTENT_TYPE_LATEST.encode()
 
     def __init__(self, desk: Desk, compatible: str) -> None:
-        self._registry = CollectorRegistry()
-        self._prefixes = ["ssd", *(["vllm"] if compatible == "vllm" else [])]
-        self._label = desk.config.target_name
+        self._desk, self._model = desk, desk.config.target_name
+        self._prefixes = ["ssd", "vllm"] if compatible == "vllm" else ["ssd"]
         self._clocks: dict[Request, _Clock] = {}
-        self._desk = desk
-        self._make()
+        self._counts = Counter[str]()
+        self._labelled = {name: Counter[str]() for name in _LABELLED}
+        self._positions = self._labelled["spec_decode_num_accepted_tokens_per_pos"]
+        self._positions.update(dict.fromkeys(map(str, range(MAX_LOOKAHEAD)), 0))
+        self._seconds = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         desk.observer = self
 
     def text(self) -> bytes:
-        self._running.set(self._desk.load.running)
-        self._waiting.set(max(0, self._desk.open_requests - self._desk.load.running))
-        self._pages.set(self._desk.load.kv_cache_usage)
-        self._draft_up.set(self._desk.load.draft_up)
-        plain = generate_latest(self._registry)
-        if self._prefixes == ["ssd"]:
-            return plain
-        return plain + plain.replace(b"ssd:", b"vllm:")
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        for prefix in self._prefixes:
+            yield from self._families(prefix)
 
     # -- what the desk tells ----------------------------------------------------------------------------------------
 
     def opened(self, request: Request) -> None:
         self._clocks[request] = _Clock()
-        self._prompt_tokens.inc(len(request.prompt))
+        self._counts["prompt_tokens"] += len(request.prompt)
 
     def emitted(self, request: Request, emission: Emission) -> None:
         count = len(emission.token_ids)
         clock = self._clocks[request]
         now = time.monotonic()
         if count:
-            self._generated.inc(count)
+            self._counts["generation_tokens"] += count
             if clock.last is None:
-                self._first_token.observe(now - clock.accepted)
+                self._seconds["time_to_first_token_seconds"].observe(now - clock.accepted)
             else:
-                for _ in range(count):  # the gap of a chunk, divided over its tokens
-                    self._between.observe((now - clock.last) / count)
-                self._gap.observe(now - clock.last)
+                self._seconds["inter_token_latency_seconds"].observe((now - clock.last) / count, count)
+                self._seconds["inter_chunk_latency_seconds"].observe(now - clock.last)
             clock.last = now
         if emission.drafted:
-            self._drafts.inc()
-            self._drafted.inc(emission.drafted)
-            self._accepted.inc(emission.accepted)
+            self._counts["spec_decode_num_drafts"] += 1
+            self._counts["spec_decode_num_draft_tokens"] += emission.drafted
+            self._counts["spec_decode_num_accepted_tokens"] += emission.accepted
             for position in range(min(emission.accepted, MAX_LOOKAHEAD)):
-                self._positions[position].inc()
+                self._positions[str(position)] += 1
         if emission.cache == "hit":
-            self._hits.inc()
+            self._counts["spec_decode_cache_hits"] += 1
         elif emission.cache:
-            self._misses.labels(self._label, emission.cache).inc()
+            self._labelled["spec_decode_cache_misses"][emission.cache] += 1
 
     def ended(self, request: Request, reason: str) -> None:
         clock = self._clocks.pop(request)
-        self._whole.observe(time.monotonic() - clock.accepted)
-        self._finished.labels(self._label, reason).inc()
+        self._seconds["e2e_request_latency_seconds"].observe(time.monotonic() - clock.accepted)
+        self._labelled["request_success"][reason] += 1
         if reason != "abort" and request.metrics.queue_time_ms:
-            self._queue.observe(request.metrics.queue_time_ms / 1e3)
+            self._seconds["request_queue_time_seconds"].observe(request.metrics.queue_time_ms / 1e3)
 
     def dropped_frame(self) -> None:
-        self._bad_frames.inc()
+        self._counts["bad_frames"] += 1
 
     def stepped(self, load: Load) -> None:
-        self._verify.observe(load.verify_seconds)
-        self._wait.observe(load.wait_seconds)
+        self._seconds["verify_seconds"].observe(load.verify_seconds)
+        self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
 
-    # -- what is counted --------------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------------------------
 
-    def _make(self) -> None:
-        self._running = self._gauge("num_requests_running", "Requests in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that are open and not in the batch.")
-        self._pages = self._gauge("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.")
-        self._draft_up = self._gauge("draft_up", "Whether a draft has joined the target.")
-        self._bad_frames = self._counter("bad_frames", "Frames over ZeroMQ that were no message, and were dropped.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of accepted prompts.")
-        self._generated = self._counter("generation_tokens", "Tokens generated.")
-        self._finished = Counter(
-            "ssd:request_success", "Requests that ended.", ["model_name", "finished_reason"], registry=self._registry
-        )
-        self._first_token = self._histogram("time_to_first_token_seconds", "From admission.", _REQUEST)
-        self._between = self._histogram("inter_token_latency_seconds", "A chunk's gap over its tokens.", _TOKEN)
-        self._gap = self._histogram("inter_chunk_latency_seconds", "Between chunks of one request.", _TOKEN)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From admission to the end.", _REQUEST)
-        self._queue = self._histogram("request_queue_time_seconds", "From the target's inbox to a slot.", _REQUEST)
-        self._verify = self._histogram("verify_seconds", "Forward passes of the target.", _TOKEN)
-        self._wait = self._histogram("draft_wait_seconds", "What the target waited for the draft in a step.", _TOKEN)
-        self._drafts = self._counter("spec_decode_num_drafts", "Verifications with draft tokens.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        positions = Counter(
-            "ssd:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by position.",
-            ["model_name", "position"],
-            registry=self._registry,
-        )
-        self._positions = [positions.labels(self._label, str(position)) for position in range(MAX_LOOKAHEAD)]
-        self._hits = self._counter("spec_decode_cache_hits", "Outcomes that the draft had prepared for.")
-        self._misses = Counter(
-            "ssd:spec_decode_cache_misses",
-            "Outcomes that it had not, by reason.",
-            ["model_name", "reason"],
-            registry=self._registry,
-        )
+    def _families(self, prefix: str) -> Iterator[Metric]:
+        for name, (text, value) in self._gauges().items():
+            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"{prefix}:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], self._counts[name])
+            yield counter
+        for name, (label, text) in _LABELLED.items():
+            labelled = CounterMetricFamily(f"{prefix}:{name}", text, labels=["model_name", label])
+            for kind, count in self._labelled[name].items():
+                labelled.add_metric([self._model, kind], count)
+            yield labelled
+        for name, histogram in self._seconds.items():
+            yield histogram.family(f"{prefix}:{name}", self._model)
 
-    def _counter(self, name: str, text: str) -> Any:
-        return Counter(f"ssd:{name}", text, ["model_name"], registry=self._registry).labels(self._label)
-
-    def _gauge(self, name: str, text: str) -> Any:
-        return Gauge(f"ssd:{name}", text, ["model_name"], registry=self._registry).labels(self._label)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Any:
-        named = Histogram(f"ssd:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)
-        return named.labels(self._label)
+    def _gauges(self) -> dict[str, tuple[str, float]]:
+        load = self._desk.load
+        waiting = max(0, self._desk.open_requests - load.running)
+        return {
+            "num_requests_running": ("Requests in the batch.", load.running),
+            "num_requests_waiting": ("Requests that are open and not in the batch.", waiting),
+            "kv_cache_usage_perc": ("Part of the KV cache in use, 0 to 1.", load.kv_cache_usage),
+            "draft_up": ("Whether a draft has joined the target.", load.draft_up),
+        }

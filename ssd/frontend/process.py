@@ -72,10 +72,10 @@ class Frontend:
         self._http: Server | None = None
 
     async def serve(self) -> None:
-        """Raises SsdError when the target refuses this frontend."""
+        """Raises SsdError when the target refuses this frontend, and when HTTP breaks."""
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[None] = loop.create_future()
-        self._drained = asyncio.Event()
+        self._drained: asyncio.Future[None] = loop.create_future()
         self.desk = Desk(self._config, self._child.epoch, self._send)
         self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, _STEPS, self.desk.dropped_frame)
         supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, self.desk.dropped_frame)
@@ -86,7 +86,7 @@ class Frontend:
         self.desk.state = "ready"
         self._child.ready()
         supervisor.look()
-        await self._drained.wait()
+        await self._drained
         await self._leave()
         self._target.close()
         supervisor.close()
@@ -98,7 +98,7 @@ class Frontend:
     async def _open_http(self) -> None:
         from ssd.frontend.http.server import Server
 
-        self._http = Server(self.desk, socket.socket(fileno=self._child.start.http_fd))
+        self._http = Server(self.desk, socket.socket(fileno=self._child.start.http_fd), self._broke)
         await self._http.start()
 
     async def _shake_hands(self) -> None:
@@ -144,7 +144,7 @@ class Frontend:
         if self.desk.state == "draining":
             return
         self.desk.state = "draining"
-        asyncio.get_running_loop().call_later(message.seconds, self._drained.set)
+        asyncio.get_running_loop().call_later(message.seconds, self._end)
         self._watch()
 
     def _watch(self) -> None:
@@ -152,7 +152,15 @@ class Frontend:
         if self.desk.open_requests or any(gateway.busy for gateway in self._gateways):
             asyncio.get_running_loop().call_later(0.01, self._watch)
         else:
-            self._drained.set()
+            self._end()
+
+    def _end(self) -> None:
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+    def _broke(self, cause: SsdError) -> None:
+        if not self._drained.done():
+            self._drained.set_exception(cause)
 
     async def _leave(self) -> None:
         """What is still open ends with what it has; then everyone gets a moment to be told."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
-from tokenizers.decoders import ByteLevel
 
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.messages import ChatMessage
+
+# What a token adds to a text that it begins, and to one that goes on with it.
+_Piece: TypeAlias = tuple[bytes, bytes]
+_NOTHING: _Piece = (b"", b"")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
@@ -31,9 +36,13 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab() if self._tokenizer is not None else {}
         self._longest = max(map(len, vocabulary), default=1)
         # The bytes of tokens that have been asked for: at most the vocabulary.
-        self._pieces: dict[int, bytes] = {}
-        self._bytewise = self._tokenizer is not None and isinstance(self._tokenizer.decoder, ByteLevel)
+        self._pieces: dict[int, _Piece] = {}
+        self._silent: frozenset[int] = frozenset()
+        self._bytewise = False
         if self._tokenizer is not None:
+            added = self._tokenizer.get_added_tokens_decoder()
+            self._silent = frozenset(token_id for token_id, token in added.items() if token.special)
+            self._bytewise = self._decodes("aĠ", "a ")
             self._load_chat(directory)
 
     @property
@@ -78,19 +87,39 @@ class Tokenizer:
         return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; empty for ids without a token."""
-        if token_id not in self._pieces:
-            self._pieces[token_id] = self._find_bytes(token_id)
-        return self._pieces[token_id]
+        """The bytes that one token stands for after others; empty for ids without a token."""
+        return self._piece(token_id)[1]
 
-    def _find_bytes(self, token_id: int) -> bytes:
+    def added_bytes(self, token_id: int) -> _Piece:
+        """What one token adds to a text as its first and as a later one: nothing if it is special."""
+        return _NOTHING if token_id in self._silent else self._piece(token_id)
+
+    def _piece(self, token_id: int) -> _Piece:
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._find_piece(token_id)
+        return piece
+
+    def _find_piece(self, token_id: int) -> _Piece:
         written = None if self._tokenizer is None else self._tokenizer.id_to_token(token_id)
         if self._tokenizer is None or written is None:
-            return b""
+            return _NOTHING
         if self._bytewise and all(character in _BYTES for character in written):
-            return bytes(_BYTES[character] for character in written)
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return str(text).encode()
+            whole = bytes(_BYTES[character] for character in written)
+            return whole, whole
+        fallback = _BYTE.fullmatch(written)
+        if fallback and self._decodes("<0x41>", "A"):
+            whole = bytes.fromhex(fallback[1])
+            return whole, whole
+        # Some decoders strip a space from the first token, or put one between two.
+        once = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
+        return once.encode(), twice.removeprefix(once).encode()
+
+    def _decodes(self, written: str, text: str) -> bool:
+        """Whether this is what the decoder makes of a token that is written so."""
+        decoder = None if self._tokenizer is None else self._tokenizer.decoder
+        return decoder is not None and decoder.decode([written]) == text
 
     def _load_chat(self, directory: Path) -> None:
         config = _load_config(directory / "tokenizer_config.json")

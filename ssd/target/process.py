@@ -40,6 +40,15 @@ def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
     return runner, stop_token_ids(checkpoint)
 
 
+def messages(step: Step) -> list[Step]:
+    """A step as it is sent: in one message, unless several prompts have log-probabilities, which may half fill one."""
+    scored = [emission for emission in step.emissions if emission.prompt_logprobs]
+    if len(scored) < 2:
+        return [step]
+    others = [emission for emission in step.emissions if not emission.prompt_logprobs]
+    return [Step([emission], step.load) for emission in scored] + ([Step(others, step.load)] if others else [])
+
+
 class _Target:
     def __init__(self, child: Child, socket: zmq.Socket[Any], loaded: tuple[Runner, frozenset[int]]) -> None:
         self._child, self._socket = child, socket
@@ -62,7 +71,8 @@ class _Target:
             self._read()
             step = Step(self._engine.step(), self._engine.load())
             if step.emissions:
-                sockets.deliver(self._socket, step, self._child.epoch, self._frontend)
+                for message in messages(step):
+                    sockets.deliver(self._socket, message, self._child.epoch, self._frontend)
             elif step.load != self._load:
                 sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
             self._load = step.load

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Reference
-from tokenizers import decoders, normalizers
-from tokenizers.models import BPE
 
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.tokenization import Tokenizer
@@ -24,6 +21,9 @@ texts = (st.text(max_size=40) | st.text(alphabet="ab é日本語🙂👩‍👧\
     lambda text: "\ufffd" not in text and TOKENIZER.decode(TOKENIZER.encode(text)) == text
 )
 any_ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
+# Parts of characters, one byte each, and tokens that add nothing.
+SINGLE = [token for token in range(VOCABULARY) if len(byte := TOKENIZER.piece_bytes(token)) == 1 and byte >= b"\x80"]
+odd_ids = st.lists(st.sampled_from([*SINGLE, 0, 1, 2, *TOKENIZER.encode("a")]), max_size=60)
 borders = st.lists(st.integers(0, 60), max_size=8)
 
 
@@ -32,9 +32,9 @@ def divide(ids: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
     return [list(ids[a:b]) for a, b in itertools.pairwise(edges)]
 
 
-def run(chunks: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[str], int, bool]:
+def run(chunks: Sequence[Sequence[int]], stop: Sequence[str] = (), min_tokens: int = 0) -> tuple[list[str], int, bool]:
     """(pieces of text, tokens that count, whether a stop string was found)."""
-    detokenizer, pieces, count = Detokenizer(TOKENIZER, stop), [], 0
+    detokenizer, pieces, count = Detokenizer(TOKENIZER, stop, min_tokens), [], 0
     for chunk in chunks:
         text, used = detokenizer.feed(chunk)
         pieces.append(text)
@@ -52,7 +52,8 @@ def test_text_comes_back_whole_and_no_piece_splits_a_character(text: str, cuts: 
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@given(any_ids, borders)
+@settings(max_examples=300)
+@given(any_ids | odd_ids, borders)
 def test_arbitrary_ids_give_what_decode_gives(ids: list[int], cuts: list[int]) -> None:
     pieces, count, stopped = run(divide(ids, cuts))
     assert "".join(pieces) == TOKENIZER.decode(ids)
@@ -107,25 +108,34 @@ def test_an_incomplete_character_at_the_end_is_shown_as_decode_shows_it() -> Non
     assert TOKENIZER.decode(ids).endswith("\ufffd")
 
 
+class Counting(Tokenizer):
+    """Counts the tokens that it is asked about."""
+
+    asked = 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.asked += len(token_ids)
+        return super().decode(token_ids)
+
+    def added_bytes(self, token_id: int) -> tuple[bytes, bytes]:
+        self.asked += 1
+        return super().added_bytes(token_id)
+
+
+@pytest.mark.parametrize("token", [2, SINGLE[0]], ids=["special", "part of a character"])
+@pytest.mark.parametrize("stop", [(), ("x",)])
+def test_no_token_is_looked_at_twice_though_there_is_nothing_to_show(token: int, stop: tuple[str, ...]) -> None:
+    tokenizer = Counting(MODEL)
+    detokenizer = Detokenizer(tokenizer, stop)
+    for _ in range(500):
+        detokenizer.feed([token])
+    assert tokenizer.asked == 500
+
+
 def test_a_stop_string_may_complete_at_the_very_end() -> None:
     ids = TOKENIZER.encode("a🦥")[:-1]
     pieces, _, stopped = run([ids], ["\ufffd"])
     assert ("".join(pieces), stopped) == ("a", True)
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer of the Llama 2 kind: bytes of unknown characters as tokens, a space stripped at the beginning."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdeé"]
-    model = BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
-    tokenizer = Reference(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    directory = tmp_path_factory.mktemp("sentencepiece")
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return Tokenizer(directory)
 
 
 @given(text=st.text("ab é🙂日", max_size=20), cuts=borders)
@@ -137,3 +147,27 @@ def test_tokenizers_that_treat_the_first_token_differently(
     pieces = [detokenizer.feed(chunk)[0] for chunk in divide(ids, cuts)]
     assert "".join([*pieces, detokenizer.finish()]) == sentencepiece.decode(ids) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(ids=st.lists(st.integers(0, 263), max_size=30), cuts=borders)
+def test_the_division_over_calls_changes_nothing_there_either(
+    sentencepiece: Tokenizer, ids: list[int], cuts: list[int]
+) -> None:
+    def whole(chunks: list[list[int]]) -> str:
+        detokenizer = Detokenizer(sentencepiece)
+        return "".join([detokenizer.feed(chunk)[0] for chunk in chunks] + [detokenizer.finish()])
+
+    assert whole(divide(ids, cuts)) == whole([ids])
+
+
+def test_a_stop_string_ends_nothing_before_there_are_enough_tokens() -> None:
+    ids = TOKENIZER.encode("one END two END three")
+    first = TOKENIZER.encode("one END")
+    assert ids[: len(first)] == first
+    for enough, text in ((0, "one "), (len(first) - 1, "one "), (len(first), "one END two ")):
+        for chunks in ([ids], [[token] for token in ids]):
+            pieces, count, stopped = run(chunks, ["END"], enough)
+            assert ("".join(pieces), stopped) == (text, True)
+            assert count > enough
+    pieces, _, stopped = run([ids], ["END"], len(ids))
+    assert ("".join(pieces), stopped) == ("one END two END three", False)

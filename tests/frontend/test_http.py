@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ssd.config import Limits, Server
-from ssd.ipc.messages import Emission, Load, Step
+from ssd.ipc.messages import Emission
 from ssd.params import Speculation, derived_seed
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
@@ -234,16 +234,20 @@ def test_a_request_may_say_how_it_is_speculated_on() -> None:
         ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "response_format"),
         ({"temperature": "hot"}, 400, "temperature", "temperature: Expected `float"),
         ({"temperature": -1}, 400, "temperature", ">= 0"),
-        ({"prompt": ""}, 400, None, "the prompt is empty"),
+        ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
         ({"prompt": ["a", 1]}, 400, "prompt", "a list of texts"),
-        ({"prompt": [49152]}, 400, None, "token id 49152 is outside"),
-        ({"prompt": [1] * 256}, 400, None, "256 tokens; the context of 256"),
-        ({"prompt": "a " * 20000}, 400, None, "the context of 256 tokens cannot hold it"),
+        ({"prompt": [49152]}, 400, "prompt", "token id 49152 is outside"),
+        ({"prompt": [1] * 256}, 400, "prompt", "256 tokens; the context of 256"),
+        ({"prompt": "a " * 20000}, 400, "prompt", "the context of 256 tokens cannot hold it"),
+        ({"prompt": "a " * 1000}, 400, "prompt", "1001 tokens; the context of 256"),
+        ({"prompt": [0] * 1_048_577}, 400, "prompt", "length <= 1048576"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "no token id"),
-        ({"logit_bias": {"49152": 1}}, 400, None, "outside of the vocabulary"),
+        ({"logit_bias": {"49152": 1}}, 400, "logit_bias", "outside of the vocabulary"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "needs stream"),
         ({"echo": True, "stream": True}, 400, "echo", "cannot be streamed"),
-        ({"min_tokens": 17}, 400, None, "min_tokens 17 is more than max_tokens 16"),
+        ({"stop_token_ids": [49152]}, 400, "stop_token_ids", "outside of the vocabulary"),
+        ({"speculative": {"num_speculative_tokens": 2}}, 400, "speculative", "mode ar"),
+        ({"min_tokens": 17}, 400, "min_tokens", "min_tokens 17 is more than max_tokens 16"),
         ({"model": "other"}, 404, "model", "'other' is not served here; scripted, alias is"),
         ({"max_tokens": 0}, 400, "max_tokens", "at least 1"),
     ],
@@ -270,6 +274,8 @@ def test_what_is_wrong_is_said_and_named(
             "messages[0].content[0].type",
         ),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "a " * 1000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a " * 400}]}, "messages"),
         ({"model": None}, "model"),
     ],
 )
@@ -295,19 +301,23 @@ def test_bodies_that_are_no_json_and_paths_that_are_none(http: HttpEngine) -> No
     assert (status, headers["allow"]) == (405, "POST")
 
 
-def test_an_error_of_the_engine_is_the_answer_or_the_last_event(scripted: HttpEngine) -> None:
-    for stream in (False, True):
+def test_an_error_of_the_engine_is_the_answer_until_there_is_one_and_then_its_last_event(scripted: HttpEngine) -> None:
+    target = scripted.engine.target
+    for stream, tokens in ((False, [28120]), (True, []), (True, [28120])):
         connection = scripted.connection()
         body = json.dumps({"model": "scripted", "prompt": "a", "stream": stream})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        request = scripted.engine.target.next_submit().request
-        scripted.engine.target.step(Emission(request, [28120]))
-        scripted.engine.target.step(Emission(request, [], finish_reason="error", error="not a number"))
-        answer = connection.getresponse()
+        begun = stream and bool(tokens)
+        request = target.next_submit().request
+        if tokens:
+            target.step(Emission(request, tokens))
+        answer = connection.getresponse() if begun else None
+        target.step(Emission(request, [], finish_reason="error", error="not a number"))
+        answer = answer or connection.getresponse()
         content = answer.read().decode()
-        assert answer.status == (200 if stream else 500)
+        assert answer.status == (200 if begun else 500)
         assert "not a number" in content
-        assert content.endswith("data: [DONE]\n\n") == stream
+        assert content.endswith("data: [DONE]\n\n") == begun
         connection.close()
 
 
@@ -374,44 +384,6 @@ def test_a_drain_that_takes_too_long_ends_streams_with_abort() -> None:
         content = connection.getresponse().read().decode()
         assert '"finish_reason":"abort"' in content and content.endswith("data: [DONE]\n\n")
         engine.engine.target.wait_abort(request)
-
-
-def test_metrics_count_what_happened() -> None:
-    with http_engine(Server(names=("scripted",), port=0, metrics_compat="vllm")) as engine:
-        target = engine.engine.target
-        connection = engine.connection()
-        body = json.dumps({"model": "scripted", "prompt": [5, 6, 7], "max_tokens": 9})
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        request = target.next_submit().request
-        load = Load(running=1, waiting=0, kv_cache_usage=0.25, draft_up=True, verify_seconds=0.01)
-        target._send(Step([Emission(request, [28120])], load))
-        target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
-        last = Emission(request, [28120], finish_reason="stop", drafted=4, accepted=0, cache="token_not_covered")
-        target._send(Step([last], load))
-        connection.getresponse().read()
-        found = engine.ask("GET", "/metrics")[2].decode()
-        for prefix in ("ssd", "vllm"):
-            for name, value in {
-                "prompt_tokens_total": 3,
-                "generation_tokens_total": 5,
-                "spec_decode_num_drafts_total": 2,
-                "spec_decode_num_draft_tokens_total": 8,
-                "spec_decode_num_accepted_tokens_total": 2,
-                "spec_decode_cache_hits_total": 1,
-                "draft_up": 1,
-                "kv_cache_usage_perc": 0.25,
-                "time_to_first_token_seconds_count": 1,
-                "inter_token_latency_seconds_count": 4,
-                "e2e_request_latency_seconds_count": 1,
-                "verify_seconds_count": 3,
-            }.items():
-                assert f'{prefix}:{name}{{model_name="scripted"}} {float(value)}\n' in found, name
-        positions = [
-            f'ssd:spec_decode_num_accepted_tokens_per_pos_total{{model_name="scripted",position="{n}"}} {count}\n'
-            for n, count in ((0, 1.0), (1, 1.0), (2, 0.0))
-        ]
-        assert all(position in found for position in positions)
-        assert 'cache_misses_total{model_name="scripted",reason="token_not_covered"} 1.0' in found
 
 
 def test_a_unix_socket_serves_too(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_header_lines(http: HttpEngine) -> None:
 def test_header_bytes(http: HttpEngine) -> None:
     def ask(size: int) -> bytes:
         client = raw(http)
-        client.sendall(b"GET /health HTTP/1.1\r\nx: %b\r\n\r\n" % (b"y" * (size - 5)))
+        client.sendall(b"GET /health HTTP/1.1\r\nx: %b\r\n\r\n" % (b"y" * (size - len("/health") - 5)))
         answer = client.recv(65536)
         client.close()
         return answer.split()[1]
@@ -140,6 +140,8 @@ def test_choices_and_prompts(http: HttpEngine) -> None:
         ("logit_bias", {"0": 100}, {"0": 100.5}),
         ("prompt", [49151], [49152]),
         ("stop_token_ids", [0], [-1]),
+        ("stop_token_ids", [49151], [49152]),
+        ("logit_bias", {"49151": 1}, {"49152": 1}),
         ("seed", 2**63 - 1, 2**63),
         ("user", "x" * 512, "x" * 513),
     ],
@@ -148,6 +150,19 @@ def test_parameters(http: HttpEngine, name: str, good: object, bad: object) -> N
     assert http.post("/v1/completions", **BODY | {name: good})[0] == 200
     status, answer = http.post("/v1/completions", **BODY | {name: bad})
     assert status == 400 and answer["error"]["message"]
+
+
+def test_alternatives_in_a_chat(http: HttpEngine) -> None:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True}
+    assert http.post("/v1/chat/completions", **body, top_logprobs=20)[0] == 200
+    status, answer = http.post("/v1/chat/completions", **body, top_logprobs=21)
+    assert (status, answer["error"]["param"]) == (400, "top_logprobs")
+
+
+def test_ids_to_detokenize(http: HttpEngine) -> None:
+    assert http.post("/detokenize", tokens=[49151])[0] == 200
+    status, answer = http.post("/detokenize", tokens=[49152])
+    assert (status, answer["error"]["param"]) == (400, "tokens")
 
 
 def test_biases_are_at_most_1024() -> None:
@@ -198,19 +213,29 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_request(scripted: 
     assert not scripted.engine.target.open
 
 
-def test_a_client_that_does_not_read_its_stream_loses_it(scripted: HttpEngine) -> None:
-    client = raw(scripted)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    body = json.dumps(BODY | {"stream": True, "max_tokens": 256}).encode()
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    request = scripted.engine.target.next_submit().request
-    deadline = time.monotonic() + PATIENCE_S
-    while request not in scripted.engine.target.aborted:
-        assert time.monotonic() < deadline
-        scripted.engine.target.step(*[Emission(request, [28120] * 5)] * 20)
-        scripted.engine.target.pump(5)
-    client.close()
-    assert scripted.ask("GET", "/health")[0] == 200
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(slow_reader_tokens=200, slow_reader_seconds=3600),
+        Limits(slow_reader_tokens=32768, slow_reader_seconds=0.3),
+    ],
+    ids=["tokens", "seconds"],
+)
+def test_a_client_that_does_not_read_its_stream_loses_it(limits: Limits) -> None:
+    with http_engine(Server(names=("scripted",), port=0, limits=limits)) as engine:
+        client = raw(engine)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps(BODY | {"stream": True, "max_tokens": 256}).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        target = engine.engine.target
+        request = target.next_submit().request
+        deadline = time.monotonic() + PATIENCE_S
+        while request not in target.aborted:
+            assert time.monotonic() < deadline
+            target.step(*[Emission(request, [28120] * 5)] * 20)
+            target.pump(5)
+        client.close()
+        assert engine.ask("GET", "/health")[0] == 200
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

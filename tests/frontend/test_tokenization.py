@@ -127,3 +127,22 @@ def test_unreadable_files_are_named(tmp_path: Path, name: str, content: bytes) -
     (directory / name).write_bytes(content)
     with pytest.raises(UsageError, match="template" if name.endswith("jinja") else name):
         Tokenizer(directory)
+
+
+def test_pieces_are_the_bytes_of_a_text(tokenizer: Tokenizer, sentencepiece: Tokenizer) -> None:
+    text = "a é 🦥  b"
+    for kind, before in ((tokenizer, ""), (sentencepiece, " ")):
+        assert b"".join(kind.piece_bytes(token) for token in kind.encode(text)).decode() == before + text
+    assert sentencepiece.piece_bytes(sentencepiece.encode("🦥")[1]) == "🦥".encode()[:1]
+    assert sentencepiece.piece(sentencepiece.encode("🦥")[1]) == "\\xf0"
+
+
+def test_special_tokens_have_a_piece_and_add_nothing(tokenizer: Tokenizer, sentencepiece: Tokenizer) -> None:
+    for kind, token, name in ((tokenizer, 1, "<|im_start|>"), (sentencepiece, 264, "<s>")):
+        assert kind.piece(token) == name
+        assert kind.added_bytes(token) == (b"", b"")
+
+
+def test_ids_without_a_token_have_no_piece(tokenizer: Tokenizer) -> None:
+    assert tokenizer.piece_bytes(49152) == b""
+    assert tokenizer.added_bytes(49152) == (b"", b"")

@@ -8,9 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ssd.ipc.messages import Metrics
-
-FinishReason = Literal["stop", "length", "abort", "error"]
+from ssd.ipc.messages import Done, FinishReason, Metrics
 
 
 class PromptDetails(msgspec.Struct):
@@ -199,15 +197,19 @@ class Error(msgspec.Struct):
     error: ErrorDetail
 
 
-def usage(prompts: int, completions: int, metrics: Sequence[Metrics]) -> Usage:
-    """The sums over the choices of one request; `prompts` counts each prompt once."""
-    drafted = sum(m.drafted_tokens for m in metrics)
-    accepted = sum(m.accepted_tokens for m in metrics)
+def usage(ends: Sequence[Done], n: int) -> Usage:
+    """The sums over the choices of one request, `n` of each prompt in turn. A prompt counts once, with what was cached
+    for its first choice: the others find the pages of that one."""
+    firsts = ends[::n]
+    prompts = sum(end.usage.prompt_tokens for end in firsts)
+    completions = sum(end.usage.completion_tokens for end in ends)
+    drafted = sum(end.metrics.drafted_tokens for end in ends)
+    accepted = sum(end.metrics.accepted_tokens for end in ends)
     return Usage(
         prompts,
         completions,
         prompts + completions,
-        PromptDetails(sum(m.cached_tokens for m in metrics)),
+        PromptDetails(sum(end.metrics.cached_tokens for end in firsts)),
         CompletionDetails(accepted, drafted - accepted),
     )
 

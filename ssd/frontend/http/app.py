@@ -15,9 +15,11 @@ from ssd.frontend.api_keys import read_keys
 from ssd.frontend.desk import Desk
 from ssd.frontend.http import answers, chat, completions
 from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
-from ssd.frontend.http.exchange import Exchange, Gone, HttpError, Receive, Scope, Send, encoder
-from ssd.frontend.http.generation import Generation, now, refusal
-from ssd.frontend.http.parameters import decode, invalid
+from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
+from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.parameters import decode
+from ssd.frontend.http.style import now
 from ssd.frontend.metrics import Metrics
 
 log = logging.getLogger("ssd.http")
@@ -149,14 +151,14 @@ class App:
             raise invalid("messages", "this model has no chat format; use /v1/completions", "no_chat_template")
         style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.tokenizer)
         requests = chat.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests, body.n or 1).run(_streamed(body))
+        await Generation(self._desk, exchange, style, requests).run(_streamed(body))
 
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.tokenizer)
         requests = completions.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests, body.n or 1).run(_streamed(body))
+        await Generation(self._desk, exchange, style, requests).run(_streamed(body))
 
     async def _json(self, exchange: Exchange) -> bytes:
         kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
@@ -185,7 +187,7 @@ class App:
             else:
                 ids = await self._desk.in_worker(tokenizer.encode_chat, chat.conversation(body.messages or []))
         except RequestError as error:
-            raise refusal(error.code, str(error)) from None
+            raise refusal(error.code, str(error), "messages" if body.prompt is None else "prompt") from None
         await _reply(exchange, answers.Tokenized(len(ids), self._desk.config.max_model_len, ids))
 
     async def _detokenize(self, exchange: Exchange) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.ipc.messages import MAX_TEXT
+from ssd.ipc.messages import MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
 from ssd.params import MAX_LOOKAHEAD, Seed, TokenId
 
 Unsupported = Annotated[None, Meta(description="Not supported; may be null.")]
@@ -16,8 +16,15 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+# A list is one prompt of token ids, or one prompt an entry.
+_Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 1,
+    "maxItems": MAX_PROMPT_TOKENS,
+}
 _PROMPT = {"oneOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
 
 
@@ -72,7 +79,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`/v1/completions`: a text, token ids, or a list of either."""
 
-    prompt: Annotated[Text | list[str | TokenId | list[TokenId]], Meta(extra_json_schema=_PROMPT)]
+    prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
@@ -134,4 +141,4 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """`/detokenize`."""
 
     model: Annotated[str, Meta(max_length=256)] | None = None
-    tokens: Annotated[list[TokenId], Meta(max_length=1_048_576)]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]

@@ -10,10 +10,11 @@ from msgspec import UNSET
 from ssd.config import EngineConfig
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import ChatRequest, Said
-from ssd.frontend.http.generation import Choice, now
-from ssd.frontend.http.parameters import count, each_choice, invalid, sampling
+from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.parameters import count, each_choice, sampling
+from ssd.frontend.http.style import Choice, Style
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import ChatMessage, Chunk, Done, Generate, TokenLogprob
+from ssd.ipc.messages import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
 
 _Role = Literal["system", "user", "assistant"]
 
@@ -39,20 +40,21 @@ def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
     return [Generate(index, messages=messages, params=own) for index, own in enumerate(each_choice(params, n))]
 
 
-class ChatStyle:
-    """See `generation.Style`."""
+class ChatStyle(Style):
+    """Messages of an assistant."""
+
+    prompt = "messages"
 
     def __init__(self, body: ChatRequest, name: str, tokenizer: Tokenizer) -> None:
-        self._body, self._tokenizer = body, tokenizer
-        self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
-        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(body, name, tokenizer)
+        self._with_logprobs = bool(body.logprobs)
 
-    def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Chat:
+    def whole(self, choices: Sequence[Choice]) -> answers.Chat:
         return answers.Chat(
             object="chat.completion",
             choices=[self._choice(choice) for choice in choices],
-            usage=usage,
-            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
+            usage=self._usage(choices),
+            metrics=self._metrics(choices),
             **self._named,
         )
 
@@ -63,28 +65,17 @@ class ChatStyle:
         if isinstance(message, Done):
             delta = answers.Delta(content=message.text) if message.text else answers.Delta()
             return self._chunk(choice, delta, reason=message.finish_reason)
-        ids = message.token_ids if self._body.return_token_ids else UNSET
+        ids = message.token_ids if self._with_ids else UNSET
         return self._chunk(choice, answers.Delta(content=message.text), message.logprobs, token_ids=ids)
 
-    def last(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.ChatChunk | None:
-        if not self._usage and not self._body.return_metrics:
-            return None
-        return self._object(
-            [],
-            usage=usage if self._usage else UNSET,
-            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
-        )
-
     def _choice(self, choice: Choice) -> answers.ChatChoice:
-        assert choice.done is not None
-        asked = bool(self._body.return_token_ids)
         return answers.ChatChoice(
             choice.index,
             answers.AssistantMessage("assistant", "".join(choice.text)),
-            self._logprobs(choice.logprobs) if self._body.logprobs else None,
-            choice.done.finish_reason,
-            choice.token_ids if asked else UNSET,
-            choice.request.prompt if asked else UNSET,
+            self._logprobs(choice.logprobs) if self._with_logprobs else None,
+            choice.end.finish_reason,
+            choice.token_ids if self._with_ids else UNSET,
+            choice.request.prompt if self._with_ids else UNSET,
         )
 
     def _chunk(
@@ -92,16 +83,16 @@ class ChatStyle:
         choice: Choice,
         delta: answers.Delta,
         logprobs: list[TokenLogprob] | None = None,
-        reason: answers.FinishReason | None = None,
+        reason: FinishReason | None = None,
         **more: Any,
     ) -> answers.ChatChunk:
         shown = None if logprobs is None else self._logprobs(logprobs)
-        return self._object(
+        return self._part(
             [answers.ChatChunkChoice(choice.index, delta, shown, reason, **more)],
-            usage=None if self._usage else UNSET,
+            usage=None if self._with_usage else UNSET,
         )
 
-    def _object(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
+    def _part(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
         return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> answers.ChatLogprobs:

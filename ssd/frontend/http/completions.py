@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from ssd.config import EngineConfig
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
-from ssd.frontend.http.generation import Choice, now
-from ssd.frontend.http.parameters import count, each_choice, invalid, sampling
+from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.parameters import count, each_choice, sampling
+from ssd.frontend.http.style import Choice, Style
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob
+from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob, Usage
 
 _DEFAULT_TOKENS = 16
 
@@ -34,7 +35,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    seeded = each_choice(params, n)
+    choices = each_choice(params, n)
     return [
         Generate(
             index * n + choice,
@@ -43,23 +44,27 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
             params=own,
         )
         for index, prompt in enumerate(prompts)
-        for choice, own in enumerate(seeded)
+        for choice, own in enumerate(choices)
     ]
 
 
-class CompletionStyle:
-    """See `generation.Style`."""
+class CompletionStyle(Style):
+    """Texts."""
+
+    prompt = "prompt"
 
     def __init__(self, body: CompletionRequest, name: str, tokenizer: Tokenizer) -> None:
-        self._body, self._tokenizer = body, tokenizer
-        self._named: dict[str, Any] = {"id": name, "object": "text_completion", "created": now(), "model": body.model}
-        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(body, name, tokenizer)
+        self._echo, self._most, self._tops = bool(body.echo), body.max_tokens, body.logprobs
 
-    def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Completion:
-        return self._object(
+    def whole(self, choices: Sequence[Choice]) -> answers.Completion:
+        if self._most == 0:
+            for choice in choices:
+                _take_back(choice)
+        return self._part(
             [self._choice(choice) for choice in choices],
-            usage=usage,
-            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
+            usage=self._usage(choices),
+            metrics=self._metrics(choices),
         )
 
     def first(self, choice: Choice) -> None:
@@ -70,43 +75,35 @@ class CompletionStyle:
             shown = answers.CompletionChoice(choice.index, message.text, None, message.finish_reason)
         else:
             logprobs = None
-            if self._body.logprobs is not None and message.logprobs:
+            if self._tops is not None and message.logprobs:
                 logprobs, choice.told = self._logprobs(message.logprobs, choice.told)
-            ids = message.token_ids if self._body.return_token_ids else UNSET
+            ids = message.token_ids if self._with_ids else UNSET
             shown = answers.CompletionChoice(choice.index, message.text, logprobs, None, ids)
-        return self._object([shown], usage=None if self._usage else UNSET)
+        return self._part([shown], usage=None if self._with_usage else UNSET)
 
-    def last(self, choices: Sequence[Choice], usage: answers.Usage) -> answers.Completion | None:
-        if not self._usage and not self._body.return_metrics:
-            return None
-        return self._object(
-            [],
-            usage=usage if self._usage else UNSET,
-            metrics=choices[0].metrics if self._body.return_metrics else UNSET,
-        )
-
-    def _object(self, choices: list[answers.CompletionChoice], **more: Any) -> answers.Completion:
-        return answers.Completion(choices=choices, **self._named, **more)
+    def _part(self, choices: list[answers.CompletionChoice], **more: object) -> answers.Completion:
+        return answers.Completion(object="text_completion", choices=choices, **self._named, **more)  # type: ignore[arg-type]
 
     def _choice(self, choice: Choice) -> answers.CompletionChoice:
-        assert choice.done is not None
-        text, ids, entries = "".join(choice.text), choice.token_ids, choice.logprobs
-        if self._body.max_tokens == 0:  # the engine has made one token, since it makes no fewer
-            text, ids, entries = "", [], []
-        prompt = choice.request.prompt
+        text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt, choice.logprobs, 0
+        if self._echo:
+            asked = choice.asked.prompt
+            text = (self._tokenizer.decode(prompt) if asked is None else asked) + text
+            first = [TokenLogprob(token, 0.0, []) for token in prompt[:1]]
+            entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)
         logprobs = None
-        if self._body.echo:
-            text = self._tokenizer.decode(prompt) + text
-        if self._body.logprobs is not None:
-            head = [TokenLogprob(prompt[0], 0.0, []), *choice.prompt_logprobs] if self._body.echo else []
-            logprobs, _ = self._logprobs([*head, *entries], 0)
-            if self._body.echo:
-                logprobs.token_logprobs[0] = None
-                if logprobs.top_logprobs is not None:
-                    logprobs.top_logprobs[0] = None
-        asked = bool(self._body.return_token_ids)
+        if self._tops is not None:
+            logprobs, _ = self._logprobs(entries, 0)
+            logprobs.token_logprobs[:unknown] = [None] * unknown
+            if logprobs.top_logprobs is not None:
+                logprobs.top_logprobs[:unknown] = [None] * unknown
         return answers.CompletionChoice(
-            choice.index, text, logprobs, choice.done.finish_reason, ids if asked else UNSET, prompt if asked else UNSET
+            choice.index,
+            text,
+            logprobs,
+            choice.end.finish_reason,
+            choice.token_ids if self._with_ids else UNSET,
+            prompt if self._with_ids else UNSET,
         )
 
     def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> tuple[answers.CompletionLogprobs, int]:
@@ -117,7 +114,7 @@ class CompletionStyle:
             offsets.append(offset)
             offset += len(piece)
         tops: list[dict[str, float] | None] | None = None
-        if self._body.logprobs:
+        if self._tops:
             tops = [
                 {
                     self._tokenizer.piece(token): logprob
@@ -126,6 +123,15 @@ class CompletionStyle:
                 for entry in entries
             ]
         return answers.CompletionLogprobs(pieces, [entry.logprob for entry in entries], tops, offsets), offset
+
+
+def _take_back(choice: Choice) -> None:
+    """No tokens were asked for; the engine has made one, since it makes no fewer."""
+    for made in (choice.text, choice.token_ids, choice.logprobs):
+        made.clear()
+    end = choice.end
+    reason = "length" if end.finish_reason == "stop" else end.finish_reason
+    choice.done = replace(end, finish_reason=reason, usage=Usage(end.usage.prompt_tokens, 0))
 
 
 def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:

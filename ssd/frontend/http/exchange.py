@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -10,31 +10,19 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ssd.frontend.http.errors import HttpError, error_object
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-_BODY_S = 30.0  # a body that comes more slowly is refused
+GONE = "gone"  # in the state of a request: what is called when its client has left before the end of the answer
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# A name for each request that has none: nobody else's, and cheaper than drawing one.
+_PROCESS, _numbers = secrets.token_hex(8), itertools.count()
 
 encoder = msgspec.json.Encoder()
-
-
-class HttpError(Exception):
-    """An answer of another status than 200, in the shape that OpenAI's clients know."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        param: str | None = None,
-        headers: Mapping[bytes, bytes] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
-        self.headers = dict(headers or {})
 
 
 class Gone(Exception):
@@ -48,40 +36,35 @@ class Exchange:
         self.scope = scope
         self.started = False
         self._receive, self._send = receive, send
-        given = self.header(b"x-request-id")
-        self.id = given.decode() if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        self._headers = dict(scope["headers"])
+        self.id = request_id(self._headers)
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of a (lower-case) name."""
-        return next((value for key, value in self.scope["headers"] if key == name), None)
+        """The header of a (lower-case) name; the last of several."""
+        return self._headers.get(name)
 
     async def body(self, limit: int) -> bytes:
-        """The whole body, counted as it comes: at most `limit` bytes. Raises HttpError, or Gone."""
+        """The whole body, counted as it comes, at most `limit` bytes. Raises HttpError, or Gone."""
         announced = self.header(b"content-length") or b"0"
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(_BODY_S):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise Gone
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit:
-                        raise _too_large(limit)
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise HttpError(408, f"the body did not arrive within {_BODY_S:.0f} s", "request_timeout") from None
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
-    async def disconnected(self) -> None:
-        """Return when the client has left; after the body has been read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """`call` if the client leaves before it has its answer; after the body has been read."""
+        self.scope["state"][GONE].append(call)
 
     async def reply(
         self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Mapping[bytes, bytes] | None = None
@@ -107,12 +90,10 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
 
-def error_object(error: HttpError) -> dict[str, Any]:
-    """The body of an error."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    if error.status == 401:
-        kind = "authentication_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+def request_id(headers: Mapping[bytes, bytes]) -> str:
+    """What the client calls its request, or a new name."""
+    given = headers.get(b"x-request-id")
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_PROCESS}{next(_numbers):016x}"
 
 
 def _too_large(limit: int) -> HttpError:

@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ssd.errors import RequestError
 from ssd.frontend.desk import Desk, Request
-from ssd.frontend.http import answers
-from ssd.frontend.http.exchange import Exchange, Gone, HttpError, encoder, error_object
-from ssd.ipc.messages import Chunk, Done, Failed, Generate, TokenLogprob
-
-_STATUS = {
-    "invalid_request": 400,
-    "context_length_exceeded": 400,
-    "overloaded": 503,
-    "loading": 503,
-    "shutting_down": 503,
-    "slow_reader": 408,
-}
-_RETRY = {503: {b"retry-after": b"1"}}
-
-
-def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """A RequestError's code and message as an HTTP answer."""
-    status = _STATUS.get(code, 500)
-    return HttpError(status, message, code, param, _RETRY.get(status))
-
-
-@dataclass(eq=False)
-class Choice:
-    """One completion of an answer: what it has so far. `told` counts the characters that a stream has sent."""
-
-    index: int
-    request: Request
-    told: int = 0
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    done: Done | None = None
-
-    @property
-    def metrics(self) -> answers.RequestMetrics:
-        assert self.done is not None, "asked for at the end"
-        return answers.request_metrics(self.done.metrics, len(self.token_ids))
-
-    def take(self, message: Chunk | Done) -> None:
-        self.text.append(message.text)
-        if isinstance(message, Done):
-            self.done = message
-        else:
-            self.token_ids += message.token_ids
-            self.logprobs += message.logprobs or ()
-            self.prompt_logprobs += message.prompt_logprobs or ()
-
-
-class Style(Protocol):
-    """The look of one interface. Objects are msgspec Structs, to be encoded as JSON."""
-
-    def whole(self, choices: Sequence[Choice], usage: answers.Usage) -> Any:
-        """The answer that is not streamed."""
-
-    def first(self, choice: Choice) -> Any | None:
-        """The event that a choice's stream begins with, or None."""
-
-    def event(self, choice: Choice, message: Chunk | Done) -> Any:
-        """The event for what has come; the last one carries the reason of the end."""
-
-    def last(self, choices: Sequence[Choice], usage: answers.Usage) -> Any | None:
-        """The event after all choices have ended, or None."""
+from ssd.frontend.http.errors import HttpError, error_object, refusal
+from ssd.frontend.http.exchange import Exchange, Gone, encoder
+from ssd.frontend.http.style import Choice, Style
+from ssd.ipc.messages import Chunk, Done, Failed, Generate
 
 
 class Generation:
-    """All choices of one HTTP request: `prompts` x `n` requests to the engine, in order."""
+    """All choices of one HTTP request, each a request to the engine, in order."""
 
-    def __init__(self, desk: Desk, exchange: Exchange, style: Style, generates: Sequence[Generate], n: int) -> None:
-        self._desk, self._exchange, self._style, self._n = desk, exchange, style, n
+    def __init__(self, desk: Desk, exchange: Exchange, style: Style, generates: Sequence[Generate]) -> None:
+        self._desk, self._exchange, self._style = desk, exchange, style
         self._generates = generates
         self._choices: list[Choice] = []
         self._news: list[Choice] = []
@@ -90,16 +29,13 @@ class Generation:
         """Answer. When the client leaves, its requests end at once (raises Gone)."""
         try:
             self._open()
-        except RequestError as error:
-            self._cancel()
-            raise refusal(error.code, str(error)) from None
-        watch = asyncio.ensure_future(self._exchange.disconnected())
-        watch.add_done_callback(self._left)
-        try:
+            self._exchange.when_gone(self._left)
             await (self._stream() if stream else self._collect())
+        except RequestError as error:
+            raise self._error(error.code, str(error), error.param) from None
         finally:
-            watch.cancel()
-            self._cancel()
+            for choice in self._choices:
+                self._desk.cancel(choice.request)
 
     def _open(self) -> None:
         self._desk.check(len(self._generates))
@@ -109,7 +45,7 @@ class Generation:
                 if index < len(self._choices):
                     self._note(self._choices[index])
 
-            self._choices.append(Choice(index, self._desk.open(generate, wake)))
+            self._choices.append(Choice(index, generate, self._desk.open(generate, wake)))
             self._note(self._choices[-1])
 
     def _note(self, choice: Choice) -> None:
@@ -117,14 +53,9 @@ class Generation:
             self._news.append(choice)
         self._wake.set()
 
-    def _left(self, watch: asyncio.Future[None]) -> None:
-        if not watch.cancelled():
-            self._gone = True
-            self._wake.set()
-
-    def _cancel(self) -> None:
-        for choice in self._choices:
-            self._desk.cancel(choice.request)
+    def _left(self) -> None:
+        self._gone = True
+        self._wake.set()
 
     async def _changed(self) -> list[Choice]:
         """The choices with news, when there are any."""
@@ -135,6 +66,13 @@ class Generation:
         news, self._news = self._news, []
         return news
 
+    def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
+        """What is wrong with a request and not with a parameter that has a name is wrong with its prompt."""
+        error = refusal(code, message, param)
+        if error.status == 400:
+            error.param = error.param or self._style.prompt
+        return error
+
     # -- whole ------------------------------------------------------------------------------------------------------
 
     async def _collect(self) -> None:
@@ -142,25 +80,15 @@ class Generation:
             for choice in await self._changed():
                 for message in _taken(choice):
                     if isinstance(message, Failed):
-                        raise refusal(message.code, message.message)
+                        raise self._error(message.code, message.message)
                     choice.take(message)
-        answer = self._style.whole(self._choices, self._usage())
-        await self._exchange.reply(encoder.encode(answer))
+        await self._exchange.reply(encoder.encode(self._style.whole(self._choices)))
 
     # -- streamed ---------------------------------------------------------------------------------------------------
 
     async def _stream(self) -> None:
-        while not all(choice.request.accepted for choice in self._choices):
-            for choice in await self._changed():
-                if isinstance(choice.request.outbox.head, Failed):
-                    raise refusal(choice.request.outbox.head.code, choice.request.outbox.head.message)
-        await self._exchange.start_events()
-        firsts = [event for choice in self._choices if (event := self._style.first(choice)) is not None]
-        if firsts:
-            await self._exchange.write(_events(firsts))
-        for choice in self._choices:  # what has come while all were being accepted
-            self._note(choice)
-        while not all(choice.done for choice in self._choices):
+        ended = False
+        while not ended:
             events: list[Any] = []
             for choice in await self._changed():
                 for message in _taken(choice):
@@ -169,27 +97,26 @@ class Generation:
                         return
                     choice.take(message)
                     events.append(self._style.event(choice, message))
+            ended = all(choice.done for choice in self._choices)
+            if ended and (last := self._style.last(self._choices)) is not None:
+                events.append(last)
             if events:
-                await self._exchange.write(_events(events))
-        last = self._style.last(self._choices, self._usage())
-        await self._exchange.write((_events([last]) if last is not None else b"") + _END, more=False)
+                await self._write(events, ended)
 
     async def _break(self, events: list[Any], failed: Failed) -> None:
         """An error in the middle of a stream is its last event."""
-        events.append(error_object(refusal(failed.code, failed.message)))
-        await self._exchange.write(_events(events) + _END, more=False)
+        error = self._error(failed.code, failed.message)
+        if not self._exchange.started:
+            raise error
+        await self._write([*events, error_object(error)], ended=True)
 
-    def _usage(self) -> answers.Usage:
-        done = [choice.done for choice in self._choices if choice.done is not None]
-        prompts = sum(end.usage.prompt_tokens for end in done[:: self._n])
-        return answers.usage(prompts, sum(end.usage.completion_tokens for end in done), [end.metrics for end in done])
-
-
-_END = b"data: [DONE]\n\n"
-
-
-def _events(events: Sequence[Any]) -> bytes:
-    return b"".join([b"data: %b\n\n" % encoder.encode(event) for event in events])
+    async def _write(self, events: list[Any], ended: bool) -> None:
+        """The head goes out with the first events, so that what fails before them has a status of its own."""
+        if not self._exchange.started:
+            await self._exchange.start_events()
+            events = [event for choice in self._choices if (event := self._style.first(choice)) is not None] + events
+        data = b"".join([b"data: %b\n\n" % encoder.encode(event) for event in events])
+        await self._exchange.write(data + b"data: [DONE]\n\n" if ended else data, more=not ended)
 
 
 def _taken(choice: Choice) -> list[Chunk | Done | Failed]:
@@ -201,8 +128,3 @@ def _taken(choice: Choice) -> list[Chunk | Done | Failed]:
         if outbox.sent():
             break
     return messages
-
-
-def now() -> int:
-    """Seconds since the epoch, for `created`."""
-    return int(time.time())

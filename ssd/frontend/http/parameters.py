@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import secrets
 from typing import Any, TypeVar
 
 import msgspec
 
 from ssd.config import EngineConfig
-from ssd.errors import RequestError
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.http.exchange import HttpError
-from ssd.params import MAX_SEED, SamplingParams, Speculation, derived_seed
+from ssd.frontend.http.errors import HttpError, invalid
+from ssd.params import SamplingParams, Speculation, derived_seed
 
 _Body = TypeVar("_Body")
 # Fields of both structs, where null means the default.
@@ -25,10 +23,6 @@ _SAME = (
     "min_tokens",
     "ignore_eos",
 )
-
-
-def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
-    return HttpError(400, message, code, param)
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
@@ -59,34 +53,30 @@ def _named(message: str) -> HttpError:
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
-    """Parameters of every choice of a request, with a seed. Raises HttpError."""
+    """What the parameters of all choices of a request have in common; admission checks them. Raises HttpError."""
     if given["max_tokens"] > config.max_model_len:
         raise invalid(
             "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
         )
     fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    params = SamplingParams(
+    return SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(0, body.top_k or 0),  # -1 means off, too
         logit_bias=_biases(body.logit_bias or {}),
         stop=tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        seed=secrets.randbelow(MAX_SEED + 1) if body.seed is None else body.seed,
+        seed=body.seed,
         speculation=_speculation(body, config),
         **fields,
         **given,
     )
-    try:
-        params.check()
-    except RequestError as error:
-        raise invalid(None, str(error)) from None
-    return params
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """`n` times the same but for their seeds."""
-    assert params.seed is not None
+    """`n` times the same but for their seeds, which follow from the given one; without one, each is to draw its own."""
+    if params.seed is None:
+        return [params] * n
     return [msgspec.structs.replace(params, seed=derived_seed(params.seed, index)) for index in range(n)]
 
 
@@ -100,18 +90,20 @@ def count(body: Sampling, config: EngineConfig) -> int:
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
-        if not re.fullmatch(r"\d{1,10}", token):
+        if not re.fullmatch(r"\d{1,9}", token):
             raise invalid("logit_bias", f"logit_bias: {token[:32]!r} is no token id")
     return {int(token): bias for token, bias in biases.items()}
 
 
 def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:
-    """How this request is speculated on, where it differs from the engine's way."""
+    """How this request is speculated on, where it differs from the engine's way. Raises HttpError."""
     asked = body.speculative
     if asked is None:
         return None
     if not asked.enabled:
         return Speculation("ar")
+    if config.speculation.mode == "ar":
+        raise invalid("speculative", "speculative: this engine runs in mode ar, which does not speculate")
     if asked.num_speculative_tokens is None:
         return None
     fan_out = config.speculation.fan_out if len(config.speculation.fan_out) == 1 else ()

@@ -1,0 +1,53 @@
+"""Errors as HTTP answers, in the shape that OpenAI's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_STATUS = {
+    "invalid_request": 400,
+    "context_length_exceeded": 400,
+    "overloaded": 503,
+    "loading": 503,
+    "shutting_down": 503,
+    "slow_reader": 408,
+}
+# Sampling parameters that the body of a request calls by other names.
+_FIELDS = {"speculation": "speculative"}
+_RETRY = {503: {b"retry-after": b"1"}}
+
+
+class HttpError(Exception):
+    """An answer of another status than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[bytes, bytes] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+
+def refusal(code: str, message: str, param: str | None = None) -> HttpError:
+    """A RequestError's code and message as an HTTP answer; `param` is the parameter that is to blame."""
+    status = _STATUS.get(code, 500)
+    return HttpError(status, message, code, _FIELDS.get(param or "", param), _RETRY.get(status))
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
+    """A field of the body has a value that it cannot have."""
+    return HttpError(400, message, code, param)
+
+
+def error_object(error: HttpError) -> dict[str, Any]:
+    """The body of an error."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    if error.status == 401:
+        kind = "authentication_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -1,0 +1,173 @@
+"""What answers count and repeat, and requests that end before they have begun."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from ssd.errors import RequestError
+from ssd.frontend import desk
+from ssd.frontend.admission import most_scored, prompt_ids
+from ssd.frontend.desk import Desk, Request
+from ssd.ipc import sockets
+from ssd.ipc.messages import Emission, Generate, Step, TokenLogprob, pack
+from ssd.params import SamplingParams
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.test_gateway import TOKENIZER
+from tests.scripted_engine import engine_config
+
+BODY = {"model": "scripted", "prompt": "a", "max_tokens": 4}
+IDS = TOKENIZER.encode("one two three")
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[HttpEngine]:
+    with http_engine() as engine, answering(engine, IDS):
+        yield engine
+
+
+@pytest.fixture
+def scripted() -> Iterator[HttpEngine]:
+    with http_engine() as engine:
+        yield engine
+
+
+def begin(engine: HttpEngine, **changes: object) -> HTTPConnection:
+    """A completion that is asked for."""
+    connection = engine.connection()
+    connection.request("POST", "/v1/completions", json.dumps(BODY | changes), {"content-type": "application/json"})
+    return connection
+
+
+# -- seeds and sums -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_seed_every_prompt_and_choice_has_its_own(scripted: HttpEngine) -> None:
+    connection = begin(scripted, prompt=["a", "a"], n=2)
+    seeds = {scripted.engine.target.next_submit().params.seed for _ in range(4)}
+    assert len(seeds) == 4
+    connection.close()
+
+
+def test_a_prompt_counts_once_and_so_does_what_was_cached_of_it(http: HttpEngine) -> None:
+    _, answer = http.post("/v1/completions", **BODY | {"prompt": ["a", "a b"], "n": 3})
+    assert answer["usage"]["prompt_tokens"] == len(TOKENIZER.encode("a")) + len(TOKENIZER.encode("a b"))
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert answer["usage"]["completion_tokens"] == 6 * len(IDS)
+    assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 6 * 4
+
+
+def test_no_tokens_are_no_tokens(http: HttpEngine) -> None:
+    body = BODY | {"prompt": "Why?", "max_tokens": 0, "echo": True, "return_token_ids": True}
+    _, answer = http.post("/v1/completions", **body)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("Why?", [], "length")
+    prompt = len(TOKENIZER.encode("Why?"))
+    assert [answer["usage"][f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [prompt, 0, prompt]
+
+
+def test_a_stop_string_waits_for_enough_tokens(http: HttpEngine) -> None:
+    for enough, text in ((0, "one "), (1, "one "), (2, "one two three")):
+        _, answer = http.post("/v1/completions", **BODY | {"stop": "two", "min_tokens": enough})
+        assert answer["choices"][0]["text"] == text
+
+
+# -- echoes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_echoed_as_it_was_sent(http: HttpEngine) -> None:
+    text = "<|im_start|>Why?<|im_end|>"
+    _, answer = http.post("/v1/completions", **BODY | {"prompt": text, "echo": True, "logprobs": 0})
+    (choice,) = answer["choices"]
+    assert choice["text"] == text + TOKENIZER.decode(IDS)
+    assert "".join(choice["logprobs"]["tokens"]).startswith(text)
+
+
+def test_ids_are_echoed_as_their_text(http: HttpEngine) -> None:
+    _, answer = http.post("/v1/completions", **BODY | {"prompt": TOKENIZER.encode("Why?"), "echo": True})
+    assert answer["choices"][0]["text"] == "Why?" + TOKENIZER.decode(IDS)
+
+
+@pytest.mark.parametrize("alternatives", [0, 1, 20])
+def test_a_prompt_with_log_probabilities_half_fills_a_message_at_most(alternatives: int) -> None:
+    config = engine_config(max_model_len=2**20, num_pages=2**16, vocab_size=2**31 - 1)
+    most = most_scored(alternatives)
+
+    def ask(length: int) -> list[int]:
+        params = SamplingParams(prompt_logprobs=alternatives)
+        return prompt_ids(Generate(0, token_ids=[5] * length, params=params), config, TOKENIZER)
+
+    assert len(ask(most)) == most
+    with pytest.raises(RequestError, match=f"{most + 1} tokens.* at most {most}"):
+        ask(most + 1)
+    entry = TokenLogprob(2**31 - 1, -1.5, [(2**31 - 1, -1.5)] * alternatives)
+    step = Step([Emission(2**63 - 1, [], prompt_logprobs=[entry] * most)])
+    assert 0.8 < len(pack(step)[1]) / (sockets.INTERNAL_BYTES / 2) <= 1
+
+
+def test_a_prompt_that_is_too_long_to_be_echoed_with_log_probabilities_is_refused() -> None:
+    length = most_scored(20) + 1
+    with http_engine(max_model_len=65536, num_pages=4096) as engine, answering(engine, [5]):
+        body = BODY | {"prompt": [5] * length, "echo": True, "max_tokens": 1}
+        assert engine.post("/v1/completions", **body)[0] == 200
+        status, answer = engine.post("/v1/completions", **body, logprobs=20)
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+        assert "log-probabilities with 20 alternatives" in answer["error"]["message"]
+
+
+# -- ends before the beginning --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    encoding, go_on = threading.Event(), threading.Event()
+    encode = desk.prompt_ids
+
+    def slowly(*arguments: object) -> list[int]:
+        encoding.set()
+        go_on.wait()
+        return encode(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk, "prompt_ids", slowly)
+    try:
+        with http_engine() as engine:
+            # A text of more than a thousand characters is encoded in a worker.
+            connection = begin(engine, prompt="a" * 2000, stream=stream)
+            assert encoding.wait(20)
+            engine.engine.drain(0.1)
+            answer = connection.getresponse()
+            content = answer.read().decode()
+            assert answer.status == 200 and '"finish_reason":"abort"' in content
+            assert not stream or content.endswith("data: [DONE]\n\n")
+    finally:
+        go_on.set()
+
+
+def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
+    scripted: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Desk.open
+
+    def only_once(self: Desk, message: Generate, wake: object) -> Request:
+        if message.id == 1:
+            raise ValueError("a bug")
+        return opened(self, message, wake)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Desk, "open", only_once)
+    connection = begin(scripted, n=2)
+    request = scripted.engine.target.next_submit().request
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (500, "internal_error")
+    scripted.engine.target.wait_abort(request)
+
+
+def test_a_model_is_only_speculated_for_where_there_is_speculation(http: HttpEngine) -> None:
+    assert http.post("/v1/completions", **BODY | {"speculative": {"enabled": False}})[0] == 200
+    status, answer = http.post("/v1/completions", **BODY | {"speculative": {"enabled": True}})
+    assert (status, answer["error"]["param"]) == (400, "speculative")

@@ -1,0 +1,102 @@
+"""`/metrics`: everything is counted once, by the names that the documentation gives."""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection
+
+from ssd.config import Server
+from ssd.ipc.messages import Emission, Load, Metrics, Step
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.scripted_engine import PATIENCE_S
+
+COMPATIBLE = Server(names=("scripted",), port=0, metrics_compat="vllm")
+
+
+def begin(engine: HttpEngine) -> HTTPConnection:
+    connection = engine.connection()
+    body = json.dumps({"model": "scripted", "prompt": [5, 6, 7], "max_tokens": 9})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    return connection
+
+
+def exposition(engine: HttpEngine) -> str:
+    return engine.ask("GET", "/metrics")[2].decode()
+
+
+def test_metrics_count_what_happened() -> None:
+    with http_engine(COMPATIBLE) as engine:
+        target = engine.engine.target
+        connection = begin(engine)
+        request = target.next_submit().request
+        load = Load(running=1, waiting=0, kv_cache_usage=0.25, draft_up=True, verify_seconds=0.01, wait_seconds=0.002)
+        target._send(Step([Emission(request, [28120])], load))
+        target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
+        last = Emission(
+            request,
+            [28120],
+            finish_reason="stop",
+            metrics=Metrics(queue_time_ms=250.0),
+            drafted=4,
+            accepted=0,
+            cache="token_not_covered",
+        )
+        target._send(Step([last], load))
+        connection.getresponse().read()
+        found = exposition(engine)
+        for prefix in ("ssd", "vllm"):
+            for name, value in {
+                "prompt_tokens_total": 3,
+                "generation_tokens_total": 5,
+                "spec_decode_num_drafts_total": 2,
+                "spec_decode_num_draft_tokens_total": 8,
+                "spec_decode_num_accepted_tokens_total": 2,
+                "spec_decode_cache_hits_total": 1,
+                "draft_up": 1,
+                "kv_cache_usage_perc": 0.25,
+                "time_to_first_token_seconds_count": 1,
+                "inter_token_latency_seconds_count": 4,
+                "inter_chunk_latency_seconds_count": 2,
+                "e2e_request_latency_seconds_count": 1,
+                "request_queue_time_seconds_count": 1,
+                "request_queue_time_seconds_sum": 0.25,
+                "verify_seconds_count": 3,
+                "draft_wait_seconds_count": 3,
+                "draft_wait_seconds_sum": 0.006,
+            }.items():
+                assert f'{prefix}:{name}{{model_name="scripted"}} {float(value)}\n' in found, name
+        for labels in (
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="0"} 1.0',
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="1"} 1.0',
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="2"} 0.0',
+            'spec_decode_cache_misses_total{model_name="scripted",reason="token_not_covered"} 1.0',
+            'request_success_total{finished_reason="stop",model_name="scripted"} 1.0',
+        ):
+            assert f"ssd:{labels}\n" in found
+
+
+def test_what_runs_and_what_waits() -> None:
+    with http_engine() as engine:
+        target = engine.engine.target
+        first, second = begin(engine), begin(engine)
+        requests = [target.next_submit().request for _ in range(2)]
+        target._send(Step([Emission(requests[0], [5], finish_reason=None)], Load(running=1, waiting=1)))
+        deadline = time.monotonic() + PATIENCE_S
+        while 'ssd:num_requests_running{model_name="scripted"} 1.0\n' not in (found := exposition(engine)):
+            assert time.monotonic() < deadline
+        assert 'ssd:num_requests_waiting{model_name="scripted"} 1.0\n' in found
+        first.close()
+        second.close()
+        for request in requests:
+            target.wait_abort(request)
+        assert 'request_success_total{finished_reason="abort",model_name="scripted"} 2.0\n' in exposition(engine)
+
+
+def test_names_of_models_are_left_alone() -> None:
+    with http_engine(COMPATIBLE, target_name="ssd:a model") as engine, answering(engine, [5]):
+        engine.post("/v1/completions", model="scripted", prompt="a", max_tokens=1)
+        found = exposition(engine)
+    for prefix in ("ssd", "vllm"):
+        assert f'{prefix}:generation_tokens_total{{model_name="ssd:a model"}} 1.0\n' in found
+        assert f"# TYPE {prefix}:generation_tokens_total counter\n" in found
