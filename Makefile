@@ -24,8 +24,8 @@ pull: venv ## fetch the built-in model pair (93 MB, once)
 demo: venv ## one prompt answered in ssd mode and in ar mode, with the figures
 	$(BIN)/ssd demo
 
-test: venv pull ## run the tests
-	$(BIN)/pytest -q
+test: venv pull ## run the tests, in two processes
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 conformance: venv pull ## real clients of other projects against `ssd launch`
 	$(PIP) -e ".[conformance]"

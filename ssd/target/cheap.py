@@ -13,8 +13,9 @@ from ssd.target.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
-# The chance of each token of a proposal, given those before it: the first guess, and how fast old rounds fade.
-_CHANCE, _SMOOTHING, _SAMPLES = 0.6, 0.02, 10
+# The chance of a proposal's first token, and of each other one given those before it, before they are known: generous,
+# for what is never verified is never known. And how fast old rounds fade, and as how many the guess counts.
+_FIRST, _NEXT, _SMOOTHING, _SAMPLES = 0.7, 0.95, 0.02, 10
 
 
 @dataclass
@@ -37,7 +38,8 @@ class CheapProposals:
         self._vocab_size = vocab_size
         self._guessers: dict[int, _Guesser] = {}
         self._chances = [
-            [Mean(_CHANCE, _SMOOTHING, _SAMPLES) for _ in range(AUTO_LOOKAHEAD)] for _ in range(MOST_EVIDENCE + 1)
+            [Mean(_NEXT if depth else _FIRST, _SMOOTHING, _SAMPLES) for depth in range(AUTO_LOOKAHEAD)]
+            for _ in range(MOST_EVIDENCE + 1)
         ]
 
     def note(self, request: int, drafted: int, accepted: int) -> None:

@@ -125,12 +125,13 @@ def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
     for _ in range(500):
         proposals.note(0, 2, 1)
         proposals.note(0, 2, 2)
-    assert [len(proposals.propose(sequence, price)) for price in (0.6, 0.4, 0.05)] == [1, 2, 6]
+    assert [len(proposals.propose(sequence, price)) for price in (0.6, 0.42, 0.05)] == [1, 5, 8]
     # What is known of long repetitions says nothing about short ones.
     other = cheap.CheapProposals(131)
     other._chances = proposals._chances
     sequence.tokens[:] = [9, 10, 1, 2, 3, 9, 10]
-    assert len(other.propose(sequence, 0.2)) == 3
+    assert len(other.propose(sequence, 0.69)) == 1
+    assert len(other.propose(sequence, 0.6)) == 4
 
 
 class Clock:
