@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 import urllib.request
 from pathlib import Path
 from random import Random
@@ -51,11 +52,17 @@ async def concurrently(address: str) -> list[Completion]:
 
 
 def held(engine: Engine) -> dict[str, tuple[int, int]]:
-    """(descriptors, threads) of every process."""
-    return {
-        role: (len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")))
-        for role, pid in engine.pids.items()
-    }
+    """(descriptors, threads) of every process, when connections that are being closed have been: unchanged for 1 s."""
+    looks: list[dict[str, tuple[int, int]]] = []
+    while len(looks) < 10 or any(look != looks[-1] for look in looks[-10:]):
+        looks.append(
+            {
+                role: (len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")))
+                for role, pid in engine.pids.items()
+            }
+        )
+        time.sleep(0.1)
+    return looks[-1]
 
 
 def test_streams_of_mixed_lengths_say_what_each_says_alone() -> None:
