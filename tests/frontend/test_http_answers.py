@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from ssd.errors import RequestError
 from ssd.frontend import desk
 from ssd.frontend.admission import most_scored, prompt_ids
 from ssd.frontend.desk import Desk, Request
+from ssd.frontend.http.generation import Generation
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Generate, Step, TokenLogprob, pack
 from ssd.params import SamplingParams
@@ -171,3 +173,16 @@ def test_a_model_is_only_speculated_for_where_there_is_speculation(http: HttpEng
     assert http.post("/v1/completions", **BODY | {"speculative": {"enabled": False}})[0] == 200
     status, answer = http.post("/v1/completions", **BODY | {"speculative": {"enabled": True}})
     assert (status, answer["error"]["param"]) == (400, "speculative")
+
+
+def test_an_answered_request_is_gone_without_the_garbage_collector(http: HttpEngine) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (True, False):
+            assert http.ask("POST", "/v1/completions", BODY | {"stream": stream})[0] == 200
+        # Of two answers that have been read, the server is done with the first.
+        left = [one for one in gc.get_objects() if isinstance(one, Generation | Request)]
+        assert len(left) <= 2
+    finally:
+        gc.enable()

@@ -46,7 +46,7 @@ class Connection(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             # uvicorn tells only the newest request, which may be one that waits for this one.
             self._answered.disconnected = True
-            for call in self._answered.scope["state"][GONE]:
+            if (call := self._answered.scope["state"].get(GONE)) is not None:
                 call()
         super().connection_lost(exc)
 
@@ -65,7 +65,6 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._part = "head"
-        self.scope["state"][GONE] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._part == "head":  # after a body it is a trailer, which nobody reads

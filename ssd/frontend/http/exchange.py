@@ -17,7 +17,7 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-GONE = "gone"  # in the state of a request: what is called when its client has left before the end of the answer
+GONE = "gone"  # in the state of a request: what is called when its client leaves before it has its answer
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # A name for each request that has none: nobody else's, and cheaper than drawing one.
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
@@ -62,9 +62,9 @@ class Exchange:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def when_gone(self, call: Callable[[], None]) -> None:
-        """`call` if the client leaves before it has its answer; after the body has been read."""
-        self.scope["state"][GONE].append(call)
+    def when_gone(self, call: Callable[[], None] | None) -> None:
+        """`call` if the client leaves before it has its answer; after the body has been read. None: no longer."""
+        self.scope["state"][GONE] = call
 
     async def reply(
         self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Mapping[bytes, bytes] | None = None

@@ -36,6 +36,9 @@ class Generation:
         finally:
             for choice in self._choices:
                 self._desk.cancel(choice.request)
+            # Otherwise a circle of references, which only the garbage collector ends.
+            self._exchange.when_gone(None)
+            self._choices.clear()
 
     def _open(self) -> None:
         self._desk.check(len(self._generates))
