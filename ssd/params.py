@@ -90,10 +90,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
     The penalties count tokens of the output, `repetition_penalty` also those of the prompt; `logit_bias` is added to
-    the logits of its ids. No token ends the output before `min_tokens`. `seed` None means a random one. `logprobs` n
-    asks for the log-probability of each token under the target's unmodified distribution and of the n likeliest
-    alternatives (0: the chosen token alone); `prompt_logprobs` does the same for the tokens of the prompt, without the
-    first.
+    the logits of its ids. Neither a token nor a stop string ends the output before `min_tokens`. `seed` None means
+    a random one. `logprobs` n asks for the log-probability of each token under the target's unmodified distribution
+    and of the n likeliest alternatives (0: the chosen token alone); `prompt_logprobs` does the same for the tokens of
+    the prompt, without the first.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0

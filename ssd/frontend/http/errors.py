@@ -35,9 +35,10 @@ class HttpError(Exception):
 
 
 def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """A RequestError's code and message as an HTTP answer; `param` is the parameter that is to blame."""
+    """A RequestError's code and message as an HTTP answer; `param` is to blame if the request is."""
     status = _STATUS.get(code, 500)
-    return HttpError(status, message, code, _FIELDS.get(param or "", param), _RETRY.get(status))
+    blamed = _FIELDS.get(param or "", param) if status == 400 else None
+    return HttpError(status, message, code, blamed, _RETRY.get(status))
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:

@@ -71,10 +71,7 @@ class Generation:
 
     def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
         """What is wrong with a request and not with a parameter that has a name is wrong with its prompt."""
-        error = refusal(code, message, param)
-        if error.status == 400:
-            error.param = error.param or self._style.prompt
-        return error
+        return refusal(code, message, param or self._style.prompt)
 
     # -- whole ------------------------------------------------------------------------------------------------------
 
