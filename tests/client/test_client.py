@@ -179,10 +179,10 @@ def test_one_failure_in_a_batch_is_raised_and_the_rest_is_cancelled(connect: typ
 def test_closing_a_stream_early_cancels_its_request(connect: type[Client]) -> None:
     with serving(endless) as engine, connect(engine.address) as client:
         stream = client.stream("a")
-        assert next(stream).token_ids == [28120]
+        assert set(next(stream).token_ids) == {28120}
         stream.close()
         wait_until(lambda: len(set(engine.target.aborted)) == 1)
-        assert next(client.stream("b")).token_ids == [28120]
+        assert set(next(client.stream("b")).token_ids) == {28120}
 
 
 def test_closing_the_client_frees_its_requests(connect: type[Client]) -> None:
@@ -347,7 +347,7 @@ def test_a_stream_left_unread_while_another_is_read_ends_as_a_slow_reader(connec
                 unread += len(chunk.token_ids)
                 assert unread <= MAX_UNREAD
         assert caught.value.code == "slow_reader"
-        assert next(read).token_ids == [28120], "the other goes on"
+        assert set(next(read).token_ids) == {28120}, "the other goes on"
         read.close()
 
 

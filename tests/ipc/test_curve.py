@@ -137,7 +137,7 @@ def test_a_client_that_is_shut_out_is_told_so_and_may_come_back(directory: Path)
     with answering(directory) as before:
         client = Client(before.address, keys=folder)
         stream = client.stream("endless")
-        assert next(stream).text == "x"
+        assert next(stream).text.startswith("x")
     authorization = (directory / "authorized" / "visitor.pub").rename(directory / "visitor.pub")
     with answering(directory, before.address):
         time.sleep(0.5)  # the transport connects again by itself, and is refused
