@@ -133,7 +133,7 @@ def pair(client: Client, prompts: Sequence[str], tokens: int, order: Sequence[st
     runs: dict[str, list[Completion]] = {}
     for mode in order:
         speculation = Speculation("ar") if mode == "ar" else None  # the engine's own
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=speculation)
+        params = SamplingParams(seed=0, max_tokens=tokens, ignore_eos=True, speculation=speculation)
         began = time.perf_counter()
         runs[mode] = client.generate(prompts, params, chat=True)
         speeds[mode] = sum(len(run.token_ids) for run in runs[mode]) / (time.perf_counter() - began)

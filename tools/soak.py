@@ -91,7 +91,7 @@ def main(
         raise click.ClickException(str(error)) from None
     console.print(phases_table(report["phases"]))
     console.print(processes_table(report["files_before"], report["files_after"], report["memory"]))
-    for key in ("kills", "kv_cache_usage", "left_behind", "exit_status", "environment"):
+    for key in ("kills", "restarted", "kv_cache_usage", "left_behind", "exit_status", "environment"):
         console.print(f"{key.replace('_', ' ')}:", report[key])
     _end(report, report["phases"], out)
 
@@ -131,7 +131,7 @@ class _Soak:
         nobody, ar, ssd = Fates(0, 0, self._seed), Speculation("ar"), self._config.speculation
         reference = self._add("ar", await driver.run(undisturbed, ar, nobody, at_least=count))
         self._add("ssd", await driver.run(undisturbed, ssd, nobody), reference)
-        before, idle = _files(host), await _idle(host)
+        pids, before, idle = host.processes(), _files(host), await _idle(host)
         kills, memory = Kills(), dict[str, Memory]()
         beside = [
             asyncio.create_task(kill_drafts(host, self._kill_every, self._seed, kills)),
@@ -153,6 +153,7 @@ class _Soak:
             "files_before": before,
             "files_after": _files(host),
             "memory": memory_figures(memory),
+            "restarted": [role for role, pid in host.processes().items() if pid != pids[role] and role != "draft"],
         }
 
     def _add(self, phase: str, tally: Tally, ar: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -42,23 +42,28 @@ class Heard:
 def judge(heard: Heard, expected: Answer) -> Verdict:
     """Of a request that ended, everything must be as expected; of one whose client left, what came is a beginning.
 
-    An answer that is right but for one chunk too many is duplicated; any other difference is an alteration.
+    An answer whose ids are right but for one chunk, of tokens that had come before, is duplicated; any other
+    difference is an alteration.
     """
-    if _right(heard.chunks, heard.answer, expected):
+    whole = heard.answer is not None
+    if heard.answer in (None, expected) and _fits(heard.chunks, expected.ids, whole):
         return "right"
-    for place in range(len(heard.chunks)):
-        if _begins(expected.ids, heard.chunks[:place] + heard.chunks[place + 1 :]):
+    for place, chunk in enumerate(heard.chunks):
+        before, after = heard.chunks[:place], heard.chunks[place + 1 :]
+        if _fits(before + after, expected.ids, whole) and _occurs(chunk, _joined(before)):
             return "duplicated"
     return "altered"
 
 
-def _right(chunks: Sequence[list[int]], answer: Answer | None, expected: Answer) -> bool:
-    if answer is None:
-        return _begins(expected.ids, chunks)
-    return answer == expected and [token for chunk in chunks for token in chunk] == expected.ids
+def _joined(chunks: Sequence[list[int]]) -> list[int]:
+    return [token for chunk in chunks for token in chunk]
 
 
-def _begins(ids: list[int], chunks: Sequence[list[int]]) -> bool:
-    """Whether `ids` begin with these chunks."""
-    joined = [token for chunk in chunks for token in chunk]
-    return ids[: len(joined)] == joined
+def _fits(chunks: Sequence[list[int]], ids: list[int], whole: bool) -> bool:
+    """Whether the chunks are these ids or, if not `whole`, their beginning."""
+    joined = _joined(chunks)
+    return joined == (ids if whole else ids[: len(joined)])
+
+
+def _occurs(chunk: list[int], ids: list[int]) -> bool:
+    return any(ids[at : at + len(chunk)] == chunk for at in range(len(ids) - len(chunk) + 1))
