@@ -40,7 +40,7 @@ from ssd.params import Speculation
 from ssd.server_config import ServerOptions
 
 _LONGEST_PROMPT = 256  # tokens, more than any here has
-_WAIT = 100  # looks at whether the engine is idle, a tenth of a second apart
+_WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 
 
 @click.command(help=__doc__)
@@ -172,7 +172,7 @@ def _files(host: Host) -> dict[str, int]:
 
 
 async def _idle(host: Host) -> float:
-    """The part of the KV cache in use when nothing runs or waits any more, or after ten seconds."""
+    """The part of the KV cache in use when nothing runs or waits any more, or after half a minute."""
     for _ in range(_WAIT):
         gauges = await asyncio.to_thread(host.gauges)
         if not gauges["num_requests_running"] + gauges["num_requests_waiting"] + gauges["kv_cache_usage_perc"]:

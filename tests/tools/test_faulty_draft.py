@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -59,6 +60,16 @@ def test_a_stopped_draft_stays_stopped_until_the_end(process: int) -> None:
         time.sleep(0.05)
         assert state(process) == "T"
     assert becomes(process, stopped=False)
+
+
+def test_nothing_continues_it_before_the_end(process: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[signal.Signals] = []
+    monkeypatch.setattr(faulty_draft, "_signal", lambda engine, number: sent.append(number))
+    with stopping(process, Fault(stopped=0.001)) as begin:
+        begin.set()
+        while len(sent) < 3:
+            time.sleep(0.001)
+    assert {*sent[:-1]} == {signal.SIGSTOP} and sent[-1] == signal.SIGCONT
 
 
 def test_a_draft_on_duty_runs_in_between(process: int) -> None:

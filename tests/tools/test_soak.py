@@ -21,6 +21,7 @@ from soaking.processes import children, descriptors, memory_mib, running, shared
 from soaking.report import figures, memory_figures, slope
 from soaking.watching import WatchedClient, WatchedInboxes
 
+from ssd.client import AsyncClient
 from ssd.ipc.messages import Chunk, Done, Failed, Metrics, Usage
 from ssd.params import Speculation
 from ssd.supervisor import Engine
@@ -154,7 +155,15 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_every_request_has_one_end_however_its_client_leaves(engine: Engine) -> None:
+def test_every_request_has_one_end_however_its_client_leaves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[WatchedClient] = []
+
+    async def close(client: WatchedClient) -> None:
+        left.append(client)
+        await AsyncClient.close(client)
+
+    monkeypatch.setattr(WatchedClient, "close", close)
+
     async def load() -> list[Tally]:
         driver = Driver(engine.address, shuffled(pool(6, 40, 0), 0), concurrency=5)
         nobody = Fates(0, 0, 0)
@@ -166,6 +175,7 @@ def test_every_request_has_one_end_however_its_client_leaves(engine: Engine) -> 
     assert second.wrong == 0
     assert min(second.finished, second.aborted, second.disconnected) > 0
     assert second.finished + second.aborted + second.disconnected >= 60
+    assert len(left) - 2 >= second.disconnected, "cut, not cancelled; the two are those that the others share"
     assert len(second.first_token) == second.finished + second.aborted + second.disconnected
 
 

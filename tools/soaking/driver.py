@@ -18,7 +18,7 @@ from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.params import Speculation
 
 _PATIENCE_S = 120.0  # of one request, waiting for its turn included; after that it is lost
-_SETTLING = 100  # looks at whether the last ends have come, a tenth of a second apart
+_SETTLING = 300  # looks at whether the last ends have come, a tenth of a second apart
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ssd.config import EngineConfig
 from ssd.errors import SsdError
 
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
-_END_S = 60.0
+_PATIENCE_S = 60.0
 
 
 class Host:
@@ -60,7 +60,7 @@ class Host:
 
     def gauges(self) -> dict[str, float]:
         """What the engine's metrics say now: gauges and counters by name, without prefix; labels are added up."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=_PATIENCE_S) as response:
             families = text_string_to_metric_families(response.read().decode())
         return {
             family.name.removeprefix("ssd:"): sum(sample.value for sample in family.samples)
@@ -78,7 +78,7 @@ class Host:
         with suppress(BrokenPipeError):
             self._handle.stdin.close()
         try:
-            return self._handle.wait(_END_S)
+            return self._handle.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._handle.kill()
             return self._handle.wait()
