@@ -70,7 +70,10 @@ FAULTS = {
 
 
 class Pair(NamedTuple):
-    """Tokens per second of `ar` and `ssd` on the same prompts; what `ssd` accepted and how many answers were equal."""
+    """Tokens per second of `ar` and `ssd` on the same prompts, what `ssd` accepted, and how many answers were equal.
+
+    `step_ms` is what a step of the draft took, as it says itself: of a slow one it shows that it is.
+    """
 
     ar: float
     ssd: float
@@ -78,6 +81,7 @@ class Pair(NamedTuple):
     accepted: int
     answers: int
     equal: int
+    step_ms: float
 
 
 @click.command(help=__doc__)
@@ -99,7 +103,7 @@ def main(
                 with _stopping(engine, FAULTS[name]) as begin:
                     pairs = _pairs(client, _batches(prompts, batch), count, tokens, begin, f"{name}, batch {batch}")
                 rows.append(figures(name, batch, pairs))
-    columns = ["fault", "batch", "ar tok/s", "ssd tok/s", "ratio", "quartiles", "tok/round", "equal"]
+    columns = ["fault", "batch", "ar tok/s", "ssd tok/s", "ratio", "quartiles", "tok/round", "step ms", "equal"]
     Console(width=120).print(grid(f"ssd over ar; wanted: {WANTED}", columns, map(_cells, rows)))
     if out is not None:
         out.write_text(json.dumps({"environment": environment(), "tokens": tokens, "rows": rows}, indent=1))
@@ -145,6 +149,7 @@ def pair(client: Client, prompts: Sequence[str], tokens: int, order: Sequence[st
         sum(m.accepted_tokens for m in metrics),
         len(prompts),
         sum(a.token_ids == b.token_ids for a, b in zip(runs["ar"], runs["ssd"], strict=True)),
+        metrics[-1].draft_step_ms,
     )
 
 
@@ -161,6 +166,7 @@ def figures(fault: str, batch: int, pairs: Sequence[Pair]) -> dict[str, Any]:
         "quartiles": [quartiles[0], quartiles[2]],
         "ratios": ratios,
         "acceptance_length": 1 + sum(pair.accepted for pair in pairs) / sum(pair.rounds for pair in pairs),
+        "draft_step_ms": statistics.median(pair.step_ms for pair in pairs),
         "answers": sum(pair.answers for pair in pairs),
         "equal": sum(pair.equal for pair in pairs),
     }
@@ -171,8 +177,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     speeds = [f"{row[key]:.1f}" for key in ("ar_tok_s", "ssd_tok_s")]
     ratio = f"{row['ratio']:.3f}" + ("" if row["ratio"] >= WANTED else " !")
     equal = f"{row['equal']}/{row['answers']}"
-    length = f"{row['acceptance_length']:.2f}"
-    return [row["fault"], str(row["batch"]), *speeds, ratio, f"{low:.3f}-{high:.3f}", length, equal]
+    draft = [f"{row['acceptance_length']:.2f}", f"{row['draft_step_ms']:.1f}"]
+    return [row["fault"], str(row["batch"]), *speeds, ratio, f"{low:.3f}-{high:.3f}", *draft, equal]
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

@@ -100,11 +100,11 @@ def test_a_liar_is_the_same_model_with_other_matrices(tmp_path: Path) -> None:
 
 
 def test_the_ratio_is_the_median_of_the_pairs() -> None:
-    pairs = [Pair(10.0, speed, 20, 10, 2, equal) for speed, equal in ((9.0, 2), (20.0, 2), (8.0, 1))]
+    pairs = [Pair(10.0, speed, 20, 10, 2, equal, speed / 2) for speed, equal in ((9.0, 2), (20.0, 2), (8.0, 1))]
     row = figures("stopped", 2, pairs)
     assert (row["ratio"], row["ar_tok_s"], row["ssd_tok_s"]) == (0.9, 10.0, 9.0)
     assert (row["answers"], row["equal"], row["acceptance_length"]) == (6, 5, 1.5)
-    assert row["ratios"] == [0.9, 2.0, 0.8]
+    assert (row["ratios"], row["draft_step_ms"]) == ([0.9, 2.0, 0.8], 4.5)
     assert figures("stopped", 2, pairs[:1])["quartiles"] == [0.9, 0.9]
 
 
