@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import zmq
 
+from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
@@ -25,6 +26,7 @@ from ssd.target.proposer import NoProposer, Proposer
 
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
+    failpoints.arm_from_environment(child.config.failpoints)
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
     _Target(child, socket, load(child.config)).serve()
 
@@ -69,6 +71,7 @@ class _Target:
             if not self._engine.busy:
                 self._socket.poll()
             self._read()
+            failpoints.reach("target.step")
             step = Step(self._engine.step(), self._engine.load())
             if step.emissions:
                 for message in messages(step):
@@ -83,6 +86,7 @@ class _Target:
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)
             elif isinstance(message, Submit):
+                failpoints.reach("target.submit")
                 self._engine.submit(message)
             elif isinstance(message, Abort):
                 self._engine.abort(message.request)
