@@ -98,7 +98,7 @@ class _Target:
             self._frontend = peer
         elif self._board is not None and epoch >= self._draft_epoch:
             self._draft, self._draft_epoch = peer, epoch
-            self._board.join(epoch, self._engine.scheduler.running)
+            self._board.join(epoch)
 
     def _to_draft(self, message: Message) -> bool:
         return sockets.send(self._socket, message, self._draft_epoch, self._draft)
