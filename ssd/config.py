@@ -84,6 +84,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     digest: str = ""
     vocab_size: Positive = 1
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
     server: Server = Server()
     failpoints: bool = False
 

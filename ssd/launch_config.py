@@ -60,6 +60,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     load_format: LoadFormat = "auto"
     revision: str | None = None
     shutdown_timeout: float = 30.0
+    step_timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         digest=target.digest,
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
+        step_timeout=options.step_timeout,
         server=served,
     )
     return _within_bounds(config)

@@ -29,7 +29,7 @@ def running(config: EngineConfig) -> Iterator[tuple[Engine, Client]]:
 
 def cause(engine: Engine, error: EngineDeadError) -> SsdError:
     """Why the engine of a broken connection ended; the supervisor knows it within moments."""
-    engine.wait(5.0)
+    engine.wait(2.0)
     return engine.failure or error
 
 

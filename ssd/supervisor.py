@@ -9,73 +9,42 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import zmq
 
+from ssd.children import ChildProcess
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
-from ssd.ipc import board, listening, sockets
+from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, Status
+from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, TargetLost
 from ssd.ipc.process import Start, memory_file, run_directory
+from ssd.liveness import LOOK_S, Liveness
+from ssd.restarts import Restarts
 
 log = logging.getLogger("ssd.supervisor")
 
-RESTARTS_PER_MINUTE = 5
-_FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.1, 30.0
 _FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
-
-
-@dataclass
-class _Process:
-    """One running child. `pidfd` becomes readable when it ends."""
-
-    role: str
-    handle: subprocess.Popen[bytes]
-    pidfd: int
-    epoch: int
-    ready: bool = False
-    failure: Status | None = None
-
-
-@dataclass
-class _DraftRestarts:
-    """Back-off of the draft: 0.1 s doubling to 30 s; more than five deaths in a minute leave it off."""
-
-    deaths: deque[float] = field(default_factory=deque)
-    due: float | None = None
-
-    def died(self, now: float) -> float | None:
-        """Note a death; returns the delay before the next start, None when the draft stays off."""
-        self.deaths.append(now)
-        while self.deaths[0] < now - 60:
-            self.deaths.popleft()
-        if len(self.deaths) > RESTARTS_PER_MINUTE:
-            self.due = None
-            return None
-        delay = min(_LONGEST_BACK_OFF, _FIRST_BACK_OFF * 2 ** (len(self.deaths) - 1))
-        self.due = now + delay
-        return delay
+_TELL_AGAIN_S = 0.02
 
 
 class Engine:
-    """A running engine. `start` returns when it can serve; `address` is where `ssd.client.Client` connects."""
+    """A running engine. `start` returns when it can serve; `address` is where `ssd.client.Client` connects.
 
-    def __init__(self, config: EngineConfig) -> None:
+    A process that dies, stops or hangs is replaced; `draft_restarts` says how often a draft is, where the usual
+    back-off will not do. An engine whose target or frontend dies too often ends by itself, with the cause in `failure`.
+    """
+
+    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
         self.config = config
         self.failure: SsdError | None = None
-        self._processes: dict[str, _Process] = {}
-        self._restarts = _DraftRestarts()
+        self._processes: dict[str, ChildProcess] = {}
+        self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
+        self._untold = False  # the frontend has to hear that the target was lost
         self._epoch = 0
         self._changed = threading.Condition()
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
@@ -96,7 +65,7 @@ class Engine:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
-        return {role: process.handle.pid for role, process in self._processes.copy().items()}
+        return {role: process.pid for role, process in self._processes.copy().items()}
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
@@ -121,7 +90,8 @@ class Engine:
         self._wake_read, self._wake_write = os.pipe()
         self._death_read, self._death_write = os.pipe()
         self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
-        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd]
+        self._pulse_fd = memory_file("ssd-pulse", pulse.SIZE_BYTES)
+        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd, self._pulse_fd]
         self._laws_fd = self._law_arena()
 
     def _law_arena(self) -> int:
@@ -187,7 +157,8 @@ class Engine:
     def _serve(self, context: zmq.Context[Any]) -> None:
         self._socket = sockets.router(context, f"ipc://{self._directory}/{sockets.SUPERVISOR}")
         self._advance("new", "starting")
-        for role in ("target", "frontend", "draft"):
+        liveness = Liveness(pulse.Pulses(self._pulse_fd), self.config.step_timeout)
+        for role in pulse.ROLES:
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)
         while self._state not in ("stopping", "stopped"):
@@ -201,40 +172,53 @@ class Engine:
                 os.read(self._wake_read, 64)
             self._read_statuses()
             for process in [p for p in self._processes.values() if p.pidfd in events]:
-                self._ended(process)
-            if self._state == "draining":
-                sockets.send(self._socket, Drain(self._drain_seconds), to=b"frontend")
-            if self._restarts.due is not None and time.monotonic() >= self._restarts.due:
-                self._restarts.due = None
-                try:
-                    self._spawn("draft")
-                except OSError as error:
-                    self._lost_draft(f"cannot start it: {error}")
+                if self._processes.get(process.role) is process:  # the end of another may have been its end too
+                    self._ended(process)
+            running = {p.role: p.pid for p in self._processes.values() if p.ready}
+            for role, why in liveness.stuck(running, time.monotonic()).items():
+                self._processes[role].kill(why)
+            self._tell_frontend()
+            self._start_again()
 
     def _poll_ms(self) -> int:
-        if self._restarts.due is None:
-            return 1000
-        return max(0, int(1000 * (self._restarts.due - time.monotonic())) + 1)
+        """Until the next look at the living, or the next thing to do."""
+        dues = [restarts.due - time.monotonic() for restarts in self._restarts.values() if restarts.due is not None]
+        return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
+
+    def _tell_frontend(self) -> None:
+        if self._untold:  # what a frontend that is not there yet must hear first, it hears again
+            self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
+        if self._state == "draining":
+            self._send_frontend(Drain(self._drain_seconds))
+
+    def _send_frontend(self, message: Drain | TargetLost) -> bool:
+        return sockets.send(self._socket, message, to=b"frontend")
+
+    def _start_again(self) -> None:
+        for role, restarts in self._restarts.items():
+            if restarts.taken(time.monotonic()):
+                try:
+                    self._spawn(role)
+                except OSError as error:
+                    self._lost(role, f"cannot start it: {error}")
 
     def _spawn(self, role: str) -> None:
         self._epoch += 1
-        cpus = self.config.target_cpus if role == "target" else self.config.draft_cpus
-        inherited: tuple[int, ...] = (self._death_read, self._board_fd, self._laws_fd)
-        if role == "frontend" and self._http is not None:
-            inherited = (*inherited, self._http.fileno())
-        start = Start(role, self._epoch, str(self._directory), self.config, cpus, *inherited)
-        payload = memory_file_with(msgspec.json.encode(start))
-        package = "mock" if role == "target" and self.config.load_format == "mock" else role
-        handle = subprocess.Popen(
-            [sys.executable, "-m", f"ssd.{package}", str(payload)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
-            env=_environment(len(cpus)),
-            process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
+        config = self.config
+        start = Start(
+            role=role,
+            epoch=self._epoch,
+            run_directory=str(self._directory),
+            config=config,
+            cpus=config.target_cpus if role == "target" else config.draft_cpus,
+            death_fd=self._death_read,
+            board_fd=self._board_fd,
+            laws_fd=self._laws_fd,
+            pulse_fd=self._pulse_fd,
+            http_fd=self._http.fileno() if role == "frontend" and self._http is not None else -1,
         )
-        os.close(payload)
-        self._processes[role] = _Process(role, handle, os.pidfd_open(handle.pid), self._epoch)
+        package = "mock" if role == "target" and config.load_format == "mock" else role
+        self._processes[role] = ChildProcess(f"ssd.{package}", start)
 
     def _read_statuses(self) -> None:
         while True:
@@ -254,50 +238,63 @@ class Engine:
                 if self._state == "starting":
                     if all(p.ready for p in self._processes.values()):
                         self._advance("starting", "ready")
-                elif status.role == "draft":
-                    log.warning("the draft is back (pid %d)", process.handle.pid)
+                else:
+                    log.warning("the %s is back (pid %d)", process.role, process.pid)
             elif status.state == "failed":
                 process.failure = status
             elif status.state == "stopped":
                 self._advance("draining", "stopping")
 
-    def _ended(self, process: _Process) -> None:
-        """A child is gone: a lost draft costs speed only (C1); anything else ends the engine with its cause."""
+    def _ended(self, process: ChildProcess) -> None:
+        """A child is gone. Before the engine is ready that is its end, later one takes its place: a lost draft costs
+        speed only (C1), a lost frontend its clients, a lost target what it had begun."""
         self._read_statuses()  # its last words may still be in the socket
-        code = process.handle.wait()
-        os.close(process.pidfd)
+        cause = process.ended()
         del self._processes[process.role]
-        if self._state in ("stopping", "stopped"):
-            return
-        cause = process.failure.message if process.failure else _describe_exit(code)
-        if process.role == "draft" and self._state != "starting":
-            self._lost_draft(cause)
-            return
-        self.failure = self._as_error(process, cause)
-        self._set("stopping")
+        if self._state == "starting":
+            self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
+        elif self._state in ("ready", "draining"):
+            self._lost(process.role, cause)
 
-    def _lost_draft(self, cause: str) -> None:
+    def _lost(self, role: str, cause: str) -> None:
         """Say so, and when it will be tried again."""
-        delay = self._restarts.died(time.monotonic())
+        if role == "target":
+            self._untold = True
+            self._replace_draft()
+        if self._state == "draining" and role != "draft":
+            self._died_draining(role, cause)
+            return
+        delay = self._restarts[role].died(time.monotonic())
+        if delay is None and role != "draft":
+            self._fail(role, cause)
+            return
         then = "it stays off" if delay is None else f"restarting it in {delay:.1f} s"
-        log.warning("the draft was lost (%s); generation goes on without it, %s", cause, then)
+        log.warning("the %s was lost (%s), %s", role, cause, then)
 
-    def _as_error(self, process: _Process, cause: str) -> SsdError:
-        if process.failure and process.failure.exit_code == 2:
-            return UsageError(cause)
-        return EngineDeadError(f"the {process.role} process ended: {cause}")
+    def _replace_draft(self) -> None:
+        """A draft follows one target. The next one begins with the next target."""
+        draft = self._processes.pop("draft", None)
+        if draft is not None:
+            draft.kill("its target was lost")
+            draft.ended()
+            self._restarts["draft"].replace(time.monotonic())
+
+    def _died_draining(self, role: str, cause: str) -> None:
+        """Nothing is started any more. Without a target the frontend can still say how everything ended."""
+        self.failure = _as_error(role, cause)
+        if role == "frontend":
+            self._set("stopping")
+
+    def _fail(self, role: str, cause: str, usage: bool = False) -> None:
+        self.failure = UsageError(cause) if usage else _as_error(role, cause)
+        self._set("stopping")
 
     def _end_children(self) -> None:
         """Close the death pipe, which ends every child; what does not listen is killed."""
         os.close(self._death_write)
         deadline = time.monotonic() + 1.0
         for process in self._processes.values():
-            try:
-                process.handle.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.handle.send_signal(signal.SIGKILL)
-                process.handle.wait()
-            os.close(process.pidfd)
+            process.end(deadline)
         self._processes.clear()
 
     def _advance(self, before: str, after: str) -> None:
@@ -313,24 +310,5 @@ class Engine:
             self._changed.notify_all()
 
 
-def memory_file_with(payload: bytes) -> int:
-    """An inheritable descriptor positioned at the start of `payload`."""
-    descriptor = os.memfd_create("ssd-start", os.MFD_CLOEXEC)
-    os.write(descriptor, payload)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """The child's environment: one compute thread per core it is pinned to."""
-    environment = dict(os.environ)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-        environment["MKL_NUM_THREADS"] = str(threads)
-    return environment
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit status {code}"
+def _as_error(role: str, cause: str) -> EngineDeadError:
+    return EngineDeadError(f"the {role} process ended: {cause}")

@@ -132,6 +132,7 @@ _ENGINE: list[Row] = [
     ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
+    (("--step-timeout",), click.FloatRange(1, 86400), "Seconds one step may take before its process is restarted."),
 ]
 
 

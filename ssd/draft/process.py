@@ -73,6 +73,7 @@ class _Draft:
         self._hello()
         busy = False
         while True:
+            self._child.beat()
             # Between two depths a newer outcome may have arrived: dead work is dropped at once.
             if not busy:
                 self._socket.poll(_IDLE_MS)

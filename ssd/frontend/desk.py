@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,10 +36,11 @@ from ssd.params import SamplingParams
 log = logging.getLogger("ssd.frontend")
 
 _Result = TypeVar("_Result")
-State = Literal["loading", "ready", "draining"]
+State = Literal["loading", "ready", "restarting", "draining"]
 _WORKERS = 2
 _LOOKUPS = 16  # texts at a time that are not part of a request
 _AT_ONCE = 1024  # characters: encoding so few costs less than waking a thread
+_AGAIN_S = 0.005
 
 
 class Observer(Protocol):
@@ -52,7 +54,8 @@ class Observer(Protocol):
 
 
 class Request:
-    """One open request. `outbox.head` is what its client has not got yet; `accepted` says that its prompt was taken.
+    """One open request. `outbox.head` is what its client has not got yet; `accepted` says that its prompt was taken,
+    `begun` that the target has told something about it.
 
     `wake` is called whenever there is news of either.
     """
@@ -61,7 +64,7 @@ class Request:
         self.outbox = Outbox(name)
         self.params = params
         self.prompt: list[int] = []
-        self.accepted = False
+        self.accepted = self.begun = False
         self.ended = False
         self.number = -1
         self.metrics = Metrics()
@@ -85,6 +88,7 @@ class Desk:
         self._numbers = epoch << 32
         self._limits = config.server.limits
         self._open: dict[int, Request] = {}
+        self._unsent: deque[Request] = deque()  # to be submitted once more, to a new target
         # Requests whose prompts are in the workers' queue or hands, cancelled ones among them: they take memory too.
         self._preparing: set[Request] = set()
         self._workers = ThreadPoolExecutor(_WORKERS, "tokenizer")
@@ -102,6 +106,8 @@ class Desk:
             raise RequestError("invalid_request", f"{count} requests at once; at most {limit} can be open")
         if self.state == "loading":
             raise RequestError("loading", "the model is still loading")
+        if self.state == "restarting":
+            raise RequestError("restarting", "the engine is restarting; try again in some seconds")
         if self.state == "draining":
             raise RequestError("shutting_down", "the engine is shutting down")
         if self.open_requests + count > limit:
@@ -186,7 +192,8 @@ class Desk:
         self._lookups -= 1
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
-        if not self._send(Submit(self._numbers, token_ids, request.params)):
+        submit = Submit(self._numbers, token_ids, request.params)
+        if self.state != "restarting" and not self._send(submit):
             raise RequestError("overloaded", "the engine takes no more requests at the moment")
         assert request.params.speculation is not None, "complete parameters have one"
         request.number, request.prompt = self._numbers, token_ids
@@ -200,6 +207,32 @@ class Desk:
         request.wake(request)
 
     # -- the target -------------------------------------------------------------------------------------------------
+
+    def target_lost(self) -> None:
+        """The target has died: what it had begun ends, the rest waits for the next one, unless there will be none."""
+        last = self.state == "draining"
+        if self.state == "ready":
+            self.state = "restarting"
+        self.load = Load()
+        self._unsent.clear()
+        for request in list(self._open.values()):
+            if request.begun or last:
+                self._fail(request, "engine_restarted", "the engine died over this request; it can be tried again")
+
+    def target_back(self) -> None:
+        """A target has said that it takes requests."""
+        if self.state != "draining":
+            self.state = "ready"
+        self._unsent.extend(self._open.values())
+        self._submit_again()
+
+    def _submit_again(self) -> None:
+        while self._unsent:
+            request = self._unsent[0]
+            if not request.ended and not self._send(Submit(request.number, request.prompt, request.params)):
+                asyncio.get_running_loop().call_later(_AGAIN_S, self._submit_again)
+                return
+            self._unsent.popleft()
 
     def step(self, step: Step) -> None:
         """Pass on what one step gave."""
@@ -224,6 +257,7 @@ class Desk:
 
     def _emit(self, request: Request, emission: Emission) -> None:
         assert request.detokenizer is not None, "accepted requests have one"
+        request.begun = True
         if self.observer is not None:
             self.observer.emitted(request, emission)
         request.metrics = emission.metrics or request.metrics

@@ -17,13 +17,23 @@ from ssd.frontend.gateway import Gateway
 from ssd.frontend.inlet import Inlet
 from ssd.ipc import sockets
 from ssd.ipc.curve import secure_router
-from ssd.ipc.messages import SUPERVISOR_TO_CHILD, TARGET_TO_FRONTEND, Drain, Hello, Message, Ready, Refused, Step
+from ssd.ipc.messages import (
+    SUPERVISOR_TO_CHILD,
+    TARGET_TO_FRONTEND,
+    Drain,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Step,
+    TargetLost,
+)
 from ssd.ipc.process import Child
 
 if TYPE_CHECKING:
     from ssd.frontend.http.server import Server
 
-_HELLO_AGAIN_S = 0.2
+_BEAT_S = 0.1
 _GRACE_S = 1.0  # what results get to leave this process at the end
 _STEPS = 8  # steps of the target in a turn: their tokens are on their way to clients before more are taken
 _DESCRIPTORS = 65536  # a connection takes one
@@ -65,7 +75,6 @@ class Frontend:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._config = child.config
-        self._engine = sockets.dealer(child.context, child.address(sockets.ENGINE), b"frontend-%d" % child.epoch)
         # The clients' side has its own context: ending it waits for the last results without ending the other sockets.
         self._clients: zmq.Context[Any] = zmq.Context()
         self._gateways: list[Gateway] = []
@@ -76,16 +85,17 @@ class Frontend:
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[None] = loop.create_future()
         self._drained: asyncio.Future[None] = loop.create_future()
+        self._beat()
         self.desk = Desk(self._config, self._child.epoch, self._send)
-        self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, _STEPS, self.desk.dropped_frame)
-        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, self.desk.dropped_frame)
         if self._child.start.http_fd >= 0:
             await self._open_http()
-        await self._shake_hands()
-        self._open_gateways()
-        self.desk.state = "ready"
-        self._child.ready()
-        supervisor.look()
+        self._connect()
+        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, self.desk.dropped_frame)
+        await asyncio.wait([self._welcome, self._drained], return_when=asyncio.FIRST_COMPLETED)
+        if self._welcome.done():
+            self._open_gateways()
+            self._child.ready()
+            supervisor.look()
         await self._drained
         await self._leave()
         self._target.close()
@@ -101,11 +111,20 @@ class Frontend:
         self._http = Server(self.desk, socket.socket(fileno=self._child.start.http_fd), self._broke)
         await self._http.start()
 
-    async def _shake_hands(self) -> None:
-        hello = Hello("frontend", self._config.vocab_size, self._config.digest)
-        while not self._send(hello):
-            await asyncio.sleep(_HELLO_AGAIN_S)
-        await self._welcome
+    def _beat(self) -> None:
+        self._child.beat()
+        asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
+
+    def _connect(self) -> None:
+        """To the target that runs now or comes next, and to no other: what waits on this connection dies with it."""
+        identity = b"frontend-%d" % self._child.epoch
+        self._engine = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
+        self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, _STEPS, self.desk.dropped_frame)
+        self._send(Hello("frontend", self._config.vocab_size, self._config.digest))
+
+    def _disconnect(self) -> None:
+        self._target.close()
+        self._engine.close(linger=0)
 
     def _open_gateways(self) -> None:
         routers = [sockets.router(self._clients, self._child.address(sockets.CLIENT), sockets.PUBLIC_BYTES)]
@@ -131,21 +150,24 @@ class Frontend:
     def _hear(self, peer: bytes, message: Ready | Refused | Step) -> None:
         if isinstance(message, Step):
             self.desk.step(message)
-        elif self._welcome.done():
-            return
         elif isinstance(message, Refused):
-            self._welcome.set_exception(SsdError(message.message))
+            self._broke(SsdError(message.message))
         else:
-            self._welcome.set_result(None)
+            self.desk.target_back()
+            if not self._welcome.done():
+                self._welcome.set_result(None)
+
+    def _command(self, peer: bytes, message: Drain | TargetLost) -> None:
+        if isinstance(message, TargetLost):
+            self._disconnect()
+            self.desk.target_lost()
+            self._connect()
+        elif self.desk.state != "draining":
+            self.desk.state = "draining"
+            asyncio.get_running_loop().call_later(message.seconds, self._end)
+            self._watch()
 
     # -- the end ----------------------------------------------------------------------------------------------------
-
-    def _command(self, peer: bytes, message: Drain) -> None:
-        if self.desk.state == "draining":
-            return
-        self.desk.state = "draining"
-        asyncio.get_running_loop().call_later(message.seconds, self._end)
-        self._watch()
 
     def _watch(self) -> None:
         """Look every few milliseconds whether everything has ended and left."""

@@ -331,6 +331,11 @@ class Drain(Message, frozen=True):
     seconds: Annotated[float, Meta(ge=0, le=86400)]
 
 
+class TargetLost(Message, frozen=True):
+    """Supervisor -> frontend: the target has died, and with it what its requests had come to. Another one is started,
+    unless the engine drains."""
+
+
 def pack(message: Message, epoch: int = 0) -> list[bytes]:
     """The two frames of a message."""
     return [_HEADER.pack(MAGIC, PROTOCOL_VERSION, epoch), _encoder.encode(message)]
@@ -359,4 +364,4 @@ PEER_TO_TARGET = msgspec.msgpack.Decoder(Hello | Submit | Abort)
 TARGET_TO_FRONTEND = msgspec.msgpack.Decoder(Ready | Refused | Step)
 TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
 CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status)
-SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain)
+SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain | TargetLost)

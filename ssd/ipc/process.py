@@ -21,6 +21,7 @@ from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Status
+from ssd.ipc.pulse import Pulses
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +30,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
     `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
-    `laws_fd` that of the arena of draft laws, `http_fd` the socket that listens for HTTP; -1 where no one needs it.
+    `laws_fd` that of the arena of draft laws, `pulse_fd` that of the turn counters, `http_fd` the socket that listens
+    for HTTP; -1 where no one needs it.
     """
 
     role: str
@@ -40,6 +42,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     death_fd: int
     board_fd: int
     laws_fd: int = -1
+    pulse_fd: int = -1
     http_fd: int = -1
 
 
@@ -50,6 +53,7 @@ class Child:
         self.start = start
         self.config = start.config
         self.epoch = start.epoch
+        self._pulses = Pulses(start.pulse_fd)
         self.context: zmq.Context[Any] = zmq.Context()
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
@@ -63,6 +67,10 @@ class Child:
             return None
         config = self.config
         return LawArena(self.start.laws_fd, config.max_num_seqs, config.speculation, config.vocab_size)
+
+    def beat(self) -> None:
+        """Show that this process goes on; once in every turn of its loop."""
+        self._pulses.beat(self.start.role)
 
     def ready(self) -> None:
         self._tell(Status(self.start.role, "ready"))

@@ -15,6 +15,9 @@ from ssd.ipc.process import Child
 
 log = logging.getLogger("ssd.ipc")
 
+IDLE_MS = 100
+"""How long an engine without work sleeps before it shows again that it is alive."""
+
 
 def arrived(socket: zmq.Socket[bytes]) -> Iterator[tuple[bytes, int, Any]]:
     """(peer, epoch, message) of everything that is there. Frames that are no message, or of another version of the

@@ -95,12 +95,13 @@ def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes 
     return offer(socket, message, epoch, to) == "sent"
 
 
-def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> None:
+def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> bool:
     """Send what must not be dropped: a receiver that is slow slows the sender, and one that reads nothing for five
-    seconds is an SsdError."""
+    seconds is an SsdError. False: the receiver is gone."""
     for _ in range(int(_PATIENCE_S / _RETRY_S)):
-        if send(socket, message, epoch, to):
-            return
+        sent = offer(socket, message, epoch, to)
+        if sent != "full":
+            return sent == "sent"
         time.sleep(_RETRY_S)
     raise SsdError(f"the frontend took no results for {_PATIENCE_S:.0f} s")
 

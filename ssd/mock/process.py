@@ -25,7 +25,7 @@ from ssd.ipc.messages import (
     Submit,
 )
 from ssd.ipc.process import Child
-from ssd.ipc.reception import arrived, welcome
+from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.mock.oracle import LOOKAHEAD, Answer, Round
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
@@ -129,8 +129,9 @@ class _Mock:
     def serve(self) -> None:
         self._child.ready()
         while True:
+            self._child.beat()
             if not (self._running or self._waiting):
-                self._socket.poll()
+                self._socket.poll(IDLE_MS)
             began = time.perf_counter()
             self._read()
             self._admit()
@@ -138,19 +139,26 @@ class _Mock:
                 continue
             if self._round_s:
                 time.sleep(max(0.0, began + self._round_s - time.perf_counter()))
-            sockets.deliver(self._socket, self._step(), self._child.epoch, self._frontend)
+            if not sockets.deliver(self._socket, self._step(), self._child.epoch, self._frontend):
+                self._abort_all()
 
     def _read(self) -> None:
         """Handle every message that is there."""
         for peer, _, message in arrived(self._socket):
             if isinstance(message, Hello):
                 if welcome(self._socket, self._child, peer, message) and message.role == "frontend":
+                    self._abort_all()
                     self._frontend = peer
             elif isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Abort):
                 self._waiting.pop(message.request, None)
                 self._running.pop(message.request, None)
+
+    def _abort_all(self) -> None:
+        """Nobody waits for these requests any more."""
+        self._waiting.clear()
+        self._running.clear()
 
     def _submit(self, submit: Submit) -> None:
         config = self._child.config
@@ -166,11 +174,11 @@ class _Mock:
 
     def _step(self) -> Step:
         """One round of every running request."""
-        running = len(self._running)
         emissions = [request.advance(self._round_s) for request in self._running.values()]
         for emission in emissions:
             if emission.finish_reason is not None:
                 del self._running[emission.request]
+        running = len(self._running)
         load = Load(
             running=running,
             waiting=len(self._waiting),

@@ -45,6 +45,10 @@ class TargetEngine:
         if sequence is not None:
             self._forget([sequence])
 
+    def abort_all(self) -> None:
+        """Forget every request, as the frontend that asked for them is gone; called between steps."""
+        self._forget([*self.scheduler.running, *self.scheduler.waiting])
+
     @property
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Abort, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
-from ssd.ipc.reception import arrived, welcome
+from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import NoProposer, Proposer
+
+log = logging.getLogger("ssd.target")
 
 
 def main(child: Child) -> None:
@@ -68,23 +71,32 @@ class _Target:
     def serve(self) -> None:
         self._child.ready()
         while True:
+            self._child.beat()
             if not self._engine.busy:
-                self._socket.poll()
+                self._socket.poll(IDLE_MS)
             self._read()
             failpoints.reach("target.step")
             step = Step(self._engine.step(), self._engine.load())
             if step.emissions:
-                for message in messages(step):
-                    sockets.deliver(self._socket, message, self._child.epoch, self._frontend)
+                self._deliver(step)
             elif step.load != self._load:
                 sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
             self._load = step.load
 
+    def _deliver(self, step: Step) -> None:
+        """Tell the frontend. If it has died nobody waits for its requests any more."""
+        for message in messages(step):
+            if not sockets.deliver(self._socket, message, self._child.epoch, self._frontend):
+                self._engine.abort_all()
+                return
+
     def _read(self) -> None:
-        """Handle every message that is there."""
+        """Handle every message that is there; of requests only those of the frontend that said hello last."""
         for peer, epoch, message in arrived(self._socket):
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)
+            elif peer != self._frontend:
+                log.warning("dropped a message of %r, which is not the frontend", peer)
             elif isinstance(message, Submit):
                 failpoints.reach("target.submit")
                 self._engine.submit(message)
@@ -95,6 +107,8 @@ class _Target:
         if not welcome(self._socket, self._child, peer, hello):
             return
         if hello.role == "frontend":
+            if peer != self._frontend:
+                self._engine.abort_all()
             self._frontend = peer
         elif self._board is not None and epoch >= self._draft_epoch:
             self._draft, self._draft_epoch = peer, epoch

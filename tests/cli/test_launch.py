@@ -9,9 +9,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,8 @@ from ssd.cli.main import main
 from ssd.client import Client
 from ssd.errors import EngineDeadError, SsdError
 from ssd.ipc import keys
+from tests.cli.launched import MOCK, command, running
 from tests.scripted_engine import PATIENCE_S
-
-MOCK = ("--load-format", "mock")
 
 
 def launch(*arguments: str | Path, **environment: str) -> Result:
@@ -194,28 +190,6 @@ def test_an_engine_that_cannot_be_prepared_leaves_no_socket(tmp_path: Path, monk
 
 
 # -- the real processes, with the mock target -----------------------------------------------------------------------
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *MOCK, *map(str, arguments)]
-
-
-@contextmanager
-def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """The process, and what it said when it was ready: name -> address."""
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said: dict[str, str] = {}
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        while "ready" not in said:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            name, _, address = line.strip().partition(": ")
-            said[name] = address
-        yield process, said
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
 
 
 class UnixConnection(http.client.HTTPConnection):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from ssd.client import Client
-from ssd.errors import EngineDeadError, UsageError
+from ssd.errors import RequestError, UsageError
 from ssd.ipc.process import run_directory
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
@@ -85,15 +86,31 @@ def test_a_restarted_draft_proposes_again(engine: Engine) -> None:
         pytest.fail("200 requests without a single hit after the draft was restarted")
 
 
-def test_the_death_of_the_target_ends_every_request_with_its_cause() -> None:
+def test_after_the_death_of_the_target_a_new_pair_gives_the_same_tokens() -> None:
+    shm = shared_memory()
     with running_engine() as engine, Client(engine.address) as client:
-        with pytest.raises(EngineDeadError):
+        expected = client.generate(PROMPT, params("ar")).token_ids
+        before = engine.pids
+        with pytest.raises(RequestError) as caught:
             for count, _ in enumerate(client.stream(PROMPT, params(tokens=500))):
                 if count == 3:
-                    os.kill(engine.pids["target"], signal.SIGKILL)
-        assert engine.wait(timeout=5)
-        assert isinstance(engine.failure, EngineDeadError)
-        assert "target" in str(engine.failure) and "SIGKILL" in str(engine.failure)
+                    os.kill(before["target"], signal.SIGKILL)
+        assert caught.value.code == "engine_restarted"
+        deadline = time.monotonic() + 120
+        hits = 0
+        while not hits:
+            assert time.monotonic() < deadline, "the new pair does not speculate"
+            try:
+                completion = client.generate(PROMPT, params())
+            except RequestError as error:
+                assert error.code == "restarting"
+                time.sleep(0.05)
+                continue
+            assert completion.token_ids == expected
+            hits = completion.metrics.hits
+        assert engine.pids["frontend"] == before["frontend"]
+        assert not set(engine.pids.values()) & {before["target"], before["draft"]}
+    assert shared_memory() == shm
 
 
 @pytest.mark.parametrize("stopped_draft", [False, True])

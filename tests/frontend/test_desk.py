@@ -14,7 +14,7 @@ from ssd.errors import RequestError
 from ssd.frontend import desk as desk_module
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.detokenization import Detokenizer
-from ssd.ipc.messages import Chunk, Emission, Failed, Message, Step
+from ssd.ipc.messages import Chunk, Emission, Failed, Load, Message, Step, Submit
 from tests.frontend.http_engine import http_engine
 from tests.frontend.raw_client import prompt
 from tests.scripted_engine import PATIENCE_S, engine_config
@@ -101,3 +101,71 @@ def test_over_http_too_many_lookups_are_refused_for_now(monkeypatch: pytest.Monk
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             status, answer = http.post(path, **body)
             assert (status, answer["error"]["code"]) == (503, "overloaded")
+
+
+def test_what_the_target_had_begun_fails_with_it_and_the_rest_is_submitted_to_the_next() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        begun, waiting, cancelled = (desk.open(prompt(n), ignore) for n in (1, 2, 3))
+        desk.step(Step([Emission(begun.number, [28120])], Load(running=3)))
+        submits = list(sent)
+        desk.target_lost()
+        assert (desk.state, desk.load.running) == ("restarting", 0)
+        assert begun.ended and not waiting.ended
+        with pytest.raises(RequestError) as caught:
+            desk.check()
+        assert caught.value.code == "restarting"
+        desk.cancel(cancelled)
+        sent.clear()
+        desk.target_back()
+        assert desk.state == "ready" and sent == [submits[1]]
+        desk.step(Step([Emission(waiting.number, [28120], finish_reason="length")]))
+        assert isinstance(waiting.outbox.head, Chunk) and waiting.outbox.head.token_ids == [28120]
+
+    with_desk(body)
+
+
+def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        accepted = asyncio.Event()
+        request = desk.open(prompt(1, "word " * 250), lambda _: accepted.set())
+        desk.target_lost()
+        await accepted.wait()
+        assert sent == []
+        desk.target_back()
+        assert [message.request for message in sent if isinstance(message, Submit)] == [request.number]
+
+    with_desk(body)
+
+
+def test_submitting_again_waits_where_the_transport_is_full_and_forgets_nothing() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        requests = [desk.open(prompt(n), ignore) for n in range(5)]
+        send, room = desk._send, iter([True, False, False, True, False, True, True, True])
+        desk._send = lambda message: next(room) and send(message)
+        sent.clear()
+        desk.target_lost()
+        desk.target_back()
+        while len(sent) < len(requests):
+            await asyncio.sleep(0.001)
+        assert [m.request for m in sent if isinstance(m, Submit)] == [request.number for request in requests]
+
+    with_desk(body)
+
+
+def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        for n in range(3):
+            desk.open(prompt(n), ignore)
+        send = desk._send
+        desk._send = lambda message: False
+        desk.target_lost()
+        desk.target_back()
+        desk.target_lost()
+        desk._send = send
+        sent.clear()
+        await asyncio.sleep(3 * desk_module._AGAIN_S)
+        assert sent == []
+        desk.target_back()
+        assert len(sent) == 3
+
+    with_desk(body)

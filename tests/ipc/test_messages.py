@@ -54,7 +54,7 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
     ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
     ([m.Status("target", "failed", "why", 2)], m.CHILD_TO_SUPERVISOR),
-    ([m.Drain(1.0)], m.SUPERVISOR_TO_CHILD),
+    ([m.Drain(1.0), m.TargetLost()], m.SUPERVISOR_TO_CHILD),
 ]
 CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
 DECODERS = [decoder for _, decoder in DIRECTIONS]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -12,24 +16,57 @@ from ssd.errors import SsdError
 from ssd.ipc import keys, sockets
 from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys, secure_router
-from ssd.ipc.messages import TARGET_TO_FRONTEND, Step
+from ssd.ipc.messages import Describe, Drain, Step, unpack
+
+DRAIN_OR_STEP = msgspec.msgpack.Decoder(Drain | Step)
 
 
-def test_a_result_waits_for_its_receiver_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    """A router, and a peer of its that has as many messages unread as the transport takes."""
     address = f"ipc://{tmp_path}/s"
-    with zmq.Context() as context, sockets.router(context, address) as router:
-        late = threading.Timer(0.05, lambda: peers.append(sockets.dealer(context, address, b"late")))
-        peers: list[zmq.Socket[bytes]] = []
-        late.start()
-        sockets.deliver(router, Step([]), 3, b"late")
-        late.join()
-        assert peers[0].poll(5000)
-        received = sockets.receive(peers[0], TARGET_TO_FRONTEND)
-        assert received is not None and received[1:] == (3, Step([]))
-        monkeypatch.setattr(sockets, "_PATIENCE_S", 0.05)
-        with pytest.raises(SsdError, match="took no results"):
-            sockets.deliver(router, Step([]), 3, b"never")
-        peers[0].close()
+    with (
+        zmq.Context() as context,
+        sockets.router(context, address) as router,
+        sockets.dealer(context, address, b"slow") as peer,
+    ):
+        sockets.send(peer, Describe())
+        assert router.poll(5000)
+        full = 0
+        while full < 20:  # the transport moves some of them on, a little later
+            sent = sockets.send(router, Drain(1.0), to=b"slow")
+            full = 0 if sent else full + 1
+            if not sent:
+                time.sleep(0.005)
+        yield router, peer
+
+
+def test_a_result_waits_for_its_receiver(slow: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+    router, peer = slow
+    arrived: list[Any] = []
+
+    def read() -> None:
+        while not arrived or isinstance(arrived[-1], Drain):
+            assert peer.poll(5000)
+            arrived.append(unpack(peer.recv_multipart(), DRAIN_OR_STEP)[1])
+
+    reader = threading.Timer(0.05, read)
+    reader.start()
+    assert sockets.deliver(router, Step([]), 3, b"slow")
+    reader.join()
+    assert arrived[-1] == Step([])
+
+
+def test_a_result_does_not_wait_for_ever(
+    slow: tuple[zmq.Socket[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_PATIENCE_S", 0.05)
+    with pytest.raises(SsdError, match="took no results"):
+        sockets.deliver(slow[0], Step([]), 3, b"slow")
+
+
+def test_a_result_for_nobody_is_told_at_once(slow: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+    assert not sockets.deliver(slow[0], Step([]), 3, b"gone")
 
 
 def test_every_socket_has_its_limits(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from tests.scripted_engine import PATIENCE_S, child_process, engine_config
 class Frontend:
     """The frontend's DEALER in the hands of a test."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: bytes = b"frontend-1") -> None:
+        self.address = address
         self.context: zmq.Context[Any] = zmq.Context()
-        self.socket = sockets.dealer(self.context, address, b"frontend-1")
+        self.socket = sockets.dealer(self.context, address, identity)
 
     def send(self, message: Message) -> None:
         assert sockets.send(self.socket, message)
@@ -130,6 +131,19 @@ def test_one_step_serves_all_that_run_and_tells_how_busy_it_is() -> None:
         assert {emission.request for emission in step.emissions} == {0, 1, 2, 3}
         assert load.batched_tokens == sum(emission.drafted + 1 for emission in step.emissions)
         assert load.verify_seconds == pytest.approx(0.02)
+
+
+def test_a_new_frontend_ends_what_the_old_one_had_asked_for() -> None:
+    with met("20", max_num_seqs=1) as old:
+        for request in (1, 2):
+            old.send(submit(request, 250))
+        old.step()
+        new = Frontend(old.address, b"frontend-2")
+        new.send(Hello("frontend", 49152, "d1"))
+        assert new.receive() == Ready()
+        new.send(submit(3, 1))
+        assert [emission.request for emission in new.until_the_end(3)] == [3]
+        new.context.destroy(linger=0)
 
 
 def test_metrics_come_with_the_end_and_always_where_a_text_may_end_it() -> None:

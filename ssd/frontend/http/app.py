@@ -218,7 +218,7 @@ class App:
         return answers.Model(name, "model", self._created, "ssd", config.target_name, config.max_model_len)
 
     async def _health(self, exchange: Exchange) -> None:
-        await exchange.reply(b"", 503 if self._desk.state == "loading" else 200)
+        await exchange.reply(b"", 503 if self._desk.state in ("loading", "restarting") else 200)
 
     async def _live(self, exchange: Exchange) -> None:
         await exchange.reply(b"")

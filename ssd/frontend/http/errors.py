@@ -10,6 +10,8 @@ _STATUS = {
     "context_length_exceeded": 400,
     "overloaded": 503,
     "loading": 503,
+    "restarting": 503,
+    "engine_restarted": 503,
     "shutting_down": 503,
     "slow_reader": 408,
 }

@@ -1,0 +1,77 @@
+"""A child process as its supervisor sees it: started, watched, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from ssd.ipc.messages import Status
+from ssd.ipc.process import Start
+
+
+class ChildProcess:
+    """One running child. `pidfd` becomes readable when it ends; `failure` is what it says of itself before that, or
+    what the supervisor has to say. Raises OSError where it cannot be started."""
+
+    def __init__(self, package: str, start: Start) -> None:
+        inherited = (start.death_fd, start.board_fd, start.laws_fd, start.pulse_fd, start.http_fd)
+        payload = _memory_file_with(msgspec.json.encode(start))
+        try:
+            self._handle = subprocess.Popen(
+                [sys.executable, "-m", package, str(payload)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
+                env=_environment(len(start.cpus)),
+                process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
+            )
+        finally:
+            os.close(payload)
+        self.role, self.epoch = start.role, start.epoch
+        self.pid = self._handle.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.ready = False
+        self.failure: Status | None = None
+
+    def kill(self, why: str) -> None:
+        """End it at once, stopped or not."""
+        self.failure = Status(self.role, "failed", why, 1)
+        self._handle.send_signal(signal.SIGKILL)
+
+    def ended(self) -> str:
+        """Wait for the end of one that has ended or is about to; returns how it ended."""
+        code = self._handle.wait()
+        os.close(self.pidfd)
+        if self.failure is not None:
+            return self.failure.message
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def end(self, deadline: float) -> None:
+        """Wait until `deadline` (of time.monotonic) for its own end, then kill it."""
+        try:
+            self._handle.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._handle.send_signal(signal.SIGKILL)
+        self.ended()
+
+
+def _memory_file_with(payload: bytes) -> int:
+    """An inheritable descriptor positioned at the start of `payload`."""
+    descriptor = os.memfd_create("ssd-start", os.MFD_CLOEXEC)
+    os.write(descriptor, payload)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The child's environment: one compute thread per core it is pinned to."""
+    environment = dict(os.environ)
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+        environment["MKL_NUM_THREADS"] = str(threads)
+    return environment

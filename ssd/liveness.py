@@ -1,0 +1,59 @@
+"""Which processes are alive and yet of no use: those that were stopped, and those whose loop has stood still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd.ipc.pulse import Pulses
+
+LOOK_S = 0.25
+# The target's requests and the frontend's clients wait for a stopped process; nobody waits for a draft.
+_STOPPED_S = 1.0
+_WAITED_FOR = ("target", "frontend")
+
+
+@dataclass
+class _Seen:
+    pid: int
+    turns: int
+    still: float = 0.0
+
+
+class Liveness:
+    """Tells by its counter whether a process goes on. `step_timeout`: seconds that one turn of a loop may take."""
+
+    def __init__(self, pulses: Pulses, step_timeout: float) -> None:
+        self._pulses, self._step_timeout = pulses, step_timeout
+        self._seen: dict[str, _Seen] = {}
+        self._looked = 0.0
+
+    def stuck(self, processes: dict[str, int], now: float) -> dict[str, str]:
+        """Of the ready `processes` (pids by role) those that must be taken for dead, and why. To be asked every LOOK_S
+        seconds: what passes beyond that is not held against them, as this process was not running either."""
+        passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        self._seen = {role: self._look(role, pid, passed) for role, pid in processes.items()}
+        reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}
+        return {role: reason for role, reason in reasons.items() if reason is not None}
+
+    def _look(self, role: str, pid: int, passed: float) -> _Seen:
+        before, turns = self._seen.get(role), self._pulses.turns(role)
+        if before is None or before.pid != pid or before.turns != turns:
+            return _Seen(pid, turns)
+        return _Seen(pid, turns, before.still + passed)
+
+    def _reason(self, role: str, seen: _Seen) -> str | None:
+        if seen.still >= self._step_timeout:
+            return f"no step in {self._step_timeout:g} s"
+        if seen.still >= _STOPPED_S and role in _WAITED_FOR and _is_stopped(seen.pid):
+            return f"stopped by a signal for {_STOPPED_S:g} s"
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; a debugger that holds it does not count."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return False
+    return after_name.split()[0] == "T"

@@ -1,0 +1,180 @@
+"""The target or the frontend dies, is stopped, or hangs: every request has one end, and the engine serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from ssd.client import AsyncClient, Client
+from ssd.errors import EngineDeadError, RequestError
+from ssd.launch_config import EngineOptions, resolve
+from ssd.mock.oracle import Answer
+from ssd.mock.process import ROUND_VARIABLE
+from ssd.models.checkpoint import inspect
+from ssd.models.stopping import stop_token_ids
+from ssd.params import SamplingParams
+from ssd.server_config import ServerOptions
+from ssd.supervisor import Engine
+from tests.faults.engine import gone
+
+PATIENCE_S = 30.0
+AT_ONCE = 4
+PROMPTS = [[5 * n + 1, n, 77] for n in range(3 * AT_ONCE)]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """The mock, which starts at once, with HTTP; its answers last some seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ROUND_VARIABLE, "20")
+        options = EngineOptions(load_format="mock", max_num_seqs=AT_ONCE, max_model_len=2048)
+        engine = Engine(resolve(options, ServerOptions(port=0)))
+        engine.start()
+        yield engine
+        engine.stop(drain=0)
+
+
+def params(tokens: int = 200) -> SamplingParams:
+    return SamplingParams(seed=3, max_tokens=tokens, ignore_eos=True)
+
+
+def expected(engine: Engine, prompt: list[int], asked: SamplingParams) -> list[int]:
+    config = engine.config
+    ends = stop_token_ids(inspect(Path(config.target), weights=False))
+    return Answer(prompt, asked, config.vocab_size, config.max_model_len, ends).whole()[0]
+
+
+def get(engine: Engine, path: str) -> tuple[int, bytes]:
+    assert engine.url is not None
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=PATIENCE_S)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def running(engine: Engine) -> int:
+    count: int = msgspec.json.decode(get(engine, "/server_info")[1])["requests"]["running"]
+    return count
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+async def stream(client: AsyncClient, prompt: list[int], asked: SamplingParams, got: list[int]) -> str:
+    """Read a whole stream into `got`; returns the code of its failure, or nothing."""
+    try:
+        async for chunk in client.stream(token_ids=prompt, params=asked):
+            got += chunk.token_ids
+    except RequestError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_a_lost_target_had_begun_fails_and_the_rest_is_answered_by_the_next(
+    engine: Engine, fault: signal.Signals
+) -> None:
+    target = engine.pids["target"]
+
+    async def ask() -> None:
+        async with AsyncClient(engine.address) as client:
+            got: list[list[int]] = [[] for _ in PROMPTS]
+            tasks = [asyncio.create_task(stream(client, p, params(), got[n])) for n, p in enumerate(PROMPTS)]
+            while sum(map(bool, got)) < AT_ONCE:
+                await asyncio.sleep(0.005)
+            begun = [bool(tokens) for tokens in got]
+            os.kill(target, fault)
+            codes = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+            assert codes == ["engine_restarted" if was else "" for was in begun]
+            for prompt, tokens, was in zip(PROMPTS, got, begun, strict=True):
+                whole = expected(engine, prompt, params())
+                assert tokens == (whole[: len(tokens)] if was else whole)
+
+    asyncio.run(ask())
+    assert gone(target, within_s=1) and engine.pids["target"] != target
+    until(lambda: running(engine) == 0)
+
+
+def test_health_tells_of_the_restart_and_new_requests_can_be_tried_again(engine: Engine) -> None:
+    assert get(engine, "/health")[0] == 200
+    os.kill(engine.pids["target"], signal.SIGKILL)
+    until(lambda: get(engine, "/health")[0] == 503)
+    assert get(engine, "/health/live")[0] == 200
+    with Client(engine.address) as client:
+        with pytest.raises(RequestError) as caught:
+            client.generate([PROMPTS[0]], params(4))
+        assert caught.value.code == "restarting"
+        until(lambda: get(engine, "/health")[0] == 200)
+        assert client.generate([PROMPTS[0]], params(4))[0].token_ids == expected(engine, PROMPTS[0], params(4))
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing(
+    engine: Engine, fault: signal.Signals
+) -> None:
+    frontend, target = engine.pids["frontend"], engine.pids["target"]
+    with Client(engine.address) as client:
+        with pytest.raises(EngineDeadError):
+            for count, _ in enumerate(client.stream(token_ids=PROMPTS[0], params=params(2000))):
+                if count == 3:
+                    os.kill(frontend, fault)
+        until(lambda: engine.pids.get("frontend", frontend) != frontend)
+        # The same client: it connects again, and what it had asked for before runs no more.
+        assert client.generate([PROMPTS[1]], params(20))[0].token_ids == expected(engine, PROMPTS[1], params(20))
+    until(lambda: running(engine) == 0)
+    assert engine.pids["target"] == target
+
+
+def test_both_may_die_at_once(engine: Engine) -> None:
+    for role in ("frontend", "target"):
+        os.kill(engine.pids[role], signal.SIGKILL)
+    until(lambda: get(engine, "/health")[0] == 200)
+    with Client(engine.address) as client:
+        assert client.generate([PROMPTS[2]], params(20))[0].token_ids == expected(engine, PROMPTS[2], params(20))
+
+
+def test_a_target_that_always_dies_ends_the_engine_with_its_cause(engine: Engine) -> None:
+    while not engine.wait(timeout=0.05):
+        if "target" in engine.pids:
+            os.kill(engine.pids["target"], signal.SIGKILL)
+    assert isinstance(engine.failure, EngineDeadError)
+    assert "target" in str(engine.failure) and "SIGKILL" in str(engine.failure)
+
+
+def test_a_target_lost_in_a_drain_is_told_to_everyone_and_not_replaced(engine: Engine) -> None:
+    target = engine.pids["target"]
+    got: list[int] = []
+
+    async def ask() -> str:
+        async with AsyncClient(engine.address) as client:
+            return await stream(client, PROMPTS[0], params(2000), got)
+
+    codes: list[str] = []
+    asking = threading.Thread(target=lambda: codes.append(asyncio.run(ask())))
+    asking.start()
+    until(lambda: got)
+    stopping = threading.Thread(target=engine.stop, args=(PATIENCE_S,))
+    stopping.start()
+    until(lambda: get(engine, "/health/ready")[0] == 503)
+    os.kill(target, signal.SIGKILL)
+    asking.join(PATIENCE_S)
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive() and codes == ["engine_restarted"]
+    assert isinstance(engine.failure, EngineDeadError)

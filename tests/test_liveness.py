@@ -1,0 +1,88 @@
+"""Which processes count as alive, told from their counters and the system's word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ssd.ipc.process import memory_file
+from ssd.ipc.pulse import SIZE_BYTES, Pulses
+from ssd.liveness import LOOK_S, Liveness
+
+
+@pytest.fixture
+def pulses() -> Iterator[Pulses]:
+    descriptor = memory_file("pulse", SIZE_BYTES)
+    yield Pulses(descriptor)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def looks(liveness: Liveness, processes: dict[str, int], seconds: float, start: float = 100.0) -> dict[str, str]:
+    """What is found stuck when everybody has been looked at for so many seconds."""
+    found: dict[str, str] = {}
+    for look in range(int(seconds / LOOK_S) + 1):
+        found = liveness.stuck(processes, start + look * LOOK_S)
+    return found
+
+
+def test_a_counter_is_seen_by_everyone_who_has_its_memory() -> None:
+    descriptor = memory_file("pulse", SIZE_BYTES)
+    mine, theirs = Pulses(descriptor), Pulses(descriptor)
+    mine.beat("draft")
+    mine.beat("draft")
+    assert (theirs.turns("draft"), theirs.turns("target")) == (2, 0)
+    os.close(descriptor)
+
+
+def test_a_loop_that_stands_still_is_stuck_after_the_time_out_and_one_that_turns_never(
+    pulses: Pulses, pid: int
+) -> None:
+    liveness = Liveness(pulses, step_timeout=5.0)
+    assert looks(liveness, {"target": pid, "draft": pid}, 4.5) == {}
+    pulses.beat("target")
+    assert set(looks(liveness, {"target": pid, "draft": pid}, 2.0, start=105.0)) == {"draft"}
+
+
+def test_a_new_process_begins_with_all_its_time(pulses: Pulses, pid: int) -> None:
+    liveness = Liveness(pulses, step_timeout=2.0)
+    looks(liveness, {"target": pid}, 1.5)
+    assert looks(liveness, {"target": os.getpid()}, 1.5, start=102.0) == {}
+
+
+def test_time_in_which_nobody_could_look_counts_for_nothing(pulses: Pulses, pid: int) -> None:
+    """A machine that was suspended wakes this process first, perhaps."""
+    liveness = Liveness(pulses, step_timeout=5.0)
+    assert liveness.stuck({"target": pid}, 100.0) == {}
+    assert liveness.stuck({"target": pid}, 900.0) == {}
+
+
+def test_a_stopped_process_is_stuck_soon_if_somebody_waits_for_it(pulses: Pulses, pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    stuck = looks(Liveness(pulses, step_timeout=60.0), {"target": pid, "frontend": pid, "draft": pid}, 1.5)
+    assert set(stuck) == {"target", "frontend"} and "stopped" in stuck["target"]
+
+
+def test_a_busy_process_is_not_taken_for_a_stopped_one(pulses: Pulses) -> None:
+    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as process:
+        time.sleep(0.05)
+        assert looks(Liveness(pulses, step_timeout=60.0), {"target": process.pid}, 10.0) == {}
+        process.kill()
+
+
+def test_a_process_that_has_ended_is_somebody_elses_business(pulses: Pulses) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert looks(Liveness(pulses, step_timeout=60.0), {"target": process.pid}, 2.0) == {}
