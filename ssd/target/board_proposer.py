@@ -85,8 +85,11 @@ class BoardProposer:
 
     # -- the draft comes and goes -----------------------------------------------------------------------------------
 
-    def join(self, epoch: int) -> None:
-        """A draft said hello: from now on only its epoch counts. It is told of running sequences one by one."""
+    def join(self, epoch: int) -> bool:
+        """A draft said hello: from now on only its epoch counts. It is told of running sequences one by one. False: it
+        is older than the one that joined last, and not listened to."""
+        if epoch < (self._epoch or 0):
+            return False
         if epoch == self._epoch:
             self._breaker.try_again()
         else:
@@ -94,6 +97,7 @@ class BoardProposer:
         self._epoch, self._hears, self._told_to_rejoin = epoch, True, False
         self._followers.clear()
         self._announce()
+        return True
 
     def _tell(self, message: Message) -> None:
         """Post to the draft. Once a message is lost its picture is wrong: it must start over when it reads again."""
