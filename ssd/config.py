@@ -57,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
-    the target's place. Empty cpu lists leave the placement to the operating system.
+    the target's place. Empty cpu lists leave the placement to the operating system. `failpoints`: the processes may be
+    made to fail (`ssd.failpoints`); for tests.
     """
 
     target: str
@@ -85,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
     server: Server = Server()
+    failpoints: bool = False
 
     def __post_init__(self) -> None:
         if self.speculation.mode != "ar" and self.draft is None:
