@@ -222,6 +222,32 @@ def test_a_unix_socket_serves_every_name_and_is_gone_afterwards(tmp_path: Path) 
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("begun", "sign", "rest"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n", b"100", b"{"),
+        (b"GET /health HTTP/1.1\r\n\r\nGET /he", b"200", b""),
+    ],
+    ids=["body", "head"],
+)
+def test_a_request_that_has_not_come_whole_ends_with_the_engine(begun: bytes, sign: bytes, rest: bytes) -> None:
+    """With an answer, and without a word in the log."""
+    with running() as (process, said):
+        client = socket.create_connection(("127.0.0.1", int(said["http"].rpartition(":")[2])), PATIENCE_S)
+        client.sendall(begun)
+        assert client.recv(65536).split()[1] == sign, "it reads"
+        client.sendall(rest)
+        process.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+        client.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"503" and json.loads(body)["error"]["code"] == "shutting_down"
+        assert process.wait(PATIENCE_S) == 0 and process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
 def test_a_client_of_another_machine_needs_a_key_that_is_known(tmp_path: Path) -> None:
     keys.new_server(tmp_path / "keys")
     known = keys.new_client(tmp_path / "keys", "known")
