@@ -187,6 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
             if draft.alive and draft.running and draft.hello:
                 draft.hello = False
                 if self.proposer.join(draft.epoch):
+                    assert self.peer is None or draft.epoch >= self.peer.epoch, "the past is over"
                     self.peer = draft
 
     def _step(self) -> None:
@@ -308,13 +309,14 @@ def test_whatever_happens_in_whatever_order(machine: type[AnyOrder], monkeypatch
     [
         lambda machine, turn: machine.process("replace"),
         lambda machine, turn: machine.process("kill and replace"),
+        lambda machine, turn: machine.process(("replace", "old hello")[turn % 2]),
         *(lambda machine, turn, how=how: machine.scribble(seed=turn, how=how) for how in ("ids", "anything", "copies")),
         *(
             lambda machine, turn, how=how: machine._young.queue and machine.misdeliver(seed=turn, how=how)
             for how in ("lose", "double", "overtake", "garble")
         ),
     ],
-    ids=["replace", "kill", "ids", "anything", "copies", "lose", "double", "overtake", "garble"],
+    ids=["replace", "kill", "old hello", "ids", "anything", "copies", "lose", "double", "overtake", "garble"],
 )
 def test_the_same_again_and_again(
     machine: type[AnyOrder], fault: Callable[[AnyOrder, int], Any], monkeypatch: pytest.MonkeyPatch
