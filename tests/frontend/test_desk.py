@@ -8,12 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ssd.config import Limits, Server
 from ssd.errors import RequestError
 from ssd.frontend import desk as desk_module
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.detokenization import Detokenizer
+from ssd.frontend.http.app import server_info
 from ssd.ipc.messages import Chunk, Emission, Failed, Load, Message, Step, Submit
 from tests.frontend.http_engine import http_engine
 from tests.frontend.raw_client import prompt
@@ -167,5 +169,21 @@ def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
         assert sent == []
         desk.target_back()
         assert len(sent) == 3
+
+    with_desk(body)
+
+
+@pytest.mark.parametrize(
+    ("draft", "state", "said"),
+    [(None, "down", "ready"), ("draft", "up", "ready"), ("draft", "open", "degraded"), ("draft", "down", "degraded")],
+)
+def test_an_engine_without_the_draft_it_should_have_is_degraded(draft: str | None, state: Any, said: str) -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        desk.config = replace(desk.config, draft=draft)
+        desk.step(Step([], Load(draft_state=state)))
+        info = server_info(desk)
+        assert (info["state"], info["draft_state"]) == (said, draft and state)
+        desk.state = "draining"
+        assert server_info(desk)["state"] == "draining"
 
     with_desk(body)
