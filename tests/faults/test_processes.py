@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ssd import failpoints
 from ssd.client import Client
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.process import run_directory
@@ -111,6 +112,19 @@ def test_after_the_death_of_the_target_a_new_pair_gives_the_same_tokens() -> Non
         assert engine.pids["frontend"] == before["frontend"]
         assert not set(engine.pids.values()) & {before["target"], before["draft"]}
     assert shared_memory() == shm
+
+
+def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, "target.submit=hang@0.3")
+    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=10.0)), failpoints=True))
+    with engine, Client(engine.address) as client:
+        target = engine.pids["target"]
+        texts = set()
+        while engine.pids.get("target") == target:
+            texts.add(client.generate(PROMPT, params("ar", tokens=8)).text)
+        assert len(texts) == 1, "before the hang, and over it"
 
 
 @pytest.mark.parametrize("stopped_draft", [False, True])
