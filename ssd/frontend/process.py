@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import socket
 import threading
@@ -78,6 +79,7 @@ class Frontend:
         # The clients' side has its own context: ending it waits for the last results without ending the other sockets.
         self._clients: zmq.Context[Any] = zmq.Context()
         self._gateways: list[Gateway] = []
+        self._connections = itertools.count()
         self._http: Server | None = None
 
     async def serve(self) -> None:
@@ -116,8 +118,11 @@ class Frontend:
         asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _connect(self) -> None:
-        """To the target that runs now or comes next, and to no other: what waits on this connection dies with it."""
-        identity = b"frontend-%d" % self._child.epoch
+        """To the target that runs now or comes next, and to no other: what waits on this connection dies with it.
+
+        Under a new name: where a target still knows the connection before, it would hear nothing from one of the same.
+        """
+        identity = b"frontend-%d-%d" % (self._child.epoch, next(self._connections))
         self._engine = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         self._target = Inlet(self._engine, TARGET_TO_FRONTEND, self._hear, _STEPS, self.desk.dropped_frame)
         self._send(Hello("frontend", self._config.vocab_size, self._config.digest))
