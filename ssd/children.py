@@ -34,7 +34,11 @@ class ChildProcess:
             os.close(payload)
         self.role, self.epoch = start.role, start.epoch
         self.pid = self._handle.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._handle.kill()
+            raise
         self.ready = False
         self.failure: Status | None = None
 

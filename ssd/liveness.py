@@ -8,6 +8,7 @@ from pathlib import Path
 from ssd.ipc.pulse import Pulses
 
 LOOK_S = 0.25
+_LOAD_TIMEOUT_S = 600.0
 # The target's requests and the frontend's clients wait for a stopped process; nobody waits for a draft.
 _STOPPED_S = 1.0
 _WAITED_FOR = ("target", "frontend")
@@ -16,6 +17,7 @@ _WAITED_FOR = ("target", "frontend")
 @dataclass
 class _Seen:
     pid: int
+    ready: bool
     turns: int
     still: float = 0.0
 
@@ -28,23 +30,26 @@ class Liveness:
         self._seen: dict[str, _Seen] = {}
         self._looked = 0.0
 
-    def stuck(self, processes: dict[str, int], now: float) -> dict[str, str]:
-        """Of the ready `processes` (pids by role) those that must be taken for dead, and why. To be asked every LOOK_S
-        seconds: what passes beyond that is not held against them, as this process was not running either."""
+    def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, str]:
+        """Of the `processes`, by role their pids and whether they are ready, those that must be taken for dead, and
+        why. To be asked every LOOK_S seconds: what passes beyond that is not held against them, as this process was not
+        running either."""
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
-        self._seen = {role: self._look(role, pid, passed) for role, pid in processes.items()}
+        self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
         reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}
         return {role: reason for role, reason in reasons.items() if reason is not None}
 
-    def _look(self, role: str, pid: int, passed: float) -> _Seen:
-        before, turns = self._seen.get(role), self._pulses.turns(role)
-        if before is None or before.pid != pid or before.turns != turns:
-            return _Seen(pid, turns)
-        return _Seen(pid, turns, before.still + passed)
+    def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Seen:
+        before, now = self._seen.get(role), _Seen(pid, ready, self._pulses.turns(role))
+        if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
+            now.still = before.still + passed
+        return now
 
     def _reason(self, role: str, seen: _Seen) -> str | None:
-        if seen.still >= self._step_timeout:
+        if seen.ready and seen.still >= self._step_timeout:
             return f"no step in {self._step_timeout:g} s"
+        if seen.still >= _LOAD_TIMEOUT_S:
+            return f"not ready in {_LOAD_TIMEOUT_S:g} s"
         if seen.still >= _STOPPED_S and role in _WAITED_FOR and _is_stopped(seen.pid):
             return f"stopped by a signal for {_STOPPED_S:g} s"
         return None

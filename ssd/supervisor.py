@@ -7,12 +7,14 @@ ends, however it ends, the death pipe closes and every child ends with it (contr
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import zmq
@@ -51,7 +53,8 @@ class Engine:
         self._changed = threading.Condition()
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
         self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
-        self._descriptors: list[int] = []
+        self._held = ExitStack()  # what is given back at the end
+        self._given_up_at = math.inf
         self._http: socket.socket | None = None
         self._drain_seconds = 0.0
 
@@ -71,14 +74,12 @@ class Engine:
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
-        if self.config.server.http:
-            self._http = listening.listen(self.config.server)
         try:
             self._prepare()
-            self._thread.start()
         except BaseException:
-            self._release()
+            self._held.close()
             raise
+        self._thread.start()  # which is `stop`'s to end, whatever interrupts this one
         with self._changed:
             self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
             state = self._state
@@ -87,14 +88,28 @@ class Engine:
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
 
     def _prepare(self) -> None:
-        """The run directory, and what the processes share."""
+        """The port, the run directory, and what the processes share."""
+        if self.config.server.http:
+            self._http = listening.listen(self.config.server)
+            self._held.callback(self._close_http)
         self._directory = run_directory()
-        self._wake_read, self._wake_write = os.pipe()
-        self._death_read, self._death_write = os.pipe()
-        self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
-        self._pulse_fd = memory_file("ssd-pulse", pulse.SIZE_BYTES)
-        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd, self._pulse_fd]
+        self._held.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._wake_read, self._wake_write = map(self._hold, os.pipe())
+        death_read, death_write = os.pipe()
+        self._death_read, self._death_pipe = self._hold(death_read), os.fdopen(death_write, "wb")
+        self._held.callback(self._death_pipe.close)
+        self._board_fd = self._hold(memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs)))
+        self._pulse_fd = self._hold(memory_file("ssd-pulse", pulse.SIZE_BYTES))
         self._laws_fd = self._law_arena()
+
+    def _hold(self, descriptor: int) -> int:
+        self._held.callback(os.close, descriptor)
+        return descriptor
+
+    def _close_http(self) -> None:
+        if self._http is not None:
+            listening.close(self._http)
+            self._http = None
 
     def _law_arena(self) -> int:
         """Shared memory for the laws of drafted tokens, where the sampler looks at them; else -1."""
@@ -102,8 +117,7 @@ class Engine:
         if config.speculation.sampler != "rejection" or config.draft is None:
             return -1
         size = LawArena.size_bytes(config.max_num_seqs, config.speculation, config.vocab_size)
-        self._descriptors.append(memory_file("ssd-laws", size))
-        return self._descriptors[-1]
+        return self._hold(memory_file("ssd-laws", size))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the engine has stopped by itself (a process it needs died); True if it has."""
@@ -113,25 +127,20 @@ class Engine:
     def stop(self, drain: float | None = None) -> None:
         """Let open requests finish for `drain` seconds (default: the configuration's), then end every process."""
         if self._thread.ident is None:
-            return  # never started
+            self._held.close()  # an interrupt came before it
+            return
         limit = self.config.shutdown_timeout if drain is None else drain
         with self._changed:
             if self._state == "ready" and limit > 0:
                 self._state, self._drain_seconds = "draining", limit
                 os.write(self._wake_write, b"d")
-                self._changed.wait_for(lambda: self._state == "stopped", limit + _FAREWELL_S)
+                if not self._changed.wait_for(lambda: self._state == "stopped", limit + _FAREWELL_S):
+                    self.failure = self.failure or SsdError("the frontend did not drain in time")
             if self._state != "stopped":
                 self._state = "stopping"
                 os.write(self._wake_write, b"s")
         self._thread.join()
-        self._release()
-
-    def _release(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-        if self._http is not None:
-            listening.close(self._http)
-            self._http = None
+        self._held.close()
 
     def __enter__(self) -> Engine:
         self.start()
@@ -176,11 +185,13 @@ class Engine:
             for process in [p for p in self._processes.values() if p.pidfd in events]:
                 if self._processes.get(process.role) is process:  # the end of another may have been its end too
                     self._ended(process)
-            running = {p.role: p.pid for p in self._processes.values() if p.ready}
-            for role, why in liveness.stuck(running, time.monotonic()).items():
+            watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
+            for role, why in liveness.stuck(watched, time.monotonic()).items():
                 self._processes[role].kill(why)
             self._tell_frontend()
             self._start_again()
+            if time.monotonic() > self._given_up_at:
+                self._set("stopping")
 
     def _poll_ms(self) -> int:
         """Until the next look at the living, or the next thing to do."""
@@ -188,10 +199,11 @@ class Engine:
         return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
 
     def _tell_frontend(self) -> None:
-        if self._untold:  # what a frontend that is not there yet must hear first, it hears again
-            self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
+        """Of a drain first: who knows of it does not wait for another target."""
         if self._state == "draining":
             self._send_frontend(Drain(self._drain_seconds))
+        if self._untold:  # a frontend that is not there yet hears it later
+            self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
 
     def _send_frontend(self, message: Drain | TargetLost) -> bool:
         return sockets.send(self._socket, message, to=b"frontend")
@@ -240,7 +252,7 @@ class Engine:
                 if self._state == "starting":
                     if all(p.ready for p in self._processes.values()):
                         self._advance("starting", "ready")
-                else:
+                elif self._state in ("ready", "draining"):
                     log.warning("the %s is back (pid %d)", process.role, process.pid)
             elif status.state == "failed":
                 process.failure = status
@@ -275,11 +287,11 @@ class Engine:
             self._untold = True
             self._replace_draft()
         if self._state == "draining" and role != "draft":
-            self._died_draining(role, cause)
+            self._give_up(role, cause)
             return
         delay = self._restarts[role].died(time.monotonic())
         if delay is None and role != "draft":
-            self._fail(role, cause)
+            self._give_up(role, f"{cause}; it dies again and again")
             return
         then = "it stays off" if delay is None else f"restarting it in {delay:.1f} s"
         log.warning("the %s was lost (%s), %s", role, cause, then)
@@ -292,11 +304,16 @@ class Engine:
             draft.wait()
             self._restarts["draft"].replace(time.monotonic())
 
-    def _died_draining(self, role: str, cause: str) -> None:
+    def _give_up(self, role: str, cause: str) -> None:
         """Nothing is started any more. Without a target the frontend can still say how everything ended."""
+        if role == "frontend" or "frontend" not in self._processes:
+            self._fail(role, cause)
+            return
         self.failure = _as_error(role, cause)
-        if role == "frontend":
-            self._set("stopping")
+        self._given_up_at = time.monotonic() + _FAREWELL_S
+        if self._state != "draining":
+            self._drain_seconds = _FAREWELL_S
+        self._advance("ready", "draining")
 
     def _fail(self, role: str, cause: str, usage: bool = False) -> None:
         self.failure = UsageError(cause) if usage else _as_error(role, cause)
@@ -304,7 +321,7 @@ class Engine:
 
     def _end_children(self) -> None:
         """Close the death pipe, which ends every child; what does not listen is killed."""
-        os.close(self._death_write)
+        self._death_pipe.close()
         deadline = time.monotonic() + 1.0
         for process in self._processes.values():
             process.end(deadline)

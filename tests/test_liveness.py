@@ -29,11 +29,13 @@ def pid() -> Iterator[int]:
         process.kill()
 
 
-def looks(liveness: Liveness, processes: dict[str, int], seconds: float, start: float = 100.0) -> dict[str, str]:
+def looks(
+    liveness: Liveness, processes: dict[str, int], seconds: float, start: float = 100.0, ready: bool = True
+) -> dict[str, str]:
     """What is found stuck when everybody has been looked at for so many seconds."""
     found: dict[str, str] = {}
     for look in range(int(seconds / LOOK_S) + 1):
-        found = liveness.stuck(processes, start + look * LOOK_S)
+        found = liveness.stuck({role: (pid, ready) for role, pid in processes.items()}, start + look * LOOK_S)
     return found
 
 
@@ -64,8 +66,8 @@ def test_a_new_process_begins_with_all_its_time(pulses: Pulses, pid: int) -> Non
 def test_time_in_which_nobody_could_look_counts_for_nothing(pulses: Pulses, pid: int) -> None:
     """A machine that was suspended wakes this process first, perhaps."""
     liveness = Liveness(pulses, step_timeout=5.0)
-    assert liveness.stuck({"target": pid}, 100.0) == {}
-    assert liveness.stuck({"target": pid}, 900.0) == {}
+    assert liveness.stuck({"target": (pid, True)}, 100.0) == {}
+    assert liveness.stuck({"target": (pid, True)}, 900.0) == {}
 
 
 def test_a_stopped_process_is_stuck_soon_if_somebody_waits_for_it(pulses: Pulses, pid: int) -> None:
@@ -86,3 +88,16 @@ def test_a_process_that_has_ended_is_somebody_elses_business(pulses: Pulses) -> 
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert looks(Liveness(pulses, step_timeout=60.0), {"target": process.pid}, 2.0) == {}
+
+
+def test_loading_takes_as_long_as_it_must_but_not_for_ever(pulses: Pulses, pid: int) -> None:
+    liveness = Liveness(pulses, step_timeout=2.0)
+    assert looks(liveness, {"target": pid}, 599.0, ready=False) == {}
+    assert looks(liveness, {"target": pid}, 1.5, start=699.0) == {}, "its steps are counted from when it is ready"
+    assert set(looks(Liveness(pulses, 2.0), {"draft": pid}, 601.0, ready=False)) == {"draft"}
+
+
+def test_a_process_that_is_stopped_while_it_loads_is_stuck_too(pulses: Pulses, pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    assert set(looks(Liveness(pulses, 60.0), {"frontend": pid}, 1.5, ready=False)) == {"frontend"}

@@ -41,6 +41,7 @@ _WORKERS = 2
 _LOOKUPS = 16  # texts at a time that are not part of a request
 _AT_ONCE = 1024  # characters: encoding so few costs less than waking a thread
 _AGAIN_S = 0.005
+_LOSSES = 2
 
 
 class Observer(Protocol):
@@ -55,7 +56,7 @@ class Observer(Protocol):
 
 class Request:
     """One open request. `outbox.head` is what its client has not got yet; `accepted` says that its prompt was taken,
-    `begun` that the target has told something about it.
+    `begun` that the target has told something about it, `losses` how many targets have died since they had it.
 
     `wake` is called whenever there is news of either.
     """
@@ -65,6 +66,7 @@ class Request:
         self.params = params
         self.prompt: list[int] = []
         self.accepted = self.begun = False
+        self.losses = 0
         self.ended = False
         self.number = -1
         self.metrics = Metrics()
@@ -88,6 +90,7 @@ class Desk:
         self._numbers = epoch << 32
         self._limits = config.server.limits
         self._open: dict[int, Request] = {}
+        self._has_target = False
         self._unsent: deque[Request] = deque()  # to be submitted once more, to a new target
         # Requests whose prompts are in the workers' queue or hands, cancelled ones among them: they take memory too.
         self._preparing: set[Request] = set()
@@ -193,7 +196,7 @@ class Desk:
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
         submit = Submit(self._numbers, token_ids, request.params)
-        if self.state != "restarting" and not self._send(submit):
+        if self._has_target and not self._send(submit):
             raise RequestError("overloaded", "the engine takes no more requests at the moment")
         assert request.params.speculation is not None, "complete parameters have one"
         request.number, request.prompt = self._numbers, token_ids
@@ -209,20 +212,26 @@ class Desk:
     # -- the target -------------------------------------------------------------------------------------------------
 
     def target_lost(self) -> None:
-        """The target has died: what it had begun ends, the rest waits for the next one, unless there will be none."""
+        """The target has died: what it had begun ends, the rest waits for the next one, unless there will be none. A
+        request that was there when two targets died may be what they died of."""
         last = self.state == "draining"
         if self.state == "ready":
             self.state = "restarting"
         self.load = Load()
+        had = set(self._open.values()).difference(self._unsent) if self._has_target else set()
         self._unsent.clear()
-        for request in list(self._open.values()):
-            if request.begun or last:
+        for request in [*self._open.values(), *(self._preparing if last else ())]:
+            request.losses += request in had
+            if request.begun or last or request.losses == _LOSSES:
                 self._fail(request, "engine_restarted", "the engine died over this request; it can be tried again")
+        self._has_target = False
 
     def target_back(self) -> None:
         """A target has said that it takes requests."""
         if self.state != "draining":
             self.state = "ready"
+        self._has_target = True
+        self._unsent.clear()
         self._unsent.extend(self._open.values())
         self._submit_again()
 

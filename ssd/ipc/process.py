@@ -135,8 +135,10 @@ def _die_with_parent(start: Start) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="death-pipe", daemon=True).start()
-    # A stopped process cannot read a pipe: the kernel wakes it when the supervisor's thread ends, then it can.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    # A stopped process cannot read a pipe, nor can one that hangs in a device's library: when the supervisor's thread
+    # ends, the kernel sends a signal. One process is only woken, to remove the directory.
+    at_death = signal.SIGCONT if start.role == "frontend" else signal.SIGKILL
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, at_death)
 
 
 def memory_file(name: str, size: int) -> int:

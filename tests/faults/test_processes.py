@@ -17,6 +17,7 @@ from ssd import failpoints
 from ssd.client import Client
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.process import run_directory
+from ssd.ipc.pulse import ROLES
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
 from ssd.supervisor import Engine
@@ -127,15 +128,15 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
         assert len(texts) == 1, "before the hang, and over it"
 
 
-@pytest.mark.parametrize("stopped_draft", [False, True])
-def test_children_end_with_a_killed_supervisor(stopped_draft: bool) -> None:
+@pytest.mark.parametrize("stopped", [None, 0, 1, 2], ids=["none", *ROLES])
+def test_children_end_with_a_killed_supervisor(stopped: int | None) -> None:
     host = subprocess.Popen(
         [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )
     assert host.stdout is not None and host.stdin is not None
     address, *pids = host.stdout.readline().split()
-    if stopped_draft:
-        os.kill(int(pids[2]), signal.SIGSTOP)
+    if stopped is not None:
+        os.kill(int(pids[stopped]), signal.SIGSTOP)
     host.kill()
     host.wait()
     assert all(gone(int(pid), within_s=2) for pid in pids)

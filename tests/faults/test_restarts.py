@@ -26,7 +26,7 @@ from ssd.models.stopping import stop_token_ids
 from ssd.params import SamplingParams
 from ssd.server_config import ServerOptions
 from ssd.supervisor import Engine
-from tests.faults.engine import gone
+from tests.faults.engine import descriptors, gone
 
 PATIENCE_S = 30.0
 AT_ONCE = 4
@@ -150,12 +150,99 @@ def test_both_may_die_at_once(engine: Engine) -> None:
         assert client.generate([PROMPTS[2]], params(20))[0].token_ids == expected(engine, PROMPTS[2], params(20))
 
 
-def test_a_target_that_always_dies_ends_the_engine_with_its_cause(engine: Engine) -> None:
-    while not engine.wait(timeout=0.05):
+@pytest.mark.parametrize("role", ["target", "frontend"])
+def test_a_successor_that_is_stopped_while_it_loads_is_replaced_too(engine: Engine, role: str) -> None:
+    first = engine.pids[role]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: engine.pids.get(role, first) != first)
+    os.kill(engine.pids[role], signal.SIGSTOP)
+    until(lambda: answers(engine))
+
+
+def answers(engine: Engine) -> bool:
+    try:
+        with Client(engine.address, timeout=1.0) as client:
+            completion = client.generate([PROMPTS[2]], params(20))[0]
+    except (EngineDeadError, RequestError):
+        return False
+    assert completion.token_ids == expected(engine, PROMPTS[2], params(20))
+    return True
+
+
+def test_a_frontend_that_was_away_while_the_target_was_replaced_finds_the_new_one(engine: Engine) -> None:
+    """Its old connection may have found it before; the two must not be taken for one."""
+    frontend, target = engine.pids["frontend"], engine.pids["target"]
+    for _ in range(3):
+        os.kill(frontend, signal.SIGSTOP)
+        os.kill(target, signal.SIGKILL)
+        until(lambda old=target: engine.pids.get("target", old) != old)
+        target = engine.pids["target"]
+        time.sleep(0.4)  # less than what counts as lost
+        os.kill(frontend, signal.SIGCONT)
+        until(lambda: answers(engine))
+    assert engine.pids["frontend"] == frontend
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_over_http_a_lost_target_is_one_error_that_says_to_try_again(engine: Engine, stream: bool) -> None:
+    assert engine.url is not None
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=PATIENCE_S)
+    body = {"prompt": [[5, 6, 7]], "max_tokens": 1000, "ignore_eos": True, "n": 2, "stream": stream}
+    head = {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", msgspec.json.encode(body | {"model": "smollm2"}), head)
+    until(lambda: running(engine) == 2)
+    if stream:
+        answer = connection.getresponse()
+        answer.readline()
+    os.kill(engine.pids["target"], signal.SIGKILL)
+    if not stream:
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert msgspec.json.decode(answer.read())["error"]["code"] == "engine_restarted"
+        return
+    *events, error, done, rest = answer.read().decode().split("\n\n")
+    assert msgspec.json.decode(error.removeprefix("data: "))["error"]["code"] == "engine_restarted"
+    assert (done, rest) == ("data: [DONE]", "")
+    assert not any("error" in event for event in events)
+
+
+def test_a_target_that_always_dies_ends_the_engine_and_everyone_is_told(engine: Engine) -> None:
+    ends: list[str] = []
+
+    def ask() -> None:
+        """Ask again whenever one is to, as clients do."""
+        with Client(engine.address) as client:
+            while True:
+                try:
+                    client.generate([PROMPTS[0]], params(2000))
+                except RequestError as error:
+                    ends.append(error.code)
+                    time.sleep(0.02)
+                except EngineDeadError:
+                    return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not engine.wait(timeout=0.3):
         if "target" in engine.pids:
             os.kill(engine.pids["target"], signal.SIGKILL)
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
+    assert set(ends) <= {"engine_restarted", "restarting", "shutting_down"} and "engine_restarted" in ends
     assert isinstance(engine.failure, EngineDeadError)
-    assert "target" in str(engine.failure) and "SIGKILL" in str(engine.failure)
+    assert "target" in str(engine.failure) and "again and again" in str(engine.failure)
+
+
+def test_restarts_leave_nothing_open(engine: Engine) -> None:
+    """In the supervisor, which is this process."""
+    before = descriptors()
+    for role in ("target", "frontend", "target", "frontend"):
+        pid = engine.pids[role]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda old=pid, role=role: engine.pids.get(role, old) != old)
+        until(lambda: answers(engine))
+    assert descriptors() == before
+    engine.stop(drain=0)
 
 
 def test_a_target_lost_in_a_drain_is_told_to_everyone_and_not_replaced(engine: Engine) -> None:

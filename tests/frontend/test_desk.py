@@ -34,7 +34,7 @@ def with_desk(body: Callable[[Desk, list[Message]], Coroutine[Any, Any, None]], 
 
         server = Server(names=("scripted",), limits=Limits(**limits))
         desk = Desk(engine_config(server=server), 1, send)
-        desk.state = "ready"
+        desk.target_back()
         await body(desk, sent)
         desk.close()
 
@@ -169,6 +169,49 @@ def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
         assert sent == []
         desk.target_back()
         assert len(sent) == 3
+
+    with_desk(body)
+
+
+def test_a_request_that_two_targets_died_with_is_not_given_to_a_third() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        suspect = desk.open(prompt(1), ignore)
+        for ended in (False, True):
+            assert not suspect.ended
+            desk.target_lost()
+            desk.target_lost()  # that of a target which never said hello
+            assert suspect.ended is ended
+            innocent = None if ended else desk.open
+            desk.target_back()
+            if innocent is not None:
+                second = innocent(prompt(2), ignore)
+        assert isinstance(suspect.outbox.head, Failed) and suspect.outbox.head.code == "engine_restarted"
+        assert not second.ended
+
+    with_desk(body)
+
+
+def test_a_prompt_encoded_between_two_targets_in_a_drain_is_submitted_once() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        accepted = asyncio.Event()
+        request = desk.open(prompt(1, "word " * 250), lambda _: accepted.set())
+        desk.target_lost()
+        desk.state = "draining"
+        await accepted.wait()
+        desk.target_back()
+        assert [message.request for message in sent if isinstance(message, Submit)] == [request.number]
+
+    with_desk(body)
+
+
+def test_without_a_target_in_a_drain_everyone_is_told_also_whose_prompt_is_being_encoded() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        encoding, waiting = desk.open(prompt(1, "word " * 250), ignore), desk.open(prompt(2), ignore)
+        desk.state = "draining"
+        desk.target_lost()
+        for request in (encoding, waiting):
+            assert isinstance(request.outbox.head, Failed) and request.outbox.head.code == "engine_restarted"
+        assert desk.open_requests <= 1, "what a worker has in its hands counts until it is done"
 
     with_desk(body)
 
