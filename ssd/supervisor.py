@@ -21,9 +21,12 @@ from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, TargetLost
+from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
+from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
+from ssd.monitor import lanes
+from ssd.monitor.publisher import Publisher
 from ssd.restarts import Restarts
 
 log = logging.getLogger("ssd.supervisor")
@@ -91,7 +94,9 @@ class Engine:
         self._death_read, self._death_write = os.pipe()
         self._board_fd = memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs))
         self._pulse_fd = memory_file("ssd-pulse", pulse.SIZE_BYTES)
-        self._descriptors = [self._wake_read, self._wake_write, self._death_read, self._board_fd, self._pulse_fd]
+        self._events_fd = memory_file("ssd-events", lanes.SIZE_BYTES)
+        self._descriptors = [self._wake_read, self._wake_write, self._death_read]
+        self._descriptors += [self._board_fd, self._pulse_fd, self._events_fd]
         self._laws_fd = self._law_arena()
 
     def _law_arena(self) -> int:
@@ -157,13 +162,16 @@ class Engine:
     def _serve(self, context: zmq.Context[Any]) -> None:
         self._socket = sockets.router(context, f"ipc://{self._directory}/{sockets.SUPERVISOR}")
         self._advance("new", "starting")
-        liveness = Liveness(pulse.Pulses(self._pulse_fd), self.config.step_timeout)
+        pulses = pulse.Pulses(self._pulse_fd)
+        liveness = Liveness(pulses, self.config.step_timeout)
+        self._publisher = Publisher(context, self._directory, self.config, self._events_fd, pulses)
         for role in pulse.ROLES:
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)
         while self._state not in ("stopping", "stopped"):
             poller = zmq.Poller()
             poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._publisher.socket, zmq.POLLIN)
             poller.register(self._wake_read, zmq.POLLIN)
             for process in self._processes.values():
                 poller.register(process.pidfd, zmq.POLLIN)
@@ -179,10 +187,15 @@ class Engine:
                 self._processes[role].kill(why)
             self._tell_frontend()
             self._start_again()
+            watch = self._publisher.turn(self._processes.values(), time.monotonic())
+            if watch is not None:
+                self._send_frontend(watch)
 
     def _poll_ms(self) -> int:
         """Until the next look at the living, or the next thing to do."""
-        dues = [restarts.due - time.monotonic() for restarts in self._restarts.values() if restarts.due is not None]
+        now = time.monotonic()
+        dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
+        dues.append(self._publisher.delay(now))
         return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
 
     def _tell_frontend(self) -> None:
@@ -191,7 +204,7 @@ class Engine:
         if self._state == "draining":
             self._send_frontend(Drain(self._drain_seconds))
 
-    def _send_frontend(self, message: Drain | TargetLost) -> bool:
+    def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
         return sockets.send(self._socket, message, to=b"frontend")
 
     def _start_again(self) -> None:
@@ -215,6 +228,7 @@ class Engine:
             board_fd=self._board_fd,
             laws_fd=self._laws_fd,
             pulse_fd=self._pulse_fd,
+            events_fd=self._events_fd,
             http_fd=self._http.fileno() if role == "frontend" and self._http is not None else -1,
         )
         package = "mock" if role == "target" and config.load_format == "mock" else role
@@ -229,9 +243,12 @@ class Engine:
                 continue
             if received is None:
                 return
-            _, epoch, status = received
-            process = self._processes.get(status.role)
+            peer, epoch, status = received
+            process = self._processes.get(peer.decode(errors="replace"))
             if process is None or process.epoch != epoch:
+                continue
+            if isinstance(status, Report):
+                self._publisher.reported(status)
                 continue
             if status.state == "ready":
                 process.ready = True
@@ -250,6 +267,7 @@ class Engine:
         speed only (C1), a lost frontend its clients, a lost target what it had begun."""
         self._read_statuses()  # its last words may still be in the socket
         cause = process.ended()
+        self._publisher.ended(process.role)
         del self._processes[process.role]
         if self._state == "starting":
             self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
@@ -277,6 +295,7 @@ class Engine:
         if draft is not None:
             draft.kill("its target was lost")
             draft.ended()
+            self._publisher.ended("draft")
             self._restarts["draft"].replace(time.monotonic())
 
     def _died_draining(self, role: str, cause: str) -> None:

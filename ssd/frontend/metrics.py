@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from ssd.frontend.desk import Desk, Request
+from ssd.frontend.desk import Desk, Observer, Request
 from ssd.ipc.messages import Emission, Load
 from ssd.params import MAX_LOOKAHEAD
 
@@ -78,8 +78,8 @@ class _Clock:
         self.last: float | None = None
 
 
-class Metrics(Collector):
-    """The observer of a desk. `text` is the exposition of everything counted so far."""
+class Metrics(Collector, Observer):
+    """An observer of a desk. `text` is the exposition of everything counted so far."""
 
     kind = CONTENT_TYPE_LATEST.encode()
 
@@ -94,7 +94,7 @@ class Metrics(Collector):
         self._seconds = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        desk.observer = self
+        desk.observers.append(self)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

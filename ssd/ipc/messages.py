@@ -308,30 +308,6 @@ class Rejoin(Message, frozen=True):
     """Forget everything and say `Hello` again: messages were lost while the draft did not read."""
 
 
-# -- child -> supervisor --------------------------------------------------------------------------------------------
-
-
-class Status(Message, frozen=True):
-    """A child's word about itself; `failed` carries its own cause and the exit code that the cause deserves."""
-
-    role: Name
-    state: Literal["ready", "failed", "stopped"]
-    message: Annotated[str, Meta(max_length=65536)] = ""
-    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
-
-
-class Drain(Message, frozen=True):
-    """Supervisor -> frontend: refuse new requests, finish the open ones within so many seconds and end the rest, then
-    answer with status `stopped`."""
-
-    seconds: Annotated[float, Meta(ge=0, le=86400)]
-
-
-class TargetLost(Message, frozen=True):
-    """Supervisor -> frontend: the target has died, and with it what its requests had come to. Another one is started,
-    unless the engine drains."""
-
-
 def pack(message: Message, epoch: int = 0) -> list[bytes]:
     """The two frames of a message."""
     return [_HEADER.pack(MAGIC, PROTOCOL_VERSION, epoch), _encoder.encode(message)]
@@ -359,5 +335,3 @@ FRONTEND_TO_CLIENT = msgspec.msgpack.Decoder(Description | Chunk | Done | Failed
 PEER_TO_TARGET = msgspec.msgpack.Decoder(Hello | Submit | Abort)
 TARGET_TO_FRONTEND = msgspec.msgpack.Decoder(Ready | Refused | Step)
 TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
-CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status)
-SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain | TargetLost)

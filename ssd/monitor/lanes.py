@@ -15,7 +15,7 @@ import mmap
 import struct
 import time
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,16 @@ _RECORD = struct.Struct("<4q")
 _COUNT = struct.Struct("<q")
 _HEADER_BYTES = 64
 _LANE_BYTES = _HEADER_BYTES + CAPACITY * _RECORD.size
-LANES = ("target", "draft")
+Role = Literal["target", "draft"]
+LANES: tuple[Role, ...] = ("target", "draft")
 SIZE_BYTES = len(LANES) * _LANE_BYTES
 
 Records = npt.NDArray[np.int64]  # [n, 4]
 
 
 class State(IntEnum):
-    """Target: up to SAMPLE and OTHER; the draft: from DEPTH on. `detail` is the round's tokens (VERIFY, PREFILL) or the
-    depth (DEPTH)."""
+    """What a process can be busy with. `detail` is the tokens of the step (VERIFY, PREFILL), the depth (DEPTH) or the
+    request (PROMOTE)."""
 
     IDLE = 0
     OTHER = 1  # between the named states: scheduling, messages, bookkeeping
@@ -44,6 +45,9 @@ class State(IntEnum):
     DEPTH = 6
     PROMOTE = 7
     WAIT_FOR_TARGET = 8
+    LOADING = 9
+    DOWN = 10  # in the supervisor's words: it has ended
+    LOST = 11  # records were overwritten or lost before they were read
 
 
 class Mark(IntEnum):
@@ -59,6 +63,8 @@ class Mark(IntEnum):
 
 MARKS = {mark.name.lower(): mark for mark in Mark}
 """By the name that the cache's verdict has in emissions and metrics."""
+
+_STATES, _CODES = frozenset(State), frozenset(Mark)
 
 
 class Span(NamedTuple):
@@ -76,12 +82,17 @@ class Moment(NamedTuple):
     detail: int
 
 
+def _start(role: str) -> int:
+    """Where the lane of a role begins."""
+    return LANES.index(role) * _LANE_BYTES
+
+
 class Lane:
     """The writer's side: one process's lane in the memory of `descriptor`; -1 is memory nobody else has."""
 
     def __init__(self, descriptor: int, role: str) -> None:
         self._memory = mmap.mmap(descriptor, SIZE_BYTES)
-        self._start = LANES.index(role) * _LANE_BYTES
+        self._start = _start(role)
         (self._count,) = _COUNT.unpack_from(self._memory, self._start)
         self._state: int = -1
 
@@ -91,8 +102,10 @@ class Lane:
             self._state = state
             self._write(state, detail)
 
-    def mark(self, mark: Mark, detail: int) -> None:
-        self._write(mark, detail)
+    def looked_up(self, request: int, verdict: str) -> None:
+        """Mark what the cache had for an outcome of `request`, if that question arose (`Emission.cache`)."""
+        if verdict:
+            self._write(MARKS[verdict], request)
 
     def _write(self, code: int, detail: int) -> None:
         count = self._count
@@ -102,12 +115,28 @@ class Lane:
         _COUNT.pack_into(self._memory, self._start, self._count)
 
 
+class Silent(Lane):
+    """A lane of a process that tells nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def enter(self, state: State, detail: int = 0) -> None:
+        pass
+
+    def looked_up(self, request: int, verdict: str) -> None:
+        pass
+
+
+SILENT = Silent()
+
+
 class Reader:
     """Anybody else's side of one lane."""
 
     def __init__(self, descriptor: int, role: str) -> None:
         memory = mmap.mmap(descriptor, SIZE_BYTES)
-        start = LANES.index(role) * _LANE_BYTES
+        start = _start(role)
         self._count = np.frombuffer(memory, np.int64, 1, start)
         self._ring: Records = np.frombuffer(memory, np.int64, CAPACITY * 4, start + _HEADER_BYTES).reshape(CAPACITY, 4)
         self._read = 0
@@ -118,17 +147,27 @@ class Reader:
         numbers = np.arange(max(self._read, count - CAPACITY), count)
         self._read = count
         records = self._ring[numbers % CAPACITY]
-        return records[records[:, 0] == numbers]
+        # Meanwhile the writer may have come round to the oldest of them.
+        return records[(records[:, 0] == numbers) & (numbers > self._count[0] - CAPACITY)]
+
+    def rewind(self) -> None:
+        """Let the next `news` begin with the oldest record there is."""
+        self._read = 0
 
 
 def spans(records: Records, until: int) -> tuple[list[Span], list[Moment]]:
-    """Records in order as states and moments; the last state lasts `until` (ns)."""
-    states = records[records[:, 2] < Mark.HIT]
-    ends = np.append(states[1:, 1], max(until, int(states[-1, 1]))) if len(states) else states[:, 1]
-    return (
-        [
-            Span(State(code), begin, end, detail)
-            for (_, begin, code, detail), end in zip(states.tolist(), ends.tolist(), strict=True)
-        ],
-        [Moment(Mark(code), at, detail) for _, at, code, detail in records.tolist() if code >= Mark.HIT],
-    )
+    """Records in order as states and moments; the last state lasts `until` (ns). What lies before a missing record is
+    LOST, as nobody knows when its state ended."""
+    states: list[Span] = []
+    moments: list[Moment] = []
+    expected = None
+    for number, at, code, detail in records.tolist():
+        lost = expected is not None and number != expected
+        expected = number + 1
+        if states and (lost or code in _STATES):
+            states[-1] = states[-1]._replace(end=at, state=State.LOST if lost else states[-1].state)
+        if code in _STATES:
+            states.append(Span(State(code), at, max(at, until), detail))
+        elif code in _CODES:
+            moments.append(Moment(Mark(code), at, detail))
+    return states, moments
