@@ -50,7 +50,7 @@ class LaneHistory:
 
 class History:
     """Everything that snapshots have told of one engine, with so many `records` for a lane. With another engine it
-    begins again."""
+    begins again. `began` is since when the frontend has reported."""
 
     def __init__(self, records: int = RECORDS) -> None:
         self._most = records
@@ -72,7 +72,6 @@ class History:
     def add(self, snapshot: Snapshot) -> None:
         if self.last is not None and self.last.engine != snapshot.engine:
             self._clear()
-        self.began = self.began or snapshot.at
         self.last = snapshot
         for lane in snapshot.lanes:
             self.lanes[lane.role].add(lane.records)
@@ -88,4 +87,6 @@ class History:
         self.load, self.open_requests, self.state = report.load, report.open_requests, report.state
         self.rounds.extend(report.rounds)
         self.ended.extend(report.ended)
+        first = report.rounds[0].at if report.rounds else self.now
+        self.began = self.began or min(self.now, first)
         self.dropped += report.dropped

@@ -87,12 +87,9 @@ def _flows(lanes: Lanes, begin: int) -> Iterator[Event]:
         source = verified[index]
         yield flow | {"ph": "s", "pid": 2, "tid": _STATES, "ts": _us((source.begin + source.end) // 2 - begin)}
         after = bisect_left(starts.get(moment.detail, []), moment.at)
-        limit = ends[index + 1] if index + 1 < len(ends) else None
-        follows = promoted.get(moment.detail, [])[after : after + 1]
-        at = next((span for span in states if span.begin <= moment.at < span.end), None)
-        told = [span for span in follows if limit is None or span.begin < limit]
-        if at is not None:
-            yield flow | {"ph": "t" if told else "f", "bp": "e", "pid": 2, "tid": _STATES, "ts": _us(moment.at - begin)}
+        limit = ends[index + 1] if index + 1 < len(ends) else states[-1].end
+        told = [span for span in promoted.get(moment.detail, [])[after : after + 1] if span.begin < limit]
+        yield flow | {"ph": "t" if told else "f", "bp": "e", "pid": 2, "tid": _STATES, "ts": _us(moment.at - begin)}
         for span in told:
             yield flow | {"ph": "f", "bp": "e", "pid": 3, "tid": _STATES, "ts": _us(span.begin - begin)}
 
