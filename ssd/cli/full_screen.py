@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
+from rich.control import Control
 from rich.screen import Screen
 
 from ssd.cli.session import Terminated
@@ -39,7 +40,7 @@ class FullScreen:
             signal.signal(number, handler)
 
     def show(self, renderable: RenderableType) -> None:
-        self._console.print(Screen(renderable), end="")
+        self._console.print(Control.home(), Screen(renderable), sep="", end="")
 
     def keys(self) -> str:
         """What has been typed since the last call."""

@@ -57,7 +57,7 @@ def screen(figures: Figures, history: History, look: Look, width: int, height: i
             parts.append(part)
             left -= row.height or left
     if left:
-        parts.append(Layout(Text(""), size=left))
+        parts.append(Layout(Text(" "), size=left))
     layout = Layout()
     layout.split_column(*parts, Layout(Text(_KEYS, "bright_black", no_wrap=True), size=1))
     return layout
