@@ -24,6 +24,7 @@ from ssd.monitor.view.screen import PAGES, Look, line, screen
 
 _TICK_S = 0.1
 _FASTEST_S, _SLOWEST_S = 0.1, 10.0
+_REST = 10  # times as long as a picture takes
 _FIRST_LOOK_S = 1.5  # rates need some time
 _PATIENCE_S = 10.0
 _HEIGHT, _WIDTH = 40, 120  # where there is no terminal
@@ -41,7 +42,7 @@ class Source(Protocol):
 
 @click.command()
 @click.option("--address", help="The engine at this address. Default: the only one that runs here.")
-@click.option("--interval", type=click.FloatRange(_FASTEST_S, 60), default=0.5, show_default=True, help="Seconds.")
+@click.option("--interval", type=click.FloatRange(_FASTEST_S, 60), default=1.0, show_default=True, help="Seconds.")
 @click.option("--window", type=click.FloatRange(1, 300), default=60, show_default=True, help="Seconds of statistics.")
 @click.option("--once", is_flag=True, help="One picture, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON, an object a line.")
@@ -136,10 +137,12 @@ class _Top:
                 if self._history.last is None:
                     full_screen.show(f"waiting for {self._source.address}")
                 elif keys or size != console.size or time.monotonic() >= due:
-                    due, size = time.monotonic() + self._interval, console.size
+                    began, size = time.monotonic(), console.size
                     if shown is None or not self._paused:
                         shown = self._figures()
                     full_screen.show(screen(shown, self._history, self._look(), *size))
+                    # A busy engine has much to tell, and should not lose a core to it.
+                    due = began + max(self._interval, _REST * (time.monotonic() - began))
                 self._hear(_TICK_S)
 
     def _obey(self, keys: str) -> None:

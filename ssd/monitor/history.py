@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
 from ssd.ipc.messages import Load
 from ssd.ipc.supervision import Ended, Report, Round
-from ssd.monitor.lanes import LANES, Moment, Records, Span, spans
+from ssd.monitor.lanes import LANES, Mark, Moment, Records, Span, spans
 from ssd.monitor.messages import Snapshot
 
 KEPT_S = 300.0
 RECORDS = 1 << 17
+_NONE: Records = np.empty((0, 4), np.int64)
 _ROUNDS, _ENDED = 1 << 17, 1 << 14
 
 
@@ -35,17 +37,22 @@ class LaneHistory:
 
     def since(self, begin: int, until: int) -> tuple[list[Span], list[Moment]]:
         """States and moments from `begin` to `until`; the state at `begin` is cut there."""
-        wanted: deque[Records] = deque()
+        wanted: deque[Records] = deque([_NONE])
         for chunk in reversed(self._chunks):
             wanted.appendleft(chunk)
-            if chunk[0, 1] <= begin:  # its state may be none: marks stand between states
+            if len(_states_before(chunk, begin)):
                 break
-        if not wanted:
-            return [], []
         records = np.concatenate(wanted)
-        states, moments = spans(records[records[:, 1] <= until], until)
+        before = _states_before(records, begin)
+        first = before[-1] if len(before) else 0
+        states, moments = spans(records[first : np.searchsorted(records[:, 1], until, "right")], until)
         cut = [span._replace(begin=max(span.begin, begin)) for span in states if span.end > begin]
         return cut, [moment for moment in moments if moment.at > begin]
+
+
+def _states_before(records: Records, moment: int) -> npt.NDArray[np.intp]:
+    """Where states are entered until `moment`: the last of these is the state then."""
+    return np.flatnonzero((records[:, 1] <= moment) & (records[:, 2] < Mark.HIT))
 
 
 class History:

@@ -15,7 +15,7 @@ from ssd.monitor.view.colours import look, named
 from ssd.monitor.view.quantities import share
 
 ROUNDS = 6
-_LOOK_BACK_S = 30.0
+_LOOK_BACK_S = (2.0, 30.0)  # the further only if the nearer is not enough
 _PAUSES, _PAUSE_NS = (State.IDLE, State.DOWN, State.LOADING), 20_000_000
 _LABEL = 8
 
@@ -30,10 +30,13 @@ class Strip(NamedTuple):
 
 def strips(history: History, rounds: int, most: int) -> list[Strip]:
     """The last rounds without a pause between them, so many a strip, at most `most` strips, the oldest first."""
-    begin = history.now - int(_LOOK_BACK_S * 1e9)
-    lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
-    stretch = _busy(lanes["target"][0])
-    starts = [span.begin for span in stretch if span.state is State.VERIFY]
+    for seconds in _LOOK_BACK_S:
+        begin = history.now - int(seconds * 1e9)
+        lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
+        stretch = _busy(lanes["target"][0])
+        starts = [span.begin for span in stretch if span.state is State.VERIFY]
+        if len(starts) > rounds * most:
+            break
     if not starts:
         return []
     cuts = starts[::-1][rounds - 1 :: rounds][::-1] or [stretch[0].begin]
