@@ -43,13 +43,11 @@ class ChildProcess:
         self.failure = Status(self.role, "failed", why, 1)
         self._handle.send_signal(signal.SIGKILL)
 
-    def ended(self) -> str:
-        """Wait for the end of one that has ended or is about to; returns how it ended."""
+    def wait(self) -> int:
+        """Wait for the end of one that has ended or is about to; returns its exit code, or minus the signal. Once."""
         code = self._handle.wait()
         os.close(self.pidfd)
-        if self.failure is not None:
-            return self.failure.message
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return code
 
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (of time.monotonic) for its own end, then kill it."""
@@ -57,7 +55,7 @@ class ChildProcess:
             self._handle.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._handle.send_signal(signal.SIGKILL)
-        self.ended()
+        self.wait()
 
 
 def _memory_file_with(payload: bytes) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -33,6 +34,7 @@ log = logging.getLogger("ssd.supervisor")
 
 _FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
 _TELL_AGAIN_S = 0.02
+_LAST_WORDS_S = 0.5
 
 
 class Engine:
@@ -265,14 +267,25 @@ class Engine:
     def _ended(self, process: ChildProcess) -> None:
         """A child is gone. Before the engine is ready that is its end, later one takes its place: a lost draft costs
         speed only (C1), a lost frontend its clients, a lost target what it had begun."""
-        self._read_statuses()  # its last words may still be in the socket
-        cause = process.ended()
+        cause = self._cause(process)
         self._publisher.ended(process.role)
         del self._processes[process.role]
         if self._state == "starting":
             self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
         elif self._state in ("ready", "draining"):
             self._lost(process.role, cause)
+
+    def _cause(self, process: ChildProcess) -> str:
+        """How a process ended: in its own words, which may still be on their way, where it had any."""
+        code = process.wait()
+        self._read_statuses()
+        if code < 0 and process.failure is None:
+            return f"killed by {signal.Signals(-code).name}"
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while process.failure is None and (left := deadline - time.monotonic()) > 0:
+            self._socket.poll(int(1000 * left) + 1)
+            self._read_statuses()
+        return f"exit status {code}" if process.failure is None else process.failure.message
 
     def _lost(self, role: str, cause: str) -> None:
         """Say so, and when it will be tried again."""
@@ -294,7 +307,7 @@ class Engine:
         draft = self._processes.pop("draft", None)
         if draft is not None:
             draft.kill("its target was lost")
-            draft.ended()
+            draft.wait()
             self._publisher.ended("draft")
             self._restarts["draft"].replace(time.monotonic())
 

@@ -129,7 +129,8 @@ class DraftEngine:
         """One forward for everything that can use one; False when there is nothing to do before the next message."""
         began = time.perf_counter()
         pieces, budget = [], _PREFILL_CHUNK
-        for tree in list(self.trees.values()):
+        # The shortest rest first: those that the target waits for now are not kept waiting by a long prompt.
+        for tree in sorted(self.trees.values(), key=lambda tree: tree.wanted - tree.computed):
             tokens = self._piece(tree, budget)
             if tokens:
                 budget -= len(tokens)

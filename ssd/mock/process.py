@@ -133,13 +133,16 @@ class _Mock:
         lane = self._child.lane
         while True:
             self._child.beat()
-            if not (self._running or self._waiting):
+            busy = bool(self._running or self._waiting)
+            if not busy:
                 lane.enter(State.IDLE)
                 self._socket.poll(IDLE_MS)
             began = time.perf_counter()
             self._read()
             self._admit()
             if not self._running:
+                if busy:  # an abort has ended the last one
+                    sockets.send(self._socket, Step([], self._load(0)), self._child.epoch, self._frontend)
                 continue
             lane.enter(State.VERIFY, len(self._running) * (LOOKAHEAD + 1))
             if self._round_s:
@@ -188,12 +191,15 @@ class _Mock:
         for emission in emissions:
             if emission.finish_reason is not None:
                 del self._running[emission.request]
+        return Step(emissions, self._load(sum(emission.drafted + 1 for emission in emissions)))
+
+    def _load(self, batched_tokens: int) -> Load:
+        """How busy it is after a round of so many tokens."""
         running = len(self._running)
-        load = Load(
+        return Load(
             running=running,
             waiting=len(self._waiting),
             kv_cache_usage=running / self._child.config.max_num_seqs,
-            batched_tokens=sum(emission.drafted + 1 for emission in emissions),
-            verify_seconds=self._round_s,
+            batched_tokens=batched_tokens,
+            verify_seconds=self._round_s if batched_tokens else 0.0,
         )
-        return Step(emissions, load)

@@ -136,9 +136,9 @@ class BoardProposer:
 
     def _time(self, seconds: float, results: Items[Result]) -> None:
         """Note how long a round took from its launch, unless it had other work than decoding."""
-        self._verify_s.note(seconds)
         telemetry = self._board.telemetry()
         if len(results) == self._running and all(result.round > 0 for result in results):
+            self._verify_s.note(seconds)
             modes = {result.sequence.speculation.mode for result in results}
             tokens = sum(1 + result.drafted for result in results)
             brought = sum(1 + result.outcome.accepted for result in results)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launched import children
 from tests.faults.engine import gone
 
 COMMAND = [sys.executable, "-m", "ssd.cli.main"]
@@ -31,16 +32,6 @@ METRICS = {
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-
-
-def children(pid: int) -> dict[str, int]:
-    """Roles and pids of the engine processes that a command has started."""
-    found = {}
-    for child in Path(f"/proc/{pid}/task").glob("*/children"):
-        for number in child.read_text().split():
-            command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
-            found[command[2].removeprefix("ssd.")] = int(number)
-    return found
 
 
 def test_json_is_one_object_with_every_promised_field() -> None:

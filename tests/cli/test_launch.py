@@ -9,9 +9,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,8 @@ from ssd.cli.main import main
 from ssd.client import Client
 from ssd.errors import EngineDeadError, SsdError
 from ssd.ipc import keys
+from tests.cli.launched import MOCK, command, running
 from tests.scripted_engine import PATIENCE_S
-
-MOCK = ("--load-format", "mock")
 
 
 def launch(*arguments: str | Path, **environment: str) -> Result:
@@ -196,28 +192,6 @@ def test_an_engine_that_cannot_be_prepared_leaves_no_socket(tmp_path: Path, monk
 # -- the real processes, with the mock target -----------------------------------------------------------------------
 
 
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *MOCK, *map(str, arguments)]
-
-
-@contextmanager
-def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """The process, and what it said when it was ready: name -> address."""
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said: dict[str, str] = {}
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        while "ready" not in said:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            name, _, address = line.strip().partition(": ")
-            said[name] = address
-        yield process, said
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
-
-
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=PATIENCE_S)
@@ -246,6 +220,32 @@ def test_a_unix_socket_serves_every_name_and_is_gone_afterwards(tmp_path: Path) 
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("begun", "sign", "rest"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n", b"100", b"{"),
+        (b"GET /health HTTP/1.1\r\n\r\nGET /he", b"200", b""),
+    ],
+    ids=["body", "head"],
+)
+def test_a_request_that_has_not_come_whole_ends_with_the_engine(begun: bytes, sign: bytes, rest: bytes) -> None:
+    """With an answer, and without a word in the log."""
+    with running() as (process, said):
+        client = socket.create_connection(("127.0.0.1", int(said["http"].rpartition(":")[2])), PATIENCE_S)
+        client.sendall(begun)
+        assert client.recv(65536).split()[1] == sign, "it reads"
+        client.sendall(rest)
+        process.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+        client.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"503" and json.loads(body)["error"]["code"] == "shutting_down"
+        assert process.wait(PATIENCE_S) == 0 and process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_client_of_another_machine_needs_a_key_that_is_known(tmp_path: Path) -> None:

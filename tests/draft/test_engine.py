@@ -9,6 +9,7 @@ import pytest
 
 from ssd.execution.runner import Runner
 from ssd.params import FanOut, Mode, Speculation
+from ssd.speculation.learner import Mean
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -182,3 +183,36 @@ def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) 
     assert longest == tiny.MAX_POSITION
     target.release()
     draft.assert_empty()
+
+
+# -- short and long ---------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_does_not_keep_the_draft_from_a_short_one(world: World) -> None:
+    """Its target would wait for nothing: both are in the next step, and what is over is the long one's."""
+    speculation = Speculation("ssd", 4, (1,))
+    draft = Draft(config(speculation), world.draft, steps=0)
+    for request, length in enumerate((190, 5)):
+        ScriptedTarget(draft, request, tiny.token_ids(length, request), GREEDY, speculation)
+    draft.work(1)
+    assert [tree.computed for tree in draft.engine.trees.values()] == [123, 5]
+    draft.work(1)
+    assert draft.engine.trees[0].computed == 190
+
+
+def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: World) -> None:
+    """Else a target would wait as long for a draft as it reads a chunk."""
+    speculation = Speculation("ssd", 4, (1,))
+    draft = Draft(config(speculation), world.draft)
+    noted = []
+
+    class Noting(Mean):
+        def note(self, value: float) -> None:
+            running = pair.engine.scheduler.running
+            noted.append(any(s.generated == 0 for s in running))
+
+    settings = config(speculation, max_num_batched_tokens=8)
+    pair = Pair(settings, world.target, draft)
+    pair.proposer._verify_s = Noting(0.02, 0.1, 10)
+    pair.run([tiny.token_ids(4, 1), tiny.token_ids(100, 2)], params(2, 40))
+    assert noted and not any(noted)

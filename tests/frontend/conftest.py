@@ -1,6 +1,8 @@
-"""A tokenizer of another kind than the packaged one."""
+"""The real frontend with HTTP, and a tokenizer of another kind than the packaged one."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from tokenizers import Tokenizer as Reference
@@ -8,6 +10,7 @@ from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
 from ssd.frontend.tokenization import Tokenizer
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +27,17 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("sentencepiece")
     tokenizer.save(str(directory / "tokenizer.json"))
     return Tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def http(request: pytest.FixtureRequest) -> Iterator[HttpEngine]:
+    """One that answers with the `IDS` of the test's module, by its `SERVER` if it has one."""
+    with http_engine(getattr(request.module, "SERVER", None)) as engine, answering(engine, request.module.IDS):
+        yield engine
+
+
+@pytest.fixture
+def scripted(request: pytest.FixtureRequest) -> Iterator[HttpEngine]:
+    """One whose target does what the test says."""
+    with http_engine(getattr(request.module, "SERVER", None)) as engine:
+        yield engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,12 @@ import pytest
 from ssd.config import Limits, Server
 from ssd.ipc.messages import Emission
 from ssd.params import Speculation, derived_seed
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_gateway import TOKENIZER
 
 TEXT = "Blue light scatters. Naïve — 日本語."
 IDS = TOKENIZER.encode(TEXT)
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[HttpEngine]:
-    with http_engine() as engine, answering(engine, IDS):
-        yield engine
-
-
-@pytest.fixture
-def scripted() -> Iterator[HttpEngine]:
-    """One whose target does what the test says."""
-    with http_engine() as engine:
-        yield engine
 
 
 # -- answers --------------------------------------------------------------------------------------------------------

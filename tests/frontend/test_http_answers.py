@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
-from collections.abc import Iterator
 from http.client import HTTPConnection
+from itertools import chain
 
 import pytest
 
@@ -14,6 +15,8 @@ from ssd.errors import RequestError
 from ssd.frontend import desk
 from ssd.frontend.admission import most_scored, prompt_ids
 from ssd.frontend.desk import Desk, Request
+from ssd.frontend.http import exchange
+from ssd.frontend.http.exchange import Gone
 from ssd.frontend.http.generation import Generation
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Generate, Step, TokenLogprob, pack
@@ -24,18 +27,6 @@ from tests.scripted_engine import engine_config
 
 BODY = {"model": "scripted", "prompt": "a", "max_tokens": 4}
 IDS = TOKENIZER.encode("one two three")
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[HttpEngine]:
-    with http_engine() as engine, answering(engine, IDS):
-        yield engine
-
-
-@pytest.fixture
-def scripted() -> Iterator[HttpEngine]:
-    with http_engine() as engine:
-        yield engine
 
 
 def begin(engine: HttpEngine, **changes: object) -> HTTPConnection:
@@ -186,3 +177,99 @@ def test_the_server_is_done_with_what_it_has_answered(http: HttpEngine) -> None:
         assert len(left) <= 2
     finally:
         gc.enable()
+
+
+# -- large ones -----------------------------------------------------------------------------------------------------
+
+LONG = list(range(300, 500))
+
+
+@pytest.mark.parametrize("body", [{"logprobs": 3}, {"logprobs": 3, "echo": True}, {"logprobs": 0}], ids=str)
+def test_a_large_completion_is_made_of_what_a_stream_brings(body: dict[str, object]) -> None:
+    with http_engine() as engine, answering(engine, LONG):
+        asked = BODY | body | {"prompt": LONG[:20], "max_tokens": 200, "n": 2}
+        _, answer = engine.post("/v1/completions", **asked)
+        events = engine.events("/v1/completions", **asked | {"echo": False})
+    for index, choice in enumerate(answer["choices"]):
+        told = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        before = 20 if body.get("echo") else 0
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+            parts = [each["logprobs"][name] for each in told if each["logprobs"]]
+            whole = choice["logprobs"][name]
+            assert (whole and whole[before:]) == (None if parts[0] is None else list(chain.from_iterable(parts))), name
+        assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["text_offset"]) == before + 200
+
+
+def test_a_large_chat_is_made_of_what_a_stream_brings() -> None:
+    with http_engine() as engine, answering(engine, LONG):
+        asked = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
+        asked |= {"logprobs": True, "top_logprobs": 3}
+        _, answer = engine.post("/v1/chat/completions", **asked)
+        events = engine.events("/v1/chat/completions", **asked)
+    told = [event["choices"][0]["logprobs"] for event in events]
+    (choice,) = answer["choices"]
+    assert choice["logprobs"]["content"] == [entry for each in told if each for entry in each["content"]]
+    assert len(choice["logprobs"]["content"]) == 200
+
+
+class Making:
+    """Large answers without a request, and who had a turn: each item that was made, and "other" for the rest."""
+
+    def __init__(self) -> None:
+        self.turns: list[str] = []
+        self._lock = asyncio.Lock()
+
+    def answer(self) -> Generation:
+        return Generation(None, None, None, [], self._lock)  # type: ignore[arg-type]
+
+    async def make(self, answer: Generation, items: int) -> list[int]:
+        def double(item: int) -> int:
+            self.turns.append("item")
+            return 2 * item
+
+        return await answer._each(double, range(items))
+
+    async def others(self) -> None:
+        while True:
+            self.turns.append("other")
+            await asyncio.sleep(0)
+
+
+def test_others_have_their_turn_while_large_answers_are_made() -> None:
+    """However many are made at the same time."""
+    making = Making()
+
+    async def play() -> None:
+        others = asyncio.create_task(making.others())
+        made = await asyncio.gather(*[making.make(making.answer(), 1000) for _ in range(5)])
+        others.cancel()
+        assert made == [[2 * item for item in range(1000)]] * 5
+
+    asyncio.run(play())
+    stretches = [len(stretch) for stretch in "".join(turn[0] for turn in making.turns).split("o")]
+    assert sum(stretches) == 5000
+    # The first pieces, with which small answers end, come at once.
+    assert max(stretches) <= 5 * 64 and sorted(stretches)[-2] <= 64
+
+
+def test_an_answer_is_not_made_for_a_client_that_has_left() -> None:
+    making = Making()
+    answer = making.answer()
+
+    async def play() -> None:
+        made = asyncio.create_task(making.make(answer, 1000))
+        await asyncio.sleep(0)
+        answer._left()
+        with pytest.raises(Gone):
+            await made
+
+    asyncio.run(play())
+    assert len(making.turns) < 1000
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_an_answer_in_several_parts_arrives_whole(http: HttpEngine, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_PART", size)
+    _, answer = http.post("/v1/completions", **BODY | {"max_tokens": 100})
+    assert answer["choices"][0]["text"] == TOKENIZER.decode(IDS)
+    assert http.ask("GET", "/health")[::2] == (200, b"")

@@ -5,35 +5,21 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from ssd.config import Server
 from ssd.errors import SsdError
 from ssd.frontend.http import connection
 from ssd.frontend.process import Frontend, run
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission
 from ssd.ipc.process import Child, Start
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.test_http_limits import BODY, LIMITS, raw, until_closed
+from tests.frontend.http_engine import HttpEngine
+from tests.frontend.test_http_limits import BODY, LIMITS, SERVER, raw, until_closed
 from tests.scripted_engine import PATIENCE_S, engine_config, scripted_engine
 
-SERVER = Server(names=("scripted",), port=0, limits=LIMITS)
+IDS = [5, 6, 7]
 CHUNKED = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[HttpEngine]:
-    with http_engine(SERVER) as engine, answering(engine, [5, 6, 7]):
-        yield engine
-
-
-@pytest.fixture
-def scripted() -> Iterator[HttpEngine]:
-    with http_engine(SERVER) as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,9 @@ LIMITS = Limits(
     slow_reader_tokens=200,
     slow_reader_seconds=0.5,
 )
+SERVER = Server(names=("scripted",), port=0, limits=LIMITS)
 BODY = {"model": "scripted", "prompt": "a", "max_tokens": 1}
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[HttpEngine]:
-    with http_engine(Server(names=("scripted",), port=0, limits=LIMITS)) as engine, answering(engine, [5, 6, 7]):
-        yield engine
-
-
-@pytest.fixture
-def scripted() -> Iterator[HttpEngine]:
-    with http_engine(Server(names=("scripted",), port=0, limits=LIMITS)) as engine:
-        yield engine
+IDS = [5, 6, 7]
 
 
 def raw(engine: HttpEngine) -> socket.socket:

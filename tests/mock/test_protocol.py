@@ -146,6 +146,18 @@ def test_a_new_frontend_ends_what_the_old_one_had_asked_for() -> None:
         new.context.destroy(linger=0)
 
 
+@pytest.mark.parametrize("aborted", [False, True], ids=["ended", "aborted"])
+def test_at_the_end_nothing_is_busy(aborted: bool) -> None:
+    with met("5") as frontend:
+        frontend.send(submit(1, 250 if aborted else 1))
+        step = frontend.step()
+        if aborted:
+            frontend.send(Abort(1))
+            while step.emissions:
+                step = frontend.step()
+        assert (step.load.running, step.load.waiting, step.load.kv_cache_usage) == (0, 0, 0.0)
+
+
 def test_metrics_come_with_the_end_and_always_where_a_text_may_end_it() -> None:
     with met() as frontend:
         frontend.send(submit(1, 40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -54,6 +55,7 @@ class App:
         self._desk, self._limit, self._created = desk, server.limits.max_body_bytes, now()
         self._keys = read_keys(server.api_key_file) if server.api_key_file else []
         self._metrics = Metrics(desk, server.metrics_compat)
+        self._turns = asyncio.Lock()
         self.routes = self._table()
         self._by_path: dict[str, dict[str, Route]] = {}
         for route in self.routes:
@@ -151,14 +153,14 @@ class App:
             raise invalid("messages", "this model has no chat format; use /v1/completions", "no_chat_template")
         style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.tokenizer)
         requests = chat.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests).run(_streamed(body))
+        await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
 
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.tokenizer)
         requests = completions.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests).run(_streamed(body))
+        await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
 
     async def _json(self, exchange: Exchange) -> bytes:
         kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()

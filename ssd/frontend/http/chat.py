@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from ssd.config import EngineConfig
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import ChatRequest, Said
 from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
-from ssd.frontend.http.style import Choice, Style
+from ssd.frontend.http.style import Choice, Each, Style
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
 
@@ -49,10 +50,10 @@ class ChatStyle(Style):
         super().__init__(body, name, tokenizer)
         self._with_logprobs = bool(body.logprobs)
 
-    def whole(self, choices: Sequence[Choice]) -> answers.Chat:
+    async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
         return answers.Chat(
             object="chat.completion",
-            choices=[self._choice(choice) for choice in choices],
+            choices=[await self._choice(choice, each) for choice in choices],
             usage=self._usage(choices),
             metrics=self._metrics(choices),
             **self._named,
@@ -68,11 +69,12 @@ class ChatStyle(Style):
         ids = message.token_ids if self._with_ids else UNSET
         return self._chunk(choice, answers.Delta(content=message.text), message.logprobs, token_ids=ids)
 
-    def _choice(self, choice: Choice) -> answers.ChatChoice:
+    async def _choice(self, choice: Choice, each: Each) -> answers.ChatChoice:
+        logprobs = await each(self._encoded, choice.logprobs) if self._with_logprobs else None
         return answers.ChatChoice(
             choice.index,
             answers.AssistantMessage("assistant", "".join(choice.text)),
-            self._logprobs(choice.logprobs) if self._with_logprobs else None,
+            None if logprobs is None else answers.ChatLogprobs(logprobs),
             choice.end.finish_reason,
             choice.token_ids if self._with_ids else UNSET,
             choice.request.prompt if self._with_ids else UNSET,
@@ -97,6 +99,10 @@ class ChatStyle(Style):
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> answers.ChatLogprobs:
         return answers.ChatLogprobs([self._content_logprob(entry) for entry in entries])
+
+    def _encoded(self, entry: TokenLogprob) -> Any:
+        """The same, as JSON."""
+        return Raw(encoder.encode(self._content_logprob(entry)))
 
     def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
         piece, raw = self._tokenizer.piece, self._tokenizer.piece_bytes

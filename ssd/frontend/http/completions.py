@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from ssd.config import EngineConfig
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
 from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
-from ssd.frontend.http.style import Choice, Style
+from ssd.frontend.http.style import Choice, Each, Style
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob, Usage
 
@@ -57,12 +59,12 @@ class CompletionStyle(Style):
         super().__init__(body, name, tokenizer)
         self._echo, self._most, self._tops = bool(body.echo), body.max_tokens, body.logprobs
 
-    def whole(self, choices: Sequence[Choice]) -> answers.Completion:
+    async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Completion:
         if self._most == 0:
             for choice in choices:
                 _take_back(choice)
         return self._part(
-            [self._choice(choice) for choice in choices],
+            [await self._choice(choice, each) for choice in choices],
             usage=self._usage(choices),
             metrics=self._metrics(choices),
         )
@@ -76,7 +78,8 @@ class CompletionStyle(Style):
         else:
             logprobs = None
             if self._tops is not None and message.logprobs:
-                logprobs, choice.told = self._logprobs(message.logprobs, choice.told)
+                tops: Any = [self._top(entry) for entry in message.logprobs] if self._tops else None
+                logprobs, choice.told = self._logprobs(message.logprobs, choice.told, tops)
             ids = message.token_ids if self._with_ids else UNSET
             shown = answers.CompletionChoice(choice.index, message.text, logprobs, None, ids)
         return self._part([shown], usage=None if self._with_usage else UNSET)
@@ -84,7 +87,7 @@ class CompletionStyle(Style):
     def _part(self, choices: list[answers.CompletionChoice], **more: object) -> answers.Completion:
         return answers.Completion(object="text_completion", choices=choices, **self._named, **more)  # type: ignore[arg-type]
 
-    def _choice(self, choice: Choice) -> answers.CompletionChoice:
+    async def _choice(self, choice: Choice, each: Each) -> answers.CompletionChoice:
         text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt, choice.logprobs, 0
         if self._echo:
             asked = choice.asked.prompt
@@ -93,7 +96,7 @@ class CompletionStyle(Style):
             entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)
         logprobs = None
         if self._tops is not None:
-            logprobs, _ = self._logprobs(entries, 0)
+            logprobs, _ = self._logprobs(entries, 0, await each(self._encoded, entries) if self._tops else None)
             logprobs.token_logprobs[:unknown] = [None] * unknown
             if logprobs.top_logprobs is not None:
                 logprobs.top_logprobs[:unknown] = [None] * unknown
@@ -106,23 +109,26 @@ class CompletionStyle(Style):
             prompt if self._with_ids else UNSET,
         )
 
-    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> tuple[answers.CompletionLogprobs, int]:
-        """Of tokens whose text begins at `offset`, and where the text after them begins."""
+    def _logprobs(
+        self, entries: Sequence[TokenLogprob], offset: int, tops: list[dict[str, float] | None] | None
+    ) -> tuple[answers.CompletionLogprobs, int]:
+        """Of tokens whose text begins at `offset` and whose likeliest ones are `tops`, and where the text after them
+        begins."""
         pieces = [self._tokenizer.piece(entry.token_id) for entry in entries]
         offsets = []
         for piece in pieces:
             offsets.append(offset)
             offset += len(piece)
-        tops: list[dict[str, float] | None] | None = None
-        if self._tops:
-            tops = [
-                {
-                    self._tokenizer.piece(token): logprob
-                    for token, logprob in [*entry.top, (entry.token_id, entry.logprob)]
-                }
-                for entry in entries
-            ]
         return answers.CompletionLogprobs(pieces, [entry.logprob for entry in entries], tops, offsets), offset
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        return {
+            self._tokenizer.piece(token): logprob for token, logprob in [*entry.top, (entry.token_id, entry.logprob)]
+        }
+
+    def _encoded(self, entry: TokenLogprob) -> Any:
+        """The same, as JSON."""
+        return Raw(encoder.encode(self._top(entry)))
 
 
 def _take_back(choice: Choice) -> None:

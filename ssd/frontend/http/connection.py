@@ -135,6 +135,15 @@ class Connection(HttpToolsProtocol):
             self._reader_timer.cancel()
             self._reader_timer = None
 
+    def shutdown(self) -> None:
+        """The server ends: what has not arrived whole is refused, unless another answer comes first, which ends it."""
+        if self._part != "none" and self._is_next():
+            self._refuse(refusal("shutting_down", "the engine is shutting down"))
+            return
+        super().shutdown()
+        if self._part != "none" and self._answered is not None:
+            self._answered.keep_alive = False
+
     def _refuse(self, error: HttpError) -> None:
         """Answer what is being read with an error, unless another answer is on its way; then the end."""
         if self._refused:

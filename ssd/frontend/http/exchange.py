@@ -18,6 +18,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
 GONE = "gone"  # in the state of a request: what is called when its client leaves before it has its answer
+_PART = 2**20  # bytes of an answer that wait for a slow client besides the answer itself
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # A name for each request that has none: nobody else's, and cheaper than drawing one.
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
@@ -71,7 +72,9 @@ class Exchange:
     ) -> None:
         """The whole answer at once."""
         await self._head(status, kind, {**(headers or {}), b"content-length": b"%d" % len(body)})
-        await self._send({"type": "http.response.body", "body": body})
+        for start in range(0, len(body) or 1, _PART):
+            part = body[start : start + _PART]
+            await self._send({"type": "http.response.body", "body": part, "more_body": start + _PART < len(body)})
 
     async def fail(self, error: HttpError) -> None:
         await self.reply(encoder.encode(error_object(error)), error.status, headers=error.headers)

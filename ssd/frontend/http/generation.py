@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ssd.errors import RequestError
 from ssd.frontend.desk import Desk, Request
@@ -13,13 +13,22 @@ from ssd.frontend.http.exchange import Exchange, Gone, encoder
 from ssd.frontend.http.style import Choice, Style
 from ssd.ipc.messages import Chunk, Done, Failed, Generate
 
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+# Tokens whose log-probabilities are made JSON of in one go: a millisecond's work where each has the most there may be.
+_IN_A_TURN = 64
+
 
 class Generation:
-    """All choices of one HTTP request, each a request to the engine, in order."""
+    """All choices of one HTTP request, each a request to the engine, in order. Large answers that are made at the same
+    time take `turns`."""
 
-    def __init__(self, desk: Desk, exchange: Exchange, style: Style, generates: Sequence[Generate]) -> None:
+    def __init__(
+        self, desk: Desk, exchange: Exchange, style: Style, generates: Sequence[Generate], turns: asyncio.Lock
+    ) -> None:
         self._desk, self._exchange, self._style = desk, exchange, style
-        self._generates = generates
+        self._generates, self._turns = generates, turns
         self._choices: list[Choice] = []
         self._news: list[Choice] = []
         self._wake = asyncio.Event()
@@ -82,7 +91,19 @@ class Generation:
                     if isinstance(message, Failed):
                         raise self._error(message.code, message.message)
                     choice.take(message)
-        await self._exchange.reply(encoder.encode(self._style.whole(self._choices)))
+        await self._exchange.reply(encoder.encode(await self._style.whole(self._choices, self._each)))
+
+    async def _each(self, make: Callable[[_Item], _Made], items: Sequence[_Item]) -> list[_Made]:
+        """`make` of each item, a few at a time: whatever else there is to do comes in between. Raises Gone when the
+        client has left."""
+        made = list(map(make, items[:_IN_A_TURN]))
+        for start in range(_IN_A_TURN, len(items), _IN_A_TURN):
+            async with self._turns:
+                await asyncio.sleep(0)
+                if self._gone:
+                    raise Gone
+                made += map(make, items[start : start + _IN_A_TURN])
+        return made
 
     # -- streamed ---------------------------------------------------------------------------------------------------
 

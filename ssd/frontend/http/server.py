@@ -17,6 +17,7 @@ from ssd.frontend.http.app import App
 from ssd.frontend.http.connection import Connection
 
 _KEEP_ALIVE_S = 30
+_CLEAN_UP_S = 2  # what requests get to end after their connections
 
 
 class Server:
@@ -52,8 +53,11 @@ class Server:
     async def stop(self, grace: float) -> None:
         """Let answers that are on their way arrive, for so many seconds."""
         assert self._serving is not None
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace))
+        self._server.config.timeout_graceful_shutdown = round(grace) + _CLEAN_UP_S
         self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=grace)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()  # their requests end as if the clients had left
         await self._serving
 
     def _ended(self, serving: asyncio.Task[None]) -> None:

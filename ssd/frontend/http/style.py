@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -15,6 +15,15 @@ from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import Sampling
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+class Each(Protocol):
+    """`make` of each item, without keeping other requests waiting for all of them."""
+
+    def __call__(self, make: Callable[[_Item], _Made], items: Sequence[_Item]) -> Awaitable[list[_Made]]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -60,8 +69,8 @@ class Style(ABC):
         self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
 
     @abstractmethod
-    def whole(self, choices: Sequence[Choice]) -> Any:
-        """The answer that is not streamed."""
+    async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
+        """The answer that is not streamed. Most of a large one are log-probabilities: `each` makes JSON of them."""
 
     @abstractmethod
     def first(self, choice: Choice) -> Any | None:

@@ -1,0 +1,46 @@
+"""`ssd launch` of the mock as a process, and the processes under it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.scripted_engine import PATIENCE_S
+
+MOCK = ("--load-format", "mock")
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *MOCK, *map(str, arguments)]
+
+
+@contextmanager
+def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process, and what it said when it was ready: name -> address."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said: dict[str, str] = {}
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        while "ready" not in said:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            name, _, address = line.strip().partition(": ")
+            said[name] = address
+        yield process, said
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def children(pid: int) -> dict[str, int]:
+    """Roles and pids of the engine processes that a command has started."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        for number in child.read_text().split():
+            command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
+            if len(command) > 2:  # not one that is just being started
+                found[command[2].removeprefix("ssd.")] = int(number)
+    return found

@@ -1,0 +1,103 @@
+"""SIGTERM while an engine serves, drains or starts: open streams end, the exit status is right, nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd.client import Client
+from ssd.errors import EngineDeadError
+from ssd.mock.process import ROUND_VARIABLE
+from ssd.params import SamplingParams
+from tests.cli.launched import children, command, running
+from tests.faults.engine import gone
+from tests.scripted_engine import PATIENCE_S
+
+STREAMS = 6
+LONG = SamplingParams(seed=1, max_tokens=2000, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUND_VARIABLE, "20")
+
+
+def streams(address: str, ends: list[str]) -> list[threading.Thread]:
+    """Threads that each read a long stream, all of which have begun; how each ended comes into `ends`."""
+    begun = threading.Barrier(STREAMS + 1)
+
+    def read(number: int) -> None:
+        with Client(address) as client:
+            chunks = client.stream(token_ids=[number + 1], params=LONG)
+            next(chunks)
+            begun.wait(PATIENCE_S)
+            try:
+                *_, last = chunks
+                assert last.completion is not None
+                ends.append(last.completion.finish_reason)
+            except EngineDeadError:
+                ends.append("dead")
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    begun.wait(PATIENCE_S)
+    return threads
+
+
+@pytest.fixture
+def loaded() -> Iterator[tuple[subprocess.Popen[str], list[threading.Thread], list[str], str]]:
+    """An engine under load that drains for a second."""
+    with running("--no-http", "--shutdown-timeout", "1") as (process, said):
+        ends: list[str] = []
+        yield process, streams(said["ready"], ends), ends, said["ready"]
+
+
+def test_what_a_drain_does_not_finish_ends_with_what_it_has(
+    loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
+) -> None:
+    process, threads, ends, address = loaded
+    pids = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert ends == ["abort"] * STREAMS
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
+
+
+def test_a_second_signal_does_not_wait(
+    loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
+) -> None:
+    process, threads, ends, _ = loaded
+    pids = children(process.pid)
+    assert process.stderr is not None
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline() == "draining\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 143
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(ends) == STREAMS, "everyone is told, or sees the connection break"
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_at_any_moment_of_the_start_leaves_nothing(number: signal.Signals, status: int) -> None:
+    for wanted in (1, 2):
+        with subprocess.Popen(command("--no-http"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(pids := children(process.pid)) < wanted:
+                assert time.monotonic() < deadline
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == status
+            assert b"Traceback" not in errors
+            assert all(gone(pid, within_s=2) for pid in pids.values())

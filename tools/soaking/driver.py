@@ -1,0 +1,164 @@
+"""A steady load, through `ssd.client`: so many requests at any time, some of which are given up in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from soaking.answers import Answer, Heard, judge
+from soaking.asking import Fate, Fates, Request
+from soaking.watching import WatchedClient
+from ssd.client import AsyncClient, StreamChunk
+from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
+from ssd.params import Speculation
+
+_PATIENCE_S = 120.0  # of one request, waiting for its turn included; after that it is lost
+_SETTLING = 300  # looks at whether the last ends have come, a tenth of a second apart
+
+
+@dataclass
+class Tally:
+    """What came of a load. Requests that were given up count as `aborted` or `disconnected`, all others as `finished`,
+    `lost` (no end), or by the code of the error that was their end; `altered` and `duplicated` ones count there too.
+    Times are in seconds; `token_gaps` has one entry for each token but those of the first chunk: the time since the
+    chunk before, divided by the number of tokens that came together.
+    """
+
+    seconds: float = 0.0
+    finished: int = 0
+    aborted: int = 0
+    disconnected: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    altered: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    rounds: int = 0
+    accepted: int = 0
+    hits: int = 0
+    first_token: list[float] = field(default_factory=list)
+    token_gaps: list[float] = field(default_factory=list)
+    chunk_gaps: list[float] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        return self.lost + self.duplicated + self.altered + sum(self.errors.values())
+
+    def time(self, heard: Heard) -> None:
+        """Note when the tokens came."""
+        self.tokens += heard.tokens
+        if heard.arrivals:
+            self.first_token.append(heard.arrivals[0] - heard.sent)
+        for before, now, chunk in zip(heard.arrivals, heard.arrivals[1:], heard.chunks[1:], strict=False):
+            self.chunk_gaps.append(now - before)
+            self.token_gaps += [(now - before) / len(chunk)] * len(chunk)
+
+
+class Driver:
+    """Asks the engine at `address` for `requests` in their order, `concurrency` at a time.
+
+    The first whole answer to a request is what all others to it are compared with: the first run is to be one in mode
+    `ar` that asks for all of them.
+    """
+
+    def __init__(self, address: str, requests: Iterator[Request], concurrency: int) -> None:
+        self._address, self._requests, self._concurrency = address, requests, concurrency
+        self._reference: dict[int, Answer] = {}
+
+    async def run(self, seconds: float, speculation: Speculation, fates: Fates, at_least: int = 0) -> Tally:
+        """The load for so many seconds, and until so many requests have begun; ends when the last one has ended.
+        Raises EngineDeadError when the engine is gone."""
+        self._tally, self._speculation, self._fates = Tally(), speculation, fates
+        began = time.perf_counter()
+        self._until, self._owed = began + seconds, at_least
+        async with WatchedClient(self._address) as self._shared:
+            await self._ask_side_by_side()
+            self._tally.seconds = time.perf_counter() - began
+            await self._settle()
+        return self._tally
+
+    async def _ask_side_by_side(self) -> None:
+        dead: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._concurrency):
+                    group.create_task(self._keep_asking())
+        except* EngineDeadError as errors:
+            dead = errors.exceptions[0]
+        if dead is not None:
+            raise dead
+
+    async def _keep_asking(self) -> None:
+        while time.perf_counter() < self._until or self._owed > 0:
+            self._owed -= 1
+            await self._ask(next(self._requests))
+
+    async def _ask(self, request: Request) -> None:
+        fate, leave = self._fates.draw(request)
+        heard = Heard(time.perf_counter())
+        try:
+            client = WatchedClient(self._address) if fate == "disconnect" else self._shared
+            last = await self._listen(client, request, heard, None if fate == "whole" else leave)
+        except RequestTimeoutError:
+            self._tally.lost += 1
+            return
+        except RequestError as error:
+            self._tally.errors[error.code] += 1
+            return
+        self._tally.time(heard)
+        self._count(request, heard, last, fate)
+
+    async def _listen(
+        self, client: AsyncClient, request: Request, heard: Heard, leave: int | None
+    ) -> StreamChunk | None:
+        """Take what comes, up to the end (its last chunk) or until `leave` tokens have come."""
+        params = replace(request.params, speculation=self._speculation)
+        stream = client.stream(messages=request.messages, params=params, timeout=_PATIENCE_S)
+        try:
+            async for chunk in stream:
+                heard.take(chunk.token_ids, time.perf_counter())
+                if chunk.completion is not None:
+                    done = chunk.completion
+                    heard.answer = Answer(done.token_ids, done.text, done.finish_reason)
+                    return chunk
+                if leave is not None and heard.tokens >= leave:
+                    break
+            return None
+        finally:
+            if client is not self._shared:
+                await client.close()  # first: a connection that is gone cancels nothing
+            await stream.aclose()
+
+    def _count(self, request: Request, heard: Heard, last: StreamChunk | None, fate: Fate) -> None:
+        tally = self._tally
+        if last is None:
+            tally.aborted += fate == "abort"
+            tally.disconnected += fate == "disconnect"
+        else:
+            assert last.completion is not None and heard.answer is not None
+            tally.finished += 1
+            metrics = last.completion.metrics
+            tally.rounds += metrics.rounds
+            tally.accepted += metrics.accepted_tokens
+            tally.hits += metrics.hits
+            self._reference.setdefault(request.number, heard.answer)
+        expected = self._reference.get(request.number)
+        if expected is not None:  # it had an answer when all were asked for
+            verdict = judge(heard, expected)
+            tally.altered += verdict == "altered"
+            tally.duplicated += verdict == "duplicated"
+
+    async def _settle(self) -> None:
+        """Hear the ends of those that were aborted too, and count what had none, or several."""
+        for _ in range(_SETTLING):
+            await self._shared.describe()  # reads what is there
+            if not self._shared.without_end:
+                break
+            await asyncio.sleep(0.1)
+        self._tally.lost += self._shared.without_end
+        self._tally.duplicated += self._shared.with_more

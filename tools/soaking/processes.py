@@ -1,0 +1,130 @@
+"""The processes of an engine, as the system sees them: who they are, what they hold, what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from ssd.config import EngineConfig
+from ssd.errors import SsdError
+
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+_PATIENCE_S = 60.0
+
+
+class Host:
+    """A running engine in a process of its own (`soaking.host`), which is its supervisor and writes to `log`."""
+
+    def __init__(self, config: EngineConfig, log: Path) -> None:
+        """Returns when it can serve; raises SsdError with what it said if it cannot."""
+        self._log = log
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with log.open("w") as stderr:
+            self._handle = subprocess.Popen(
+                [sys.executable, "-m", "soaking.host"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        assert self._handle.stdin is not None and self._handle.stdout is not None
+        self._handle.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._handle.stdin.flush()
+        line = self._handle.stdout.readline()
+        if not line:
+            self.stop()
+            raise SsdError(f"the engine did not start:\n{self.said()}")
+        self.address: str
+        self.url: str
+        self.address, self.url = json.loads(line).values()
+
+    def processes(self) -> dict[str, int]:
+        """Process ids by role: `supervisor`, and its children."""
+        found = {"supervisor": self._handle.pid}
+        for pid in children(self._handle.pid):
+            with suppress(OSError):  # it has just ended
+                if role := re.search(rb"-m\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+                    found[role[1].decode()] = pid
+        return found
+
+    def gauges(self) -> dict[str, float]:
+        """What the engine's metrics say now: gauges and counters by name, without prefix; labels are added up."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=_PATIENCE_S) as response:
+            families = text_string_to_metric_families(response.read().decode())
+        return {
+            family.name.removeprefix("ssd:"): sum(sample.value for sample in family.samples)
+            for family in families
+            if family.type in ("gauge", "counter")
+        }
+
+    def said(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._log.read_text().splitlines()[-20:])
+
+    def stop(self) -> int:
+        """End it; returns its exit status."""
+        assert self._handle.stdin is not None
+        with suppress(BrokenPipeError):
+            self._handle.stdin.close()
+        try:
+            return self._handle.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._handle.kill()
+            return self._handle.wait()
+
+
+@contextmanager
+def hosted(config: EngineConfig) -> Iterator[Host]:
+    """An engine for as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(config, Path(folder) / "log")
+        try:
+            yield host
+        finally:
+            host.stop()
+
+
+def children(pid: int) -> list[int]:
+    """Processes that any thread of `pid` has started and that have not been waited for."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def running(pids: set[int]) -> set[int]:
+    """Those that are still there, the dead that nobody has waited for not among them."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                found.add(pid)
+    return found
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory; raises OSError when the process is gone."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MIB
+
+
+def descriptors(pid: int) -> int:
+    """Open files; raises OSError when the process is gone."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))

@@ -1,0 +1,46 @@
+"""A client that also counts what its callers cannot see: ends that come twice, or never, and tokens after an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ssd.client import AsyncClient
+from ssd.client.inboxes import DESCRIPTION, Inboxes
+from ssd.ipc.connection import Answer
+from ssd.ipc.messages import Chunk, Description
+
+
+class WatchedInboxes(Inboxes):
+    """Sorts answers as any, and keeps how many ends there were for each request that was ever opened."""
+
+    def __init__(self, arrived: Callable[[int], None]) -> None:
+        super().__init__(arrived)
+        self.ends: dict[int, int] = {}
+        self.late = 0  # chunks with tokens that came after the end of their request
+
+    def open(self, name: int, limit: int | None = None) -> None:
+        if name != DESCRIPTION:
+            self.ends[name] = 0
+        super().open(name, limit)
+
+    def put(self, answer: Answer) -> int | None:
+        if isinstance(answer, Chunk):
+            self.late += bool(answer.token_ids and self.ends.get(answer.id))
+        elif not isinstance(answer, Description):
+            self.ends[answer.id] = self.ends.get(answer.id, 0) + 1
+        return super().put(answer)
+
+
+class WatchedClient(AsyncClient):
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._inboxes = self.seen = WatchedInboxes(self._arrived)
+
+    @property
+    def without_end(self) -> int:
+        return sum(not count for count in self.seen.ends.values())
+
+    @property
+    def with_more(self) -> int:
+        """Requests that ended more than once, and chunks after an end."""
+        return self.seen.late + sum(count > 1 for count in self.seen.ends.values())
