@@ -219,7 +219,8 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), the tokens of
-    the step, and the seconds of its forward pass and of waiting for the draft before it."""
+    the step, and the seconds of its forward pass and of waiting for the draft before it. Counted so far: tree steps of
+    the draft, the seconds in them, and look-ups that found nothing but what answers another outcome."""
 
     running: Count = 0
     waiting: Count = 0
@@ -228,6 +229,9 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     batched_tokens: Count = 0
     verify_seconds: Number = 0.0
     wait_seconds: Number = 0.0
+    draft_steps: Count = 0
+    draft_step_seconds: Number = 0.0
+    stale_speculations: Count = 0
 
 
 class Step(Message, frozen=True):

@@ -12,11 +12,12 @@ import torch
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
+from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.learner import Mean
 from ssd.target.cheap import CheapProposals
-from ssd.target.proposer import Result
+from ssd.target.proposer import Counters, Result
 from ssd.target.sequence import Cache, Sequence
 from ssd.target.tuning import Round, Tuning
 
@@ -47,8 +48,14 @@ class BoardProposer:
     went; while the draft is away a row has no draft tokens but those of a cheap speculator. `laws` is where the ratio
     rule finds what the draft tokens were drawn from."""
 
-    def __init__(self, board: BoardReader, send: Callable[[Message], bool], laws: LawArena | None = None) -> None:
-        self._board, self._send, self._laws = board, send, laws
+    def __init__(
+        self,
+        board: BoardReader,
+        send: Callable[[Message], bool],
+        laws: LawArena | None = None,
+        lane: Lane = SILENT,
+    ) -> None:
+        self._board, self._send, self._laws, self._lane = board, send, laws, lane
         self._epoch: int | None = None
         self._open: dict[int, _Missed] = {}
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
@@ -71,6 +78,11 @@ class BoardProposer:
     def step_seconds(self) -> float:
         counters = self._board.telemetry()
         return counters.step_seconds / max(1, counters.steps)
+
+    @property
+    def counters(self) -> Counters:
+        counted = self._board.telemetry()
+        return Counters(counted.steps, counted.step_seconds, self._board.stale)
 
     # -- the draft comes and goes -----------------------------------------------------------------------------------
 
@@ -167,6 +179,7 @@ class BoardProposer:
         if speculation.mode == "ssd" and sequence.lookahead > 0:
             entry = None if self._epoch is None else self._take(sequence, key, sequence.lookahead)
             sequence.cache = self._verdict(sequence, key, entry)
+            self._lane.looked_up(sequence.request, sequence.cache)
             if result.round > 0:
                 self._learn_rank(result, entry)
         in_flight = len(sequence.proposal)
@@ -220,7 +233,9 @@ class BoardProposer:
         if self._open:
             depths = self._depths(sequences)
             if depths:
+                self._lane.enter(State.WAIT_FOR_DRAFT)
                 self._wait(depths, began)
+                self._lane.enter(State.OTHER)
             self._waited |= dict.fromkeys(self._open, time.perf_counter() - began)
             self._tell(Launched([self._launch(missed) for missed in self._open.values()]))
             self._open.clear()

@@ -19,6 +19,7 @@ from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
+from ssd.monitor.lanes import State
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import NoProposer, Proposer
@@ -62,17 +63,20 @@ class _Target:
         self._board: BoardProposer | None = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft, child.laws())
+            self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
         proposer: Proposer = NoProposer() if self._board is None else self._board
-        self._engine = TargetEngine(config, runner, proposer, stops)
+        self._engine = TargetEngine(config, runner, proposer, stops, child.lane)
 
     def serve(self) -> None:
         self._child.ready()
         while True:
             self._child.beat()
             if not self._engine.busy:
+                self._child.lane.enter(State.IDLE)
                 self._socket.poll(IDLE_MS)
             self._read()
+            if self._engine.busy:
+                self._child.lane.enter(State.OTHER)
             step = Step(self._engine.step(), self._engine.load())
             if step.emissions:
                 self._deliver(step)
