@@ -16,7 +16,7 @@ _BAR = 10
 
 
 def processes(figures: Figures) -> Panel:
-    table = _grid(5)
+    table = _grid(5, padding=1)
     for process in figures.processes:
         pid = str(process.pid) if process.pid else "-"
         state = Text(process.state, UP[process.state])
@@ -51,8 +51,8 @@ def speculation(figures: Figures) -> Panel:
         return Panel(Text("no rounds", "bright_black"), title="speculation")
     table = _grid(2)
     table.add_row("acceptance length", Text(f"{found.acceptance_length:.2f}", "bold"))
-    lengths = f"{found.length_on_hit:.2f} / {found.length_on_miss:.2f}" if found.length_on_miss else "-"
-    table.add_row("on hit / on miss", lengths if found.length_on_hit else "-")
+    lengths = (f"{length:.2f}" if length else "-" for length in (found.length_on_hit, found.length_on_miss))
+    table.add_row("on hit / on miss", " / ".join(lengths))
     table.add_row("hit rate", Text(share(found.hit_rate), "bold"))
     for verdict, count in list(found.misses.items())[:5]:
         table.add_row(Text(f"  {verdict.replace('_', ' ')}", "bright_black"), share(count / found.rounds))
