@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Protocol
 
@@ -97,9 +99,10 @@ class _Top:
     def draw(self, file: Path) -> None:
         """One picture as SVG."""
         self._first()
-        console = Console(record=True, width=_WIDTH, file=open(os.devnull, "w"), color_system="truecolor")  # noqa: SIM115
+        console = Console(record=True, width=_WIDTH, file=StringIO(), color_system="truecolor")
         self._picture(console, self._figures())
-        console.save_svg(str(file), title="ssd top")
+        # Without the fonts that it would have a reader's browser fetch.
+        file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="ssd top"), flags=re.DOTALL))
 
     def _picture(self, console: Console, found: Figures) -> None:
         console.print(screen(found, self._history, Look(self._page), console.width, _HEIGHT), height=_HEIGHT)
