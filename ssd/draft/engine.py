@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
+from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft.arena import Branches
 from ssd.draft.choice import Choice, Growing
@@ -149,6 +150,7 @@ class DraftEngine:
         tips = [self._chain_tip(tree, chain) for tree, chains in growing for chain in chains]
         if self.smaller is not None:
             self.smaller.propose(list(self.trees.values()), lines + tips)
+        failpoints.reach("draft.step")
         paths = [self._path_row(tree, tokens, tip) for (tree, tokens), tip in zip(pieces, lines, strict=True)]
         right = self._forward(paths, lines, growing, tips)
         if tips and not pieces:
@@ -190,6 +192,8 @@ class DraftEngine:
         except OutOfPages:
             self._drop(tree.request)
             return []
+        if len(tokens) > 1:
+            failpoints.reach("draft.prefill")
         return tokens
 
     def _path_row(self, tree: Tree, tokens: list[int], tip: Tip) -> Paths:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import zmq
 
+from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft.engine import DraftEngine
 from ssd.errors import SsdError
@@ -28,6 +29,7 @@ _IDLE_MS = 100
 
 def main(child: Child) -> None:
     """Load, join the target, speculate until the supervisor ends this process."""
+    failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config)
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
     socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
@@ -42,6 +44,7 @@ def load(config: EngineConfig) -> list[Runner]:
 
 
 def _load(config: EngineConfig, directory: Path) -> Runner:
+    failpoints.reach("draft.load")
     weights = config.load_format != "dummy"
     checkpoint = inspect(directory, weights)
     if weights:
@@ -83,6 +86,7 @@ class _Draft:
             busy = self._engine.step()
 
     def _hello(self) -> None:
+        failpoints.reach("draft.hello")
         config = self._child.config
         sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest), self._child.epoch)
 
@@ -95,6 +99,7 @@ class _Draft:
                 continue
             if received is None:
                 return
+            failpoints.reach("draft.read")
             message = received[2]
             if isinstance(message, Ready):
                 self._child.ready()
@@ -102,6 +107,7 @@ class _Draft:
                 raise SsdError(message.message)
             elif isinstance(message, Rejoin):
                 self._engine = self._fresh()
+                failpoints.reach("draft.rejoin")
                 self._hello()
             else:
                 self._engine.handle(message)

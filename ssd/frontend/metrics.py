@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ssd.frontend.desk import Desk, Observer, Request
-from ssd.ipc.messages import Emission, Load
+from ssd.ipc.messages import DraftState, Emission, Load
 from ssd.params import MAX_LOOKAHEAD
 
 # Seconds. Tokens that come several at a time have latencies under a millisecond.
@@ -29,6 +30,7 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "spec_decode_cache_hits": "Outcomes that the draft had prepared for.",
     "stale_speculations": "Look-ups that found nothing but what answers another outcome.",
+    "rejected_speculations": "Entries of the board that were not sound, and were not used.",
 }
 # With a label of their own.
 _LABELLED = {
@@ -146,6 +148,7 @@ class Metrics(Collector, Observer):
         self._counts["bad_frames"] += 1
 
     def stepped(self, load: Load) -> None:
+        self._counts["rejected_speculations"] = load.rejected_speculations
         self._seconds["verify_seconds"].observe(load.verify_seconds)
         self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
         # These count from the start of the engine, or of a new target.
@@ -159,10 +162,15 @@ class Metrics(Collector, Observer):
     # -- what is told ------------------------------------------------------------------------------------------------
 
     def _families(self, prefix: str) -> Iterator[Metric]:
-        for name, (text, value) in self._gauges().items():
+        load = self._desk.load
+        for name, (text, value) in self._gauges(load).items():
             gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
+        states = GaugeMetricFamily(f"{prefix}:draft_state", "What the draft is: 1.", labels=["model_name", "state"])
+        for state in get_args(DraftState):
+            states.add_metric([self._model, state], load.draft_state == state)
+        yield states
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"{prefix}:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], self._counts[name])
@@ -175,12 +183,11 @@ class Metrics(Collector, Observer):
         for name, histogram in self._seconds.items():
             yield histogram.family(f"{prefix}:{name}", self._model)
 
-    def _gauges(self) -> dict[str, tuple[str, float]]:
-        load = self._desk.load
+    def _gauges(self, load: Load) -> dict[str, tuple[str, float]]:
         waiting = max(0, self._desk.open_requests - load.running)
         return {
             "num_requests_running": ("Requests in the batch.", load.running),
             "num_requests_waiting": ("Requests that are open and not in the batch.", waiting),
             "kv_cache_usage_perc": ("Part of the KV cache in use, 0 to 1.", load.kv_cache_usage),
-            "draft_up": ("Whether a draft has joined the target.", load.draft_up),
+            "draft_up": ("Whether a draft has joined the target and is used.", load.draft_state == "up"),
         }

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ssd import failpoints
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 
 LINE = MAX_CHAINS  # the entry of the line, what is drafted after a miss; chains have the others
@@ -28,6 +29,7 @@ ENTRIES = MAX_CHAINS + 1
 _VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
 _IDS = 9
 _WORDS = _IDS + MAX_LOOKAHEAD
+_HALF = _WORDS // 2
 _HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
 
@@ -108,8 +110,13 @@ class BoardWriter(_Board):
         where = self._slots[slot]
         index = np.asarray(entries)
         where[index, _VERSION] = 0
+        if failpoints.is_armed("draft.mid_write"):
+            where[index, _EPOCH:_HALF] = rows[:, _EPOCH:_HALF]
+            failpoints.reach("draft.mid_write")
         where[index, _EPOCH:] = rows[:, _EPOCH:]
+        failpoints.reach("draft.after_payload")
         where[index, _VERSION] = self._version
+        failpoints.reach("draft.after_commit")
 
     def clear(self, slot: int) -> None:
         """Forget every entry of a slot."""

@@ -30,6 +30,8 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
 FinishReason = Literal["stop", "length", "abort", "error"]
+DraftState = Literal["down", "up", "open", "half_open"]
+"""Not there; in use; left alone by the circuit breaker (`ssd.target.breaker`); on trial."""
 
 
 class BadFrame(ValueError):
@@ -218,17 +220,19 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), the tokens of
-    the step, and the seconds of its forward pass and of waiting for the draft before it. Counted so far: tree steps of
-    the draft, the seconds in them, and look-ups that found nothing but what answers another outcome."""
+    """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), what the draft
+    is, the tokens of the step, and the seconds of its forward pass and of waiting for the draft before it. Counted so
+    far: how often what the draft had was not sound, tree steps of the draft, the seconds in them, and look-ups that
+    found nothing but what answers another outcome."""
 
     running: Count = 0
     waiting: Count = 0
     kv_cache_usage: Number = 0.0
-    draft_up: bool = False
+    draft_state: DraftState = "down"
     batched_tokens: Count = 0
     verify_seconds: Number = 0.0
     wait_seconds: Number = 0.0
+    rejected_speculations: Count = 0
     draft_steps: Count = 0
     draft_step_seconds: Number = 0.0
     stale_speculations: Count = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -11,19 +12,21 @@ import torch
 
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import Admit, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
+from ssd.ipc.messages import Admit, DraftState, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
 from ssd.monitor.lanes import SILENT, Lane, State
+from ssd.params import Mode
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.learner import Mean
+from ssd.target.breaker import Breaker, Seen
 from ssd.target.cheap import CheapProposals
+from ssd.target.followers import Followers
 from ssd.target.proposer import Counters, Result
 from ssd.target.sequence import Cache, Sequence
 from ssd.target.tuning import Round, Tuning
 
-# A request that waits in vain this often in a row waits no more, but for a trial every so many rounds.
-_STRIKES = 3
-_PROBE_EVERY = 16
+log = logging.getLogger("ssd.target")
+
 _POLL_S = 20e-6
 # A draft that shows nothing new for so long is not waited for.
 _LONGEST_SILENCE_S = 0.2
@@ -45,8 +48,8 @@ class _Missed(NamedTuple):
 
 class BoardProposer:
     """See `ssd.target.proposer.Proposer`. `send` posts a message to the draft without blocking and says whether it
-    went; while the draft is away a row has no draft tokens but those of a cheap speculator. `laws` is where the ratio
-    rule finds what the draft tokens were drawn from."""
+    went; a row that the draft does not follow has no draft tokens but those of a cheap speculator. `laws` is where the
+    ratio rule finds what the draft tokens were drawn from."""
 
     def __init__(
         self,
@@ -60,9 +63,11 @@ class BoardProposer:
         self._open: dict[int, _Missed] = {}
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
         self._waited: dict[int, float] = {}  # seconds, of the rows whose last outcome was a miss
-        self._strikes: dict[int, int] = {}  # request -> waits in vain, in a row
-        self._rounds = 0
         self._hears = self._told_to_rejoin = False
+        self._breaker, self._followers = Breaker(), Followers()
+        self._seen, self._rounds = Seen(), 0
+        self._progress = self._rejected = 0
+        self._announced: DraftState = "down"
         self._tuning = Tuning()
         self._retuned: set[int] = set()
         self._running = 0
@@ -71,8 +76,14 @@ class BoardProposer:
         self._settled_at = self._last_wait = 0.0
 
     @property
-    def up(self) -> bool:
-        return self._hears
+    def state(self) -> DraftState:
+        if not self._hears:
+            return "down"
+        return "up" if self._breaker.state == "closed" else self._breaker.state
+
+    @property
+    def rejected(self) -> int:
+        return self._board.rejected
 
     @property
     def step_seconds(self) -> float:
@@ -86,28 +97,76 @@ class BoardProposer:
 
     # -- the draft comes and goes -----------------------------------------------------------------------------------
 
-    def join(self, epoch: int, running: Items[Sequence]) -> None:
-        """A draft said hello: from now on only its epoch counts, and it is told about every running sequence."""
+    def join(self, epoch: int) -> bool:
+        """A draft said hello: from now on only its epoch counts. It is told of running sequences one by one. False: it
+        is older than the one that joined last, and not listened to."""
+        if epoch < (self._epoch or 0):
+            return False
+        if epoch == self._epoch:
+            self._breaker.try_again()
+        else:
+            self._breaker = Breaker()
         self._epoch, self._hears, self._told_to_rejoin = epoch, True, False
-        self._strikes.clear()
-        self._open.clear()
-        for sequence in running:
-            # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            sequence.proposal, sequence.laws, sequence.cache = [], None, ""
-            self.admit(sequence)
+        self._followers.clear()
+        self._announce()
+        return True
 
     def _tell(self, message: Message) -> None:
-        """Post to the draft. Once a message is lost its picture is wrong: it is asked to start over when it reads."""
-        if self._hears:
-            self._hears = self._send(message)
-        elif self._epoch is not None and not self._told_to_rejoin:
-            self._told_to_rejoin = self._send(Rejoin())
+        """Post to the draft. Once a message is lost its picture is wrong: it must start over when it reads again."""
+        if self._hears and not self._send(message):
+            self._hears = False
+            self._followers.clear()
+
+    def _resync(self, sequences: Items[Sequence]) -> None:
+        """Tell the draft of one more running sequence that it does not follow: it has a text to compute for each, and
+        others should not miss it long."""
+        if not self._hears:
+            if self._epoch is not None and not self._told_to_rejoin:
+                self._told_to_rejoin = self._send(Rejoin())
+            return
+        for sequence in sequences:
+            # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
+            if (
+                sequence.speculation.mode != "ar"
+                and not sequence.proposal
+                and self._followers.may_return(sequence.request, self._rounds)
+            ):
+                self._open.pop(sequence.request, None)
+                self._follow(sequence)
+                return
+
+    def _judge(self) -> None:
+        """Tell the breaker what the last round showed; a draft that is not worth it follows nobody any more."""
+        progress, rejected = self._board.telemetry().progress, self._board.rejected
+        self._seen.ticked, self._seen.rejected = progress != self._progress, rejected != self._rejected
+        self._seen.reading = self._followers.reading
+        self._breaker.round(self._seen)
+        self._seen, self._progress, self._rejected = Seen(), progress, rejected
+        if self._breaker.state == "open" and (followed := self._followers.clear()):
+            self._tell(Release(followed))
+
+    def _announce(self) -> None:
+        """Log a change. That the draft has come or gone is the supervisor's to tell."""
+        before, self._announced = self._announced, self.state
+        if self.state == before:
+            return
+        if self.state == "open":
+            log.warning("goes on without the draft: %s", self._breaker.reason)
+        elif (before, self.state) == ("half_open", "up"):
+            log.warning("the draft is of use again")
+        else:
+            log.info("the draft is %s, was %s", self.state, before)
 
     # -- Proposer ---------------------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence) -> None:
         sequence.speculation = self._tuning.current(sequence.asked)
-        if sequence.speculation.mode == "ar":
+        if sequence.speculation.mode != "ar":
+            self._follow(sequence)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """Tell the draft of a sequence whose next verification has no draft tokens, if it may be told of one."""
+        if not self._hears or not self._breaker.admits(len(self._followers)):
             return
         law = sequence.law
         self._tell(
@@ -124,16 +183,20 @@ class BoardProposer:
                 speculation=sequence.speculation,
             )
         )
+        if self._hears:
+            # In turn with the target the draft shows nothing unless it is waited for.
+            self._followers.add(sequence.request, awaited=sequence.round == 0 or sequence.speculation.mode == "sd")
 
     def release(self, sequences: Items[Sequence]) -> None:
+        followed = [s.request for s in sequences if self._followers.forget(s.request)]
         for sequence in sequences:
             self._open.pop(sequence.request, None)
-            self._strikes.pop(sequence.request, None)
             self._went_cheap.discard(sequence.request)
             self._waited.pop(sequence.request, None)
             self._cheap.forget(sequence.request)
             self._retuned.discard(sequence.request)
-        self._tell(Release([s.request for s in sequences if s.speculation.mode != "ar"]))
+        if followed:
+            self._tell(Release(followed))
 
     def outcomes(self, results: Items[Result]) -> None:
         if self._settled_at and results:
@@ -142,7 +205,10 @@ class BoardProposer:
         for result in results:
             if result.sequence.speculation.mode != "ar":
                 self._learn(result)
-                rows.append(self._look_up(result))
+                row = self._look_up(result)
+                if result.sequence.request in self._followers:
+                    self._seen.rows += 1
+                    rows.append(row)
         if rows:
             self._tell(Outcomes(rows))
 
@@ -151,24 +217,31 @@ class BoardProposer:
         telemetry = self._board.telemetry()
         if len(results) == self._running and all(result.round > 0 for result in results):
             self._verify_s.note(seconds)
-            modes = {result.sequence.speculation.mode for result in results}
+            modes = {self._mode(result.sequence) for result in results}
             tokens = sum(1 + result.drafted for result in results)
             brought = sum(1 + result.outcome.accepted for result in results)
-            round_ = Round(len(results), tokens, seconds, self._last_wait, brought, modes == {"ar"}, modes == {"ssd"})
+            alone = modes == {"ar"} and tokens == len(results)
+            round_ = Round(len(results), tokens, seconds, self._last_wait, brought, alone, modes == {"ssd"})
             self._tuning.learn(round_, telemetry)
         self._tuning.end_round(telemetry)
+
+    def _mode(self, sequence: Sequence) -> Mode:
+        """How a sequence goes, which is alone when the draft does not follow it."""
+        return sequence.speculation.mode if sequence.request in self._followers else "ar"
 
     def _learn(self, result: Result) -> None:
         """Note how well what was verified had been guessed."""
         waited = self._waited.pop(result.sequence.request, None)
         # The first round after the prefill waits for a draft that may still compute the prompt.
-        if waited is not None and result.round > 1 and self._hears and result.sequence.speculation.mode == "ssd":
+        if waited is not None and result.round > 1 and self._mode(result.sequence) == "ssd":
             self._tuning.learner.missed(result.outcome.accepted + 1, waited, result.drafted)
         if result.sequence.request in self._went_cheap:
             self._went_cheap.discard(result.sequence.request)
             self._cheap_tokens.note(result.outcome.accepted + 1)
             self._cheap.note(result.sequence.request, result.drafted, result.outcome.accepted)
             return
+        self._seen.drafted += result.drafted > 0
+        self._seen.accepted += result.outcome.accepted
         self._tuning.learner.outcome(result.drafted, result.outcome.accepted)
         self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
 
@@ -177,9 +250,13 @@ class BoardProposer:
         sequence, outcome, speculation = result.sequence, result.outcome, result.sequence.speculation
         key = Key(self._epoch or 0, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
         if speculation.mode == "ssd" and sequence.lookahead > 0:
-            entry = None if self._epoch is None else self._take(sequence, key, sequence.lookahead)
-            sequence.cache = self._verdict(sequence, key, entry)
+            follows = sequence.request in self._followers
+            entry = self._take(sequence, key, sequence.lookahead) if follows else None
+            prepared = self._board.prepared(sequence.slot, key) if follows and entry is None else set()
+            sequence.cache = self._verdict(sequence, key, entry, prepared)
             self._lane.looked_up(sequence.request, sequence.cache)
+            if follows:
+                self._showed(sequence, entry is not None or bool(prepared), waited=False)
             if result.round > 0:
                 self._learn_rank(result, entry)
         in_flight = len(sequence.proposal)
@@ -188,15 +265,15 @@ class BoardProposer:
             in_flight = -1
         return Outcome(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
 
-    def _verdict(self, sequence: Sequence, key: Key, entry: int | None) -> Cache:
-        """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing."""
+    def _verdict(self, sequence: Sequence, key: Key, entry: int | None, prepared: set[int]) -> Cache:
+        """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing; `prepared` are the
+        accepted lengths for which it had something."""
         if key.round == 0:
             return "" if sequence.proposal else "first_round"
         if sequence.proposal:
             return "hit"
-        if not self._hears:
+        if sequence.request not in self._followers:
             return "draft_down"
-        prepared = self._board.prepared(sequence.slot, key)
         if entry is not None or not prepared:
             return "late"
         return "token_not_covered" if key.accepted in prepared else "k_not_covered"
@@ -204,7 +281,7 @@ class BoardProposer:
     def _learn_rank(self, result: Result, entry: int | None) -> None:
         """Note which of the prepared tokens the bonus token was. Entries are numbered by accepted length, then rank."""
         request, fan_out = result.sequence.request, result.sequence.speculation.fan_out
-        if request in self._retuned or not self._hears:
+        if request in self._retuned or request not in self._followers:
             self._retuned.discard(request)  # this tree was grown with other fan-outs, or not at all
             return
         counts = [fan_out_at(k, result.drafted, fan_out) for k in range(result.outcome.accepted + 1)]
@@ -229,7 +306,9 @@ class BoardProposer:
         self._rounds += 1
         self._running = len(sequences)
         began = time.perf_counter()
+        self._judge()
         self._retune(sequences)
+        self._resync(sequences)
         if self._open:
             depths = self._depths(sequences)
             if depths:
@@ -237,8 +316,11 @@ class BoardProposer:
                 self._wait(depths, began)
                 self._lane.enter(State.OTHER)
             self._waited |= dict.fromkeys(self._open, time.perf_counter() - began)
-            self._tell(Launched([self._launch(missed) for missed in self._open.values()]))
+            launches = [self._launch(missed) for missed in self._open.values()]
             self._open.clear()
+            if told := [launch for launch in launches if launch.request in self._followers]:
+                self._tell(Launched(told))
+        self._announce()
         self._settled_at = time.perf_counter()
         self._last_wait = self._settled_at - began
         return self._last_wait
@@ -252,10 +334,11 @@ class BoardProposer:
             if sequence.speculation.mode == "ar":
                 self._open.pop(sequence.request, None)
                 sequence.proposal, sequence.laws, sequence.cache = [], None, ""
-                self._tell(Release([sequence.request]))
+                if self._followers.remove(sequence.request):
+                    self._tell(Release([sequence.request]))
             elif before.mode == "ar":
                 self.admit(sequence)
-            else:
+            elif sequence.request in self._followers:
                 rows.append((sequence.request, sequence.speculation))
             self._retuned.add(sequence.request)
         if rows:
@@ -275,11 +358,9 @@ class BoardProposer:
         return self._tuning.learner.token_price(self._running)
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
-        """How many tokens each open row waits for; empty when waiting does not pay or has been in vain lately."""
-        if not self._hears:
-            return {}
+        """How many tokens each open row waits for; empty when waiting does not pay."""
         ready = [len(s.proposal) for s in sequences if s.request not in self._open and s.round > 0]
-        missed = [row.sequence for row in self._open.values()]
+        missed = [row.sequence for row in self._open.values() if self._followers.worth_waiting(row.sequence.request)]
         depths = {s.request: s.lookahead for s in missed if s.speculation.mode == "sd"}
         ahead = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup in ("jit", "auto")]
         price = self._token_price()
@@ -292,17 +373,21 @@ class BoardProposer:
             times = self._verify_s.value, self._token_wait_s.value
             worth = depth_worth_waiting_for(ready, len(mine), longest, self._acceptance.value, *times, cheap)
             depths |= {s.request: min(worth, s.lookahead) for s in mine}
-        probing = self._rounds % _PROBE_EVERY == 0
-        return {
-            request: depth
-            for request, depth in depths.items()
-            if depth > 0 and (probing or self._strikes.get(request, 0) < _STRIKES)
-        }
+        return {request: depth for request, depth in depths.items() if depth > 0}
+
+    def _showed(self, sequence: Sequence, anything: bool, waited: bool) -> None:
+        """Note whether the draft had something for a sequence; one that it has lost, it is told of again later."""
+        self._seen.shown |= anything
+        if not self._followers.showed(sequence.request, anything, waited, self._rounds):
+            self._tell(Release([sequence.request]))
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
         deepest = max(depths.values())
-        patience = min(_LONGEST_SILENCE_S, max(self._verify_s.value, 4 * deepest * self._token_wait_s.value))
+        patience = self._verify_s.value
+        if self._breaker.patient:
+            patience = max(patience, 4 * deepest * self._token_wait_s.value)
+        patience = min(patience, _LONGEST_SILENCE_S)
         arrived = began
         while True:
             done = True
@@ -319,7 +404,8 @@ class BoardProposer:
                 break
             time.sleep(_POLL_S)
         for request in depths:
-            answered = bool(self._open[request].sequence.proposal)
-            self._strikes[request] = 0 if answered else self._strikes.get(request, 0) + 1
+            sequence = self._open[request].sequence
+            self._showed(sequence, bool(sequence.proposal), waited=True)
         got = max(len(row.sequence.proposal) for row in self._open.values())
+        self._seen.waited, self._seen.in_vain = (time.perf_counter() - began) / max(1e-6, self._verify_s.value), not got
         self._token_wait_s.note((arrived - began) / got if got else patience / deepest)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import zmq
 
+from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
@@ -29,8 +30,9 @@ log = logging.getLogger("ssd.target")
 
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
+    failpoints.arm_from_environment(child.config.failpoints)
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
-    _Target(child, socket, load(child.config)).serve()
+    Target(child, socket, load(child.config)).serve()
 
 
 def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
@@ -53,7 +55,9 @@ def messages(step: Step) -> list[Step]:
     return [Step([emission], step.load) for emission in scored] + ([Step(others, step.load)] if others else [])
 
 
-class _Target:
+class Target:
+    """The loop over a `TargetEngine`; `socket` is what frontend and draft connect to."""
+
     def __init__(self, child: Child, socket: zmq.Socket[Any], loaded: tuple[Runner, frozenset[int]]) -> None:
         self._child, self._socket = child, socket
         self._frontend, self._draft = b"", b""
@@ -65,30 +69,35 @@ class _Target:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
         proposer: Proposer = NoProposer() if self._board is None else self._board
-        self._engine = TargetEngine(config, runner, proposer, stops, child.lane)
+        self.engine = TargetEngine(config, runner, proposer, stops, child.lane)
 
     def serve(self) -> None:
         self._child.ready()
         while True:
-            self._child.beat()
-            if not self._engine.busy:
-                self._child.lane.enter(State.IDLE)
-                self._socket.poll(IDLE_MS)
-            self._read()
-            if self._engine.busy:
-                self._child.lane.enter(State.OTHER)
-            step = Step(self._engine.step(), self._engine.load())
-            if step.emissions:
-                self._deliver(step)
-            elif step.load != self._load:
-                sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
-            self._load = step.load
+            self.turn()
+
+    def turn(self) -> None:
+        """What has arrived, then a step; or a moment of waiting for work."""
+        self._child.beat()
+        if not self.engine.busy:
+            self._child.lane.enter(State.IDLE)
+            self._socket.poll(IDLE_MS)
+        self._read()
+        if self.engine.busy:
+            self._child.lane.enter(State.OTHER)
+        failpoints.reach("target.step")
+        step = Step(self.engine.step(), self.engine.load())
+        if step.emissions:
+            self._deliver(step)
+        elif step.load != self._load:
+            sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
+        self._load = step.load
 
     def _deliver(self, step: Step) -> None:
         """Tell the frontend. If it has died nobody waits for its requests any more."""
         for message in messages(step):
             if not sockets.deliver(self._socket, message, self._child.epoch, self._frontend):
-                self._engine.abort_all()
+                self.engine.abort_all()
                 return
 
     def _read(self) -> None:
@@ -99,20 +108,20 @@ class _Target:
             elif peer != self._frontend:
                 log.warning("dropped a message of %r, which is not the frontend", peer)
             elif isinstance(message, Submit):
-                self._engine.submit(message)
+                failpoints.reach("target.submit")
+                self.engine.submit(message)
             elif isinstance(message, Abort):
-                self._engine.abort(message.request)
+                self.engine.abort(message.request)
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
         if not welcome(self._socket, self._child, peer, hello):
             return
         if hello.role == "frontend":
             if peer != self._frontend:
-                self._engine.abort_all()
+                self.engine.abort_all()
             self._frontend = peer
-        elif self._board is not None and epoch >= self._draft_epoch:
+        elif self._board is not None and self._board.join(epoch):
             self._draft, self._draft_epoch = peer, epoch
-            self._board.join(epoch, self._engine.scheduler.running)
 
     def _to_draft(self, message: Message) -> bool:
         return sockets.send(self._socket, message, self._draft_epoch, self._draft)

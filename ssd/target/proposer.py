@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
+from ssd.ipc.messages import DraftState
 from ssd.speculation.acceptance import Outcome
 from ssd.target.sequence import Cache, Sequence
 
@@ -34,8 +35,12 @@ class Proposer(Protocol):
     """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
 
     @property
-    def up(self) -> bool:
-        """Whether there is a draft, as far as is known."""
+    def state(self) -> DraftState:
+        """Whether there is a draft, as far as is known, and whether it is used."""
+
+    @property
+    def rejected(self) -> int:
+        """How often what the draft had was not sound."""
 
     @property
     def step_seconds(self) -> float:
@@ -61,7 +66,8 @@ class Proposer(Protocol):
 class NoProposer:
     """Plain decoding."""
 
-    up, step_seconds = False, 0.0
+    state: DraftState = "down"
+    rejected, step_seconds = 0, 0.0
     counters = Counters()
 
     def admit(self, sequence: Sequence) -> None:

@@ -196,7 +196,7 @@ class Pair:
         else:
             self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.laws)
             self.engine = TargetEngine(configuration, target, self.proposer)
-            self.proposer.join(draft.epoch, [])
+            self.proposer.join(draft.epoch)
 
     def deliver(self, message: Message) -> bool:
         assert self.draft is not None
@@ -218,7 +218,7 @@ class Pair:
             self.between_steps()
             if self._said_hello and self.draft is not None:
                 self._said_hello = False
-                self.proposer.join(self.draft.epoch, self.engine.scheduler.running)
+                self.proposer.join(self.draft.epoch)
             waiting = {sequence.request for sequence in self.engine.scheduler.waiting}
             for emission in self.engine.step():
                 ids[emission.request] += emission.token_ids
@@ -228,6 +228,19 @@ class Pair:
         self.engine.pool.check()
         assert self.engine.pool.live == 0
         return Texts(ids, [metrics[request] for request in range(len(prompts))], preemptions)
+
+
+class Clock:
+    """Time passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-3)
 
 
 def params(count: int, tokens: int, temperature: float = 0.0, **fields: Any) -> list[SamplingParams]:

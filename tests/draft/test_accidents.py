@@ -113,7 +113,7 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
 
     def restart() -> None:
         draft.restart()
-        pair.proposer.join(draft.epoch, pair.engine.scheduler.running)
+        pair.proposer.join(draft.epoch)
 
     script = events(pair, every, restart)
     pair.between_steps = lambda: next(script)
@@ -122,16 +122,18 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
     assert texts.ids == plainly(world, PROMPTS, temperature, 24).ids
     assert sum(m.accepted_tokens for m in texts.metrics) > 0
     draft.assert_empty()
-    assert not caplog.records  # no sequence lost its draft for good
+    lost = [record for record in caplog.records if record.name == "ssd.draft"]
+    assert not lost, "no sequence lost its draft for good"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_that_is_away_for_a_while(world: World, temperature: float) -> None:
-    """Nothing that is sent arrives, and the board stays as it was left; then a new draft says hello."""
+    """Nothing that is sent arrives, and the board stays as it was left; then a new draft says hello, and is told of the
+    requests one by one: each has a text that it must compute, and a round is not to wait for all of them."""
     settings = config(Speculation("ssd", 4, (3,)))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft)
-    steps = iter(range(1000))
+    steps, followed = iter(range(1000)), list[int]()
 
     def away() -> None:
         step = next(steps)
@@ -140,12 +142,14 @@ def test_a_draft_that_is_away_for_a_while(world: World, temperature: float) -> N
         elif step == 9:
             pair.post = pair.deliver
             draft.restart()
-            pair.proposer.join(draft.epoch, pair.engine.scheduler.running)
-            assert len(draft.engine.trees) == len(PROMPTS)
+            pair.proposer.join(draft.epoch)
+        elif step > 9:
+            followed.append(len(draft.engine.trees))
 
     pair.between_steps = away
     texts = pair.run(PROMPTS, params(4, 24, temperature))
     assert texts.ids == plainly(world, PROMPTS, temperature, 24).ids
+    assert followed[: len(PROMPTS)] == [1, 2, 3, 4]
     draft.assert_empty()
 
 

@@ -14,7 +14,7 @@ from ssd.speculation import speculators
 from ssd.target import board_proposer, cheap
 from ssd.target import sequence as sequences
 from tests.draft.audit import Auditor, World, plainly, world_in
-from tests.draft.pair import Draft, Pair, config, params
+from tests.draft.pair import Clock, Draft, Pair, config, params
 from tests.models import tiny
 
 PROMPTS = [[5, 6, 7, 8] * 6, tiny.token_ids(30, 30), [9, 9, 9, 9, 9]]
@@ -132,19 +132,6 @@ def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
     sequence.tokens[:] = [9, 10, 1, 2, 3, 9, 10]
     assert len(other.propose(sequence, 0.69)) == 1
     assert len(other.propose(sequence, 0.6)) == 4
-
-
-class Clock:
-    """Time passes where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 1e-3)
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

@@ -30,7 +30,7 @@ def test_the_sum_of_the_rounds(world: World, mode: Mode, temperature: float) -> 
     while pair.engine.busy:
         for emission in pair.engine.step():
             rounds[emission.request].append(emission)
-        assert pair.engine.load().draft_up
+        assert pair.engine.load().draft_state == "up"
     said: Counter[str] = Counter()
     for emissions in rounds.values():
         metrics = emissions[-1].metrics

@@ -32,7 +32,7 @@ def test_metrics_count_what_happened() -> None:
         target = engine.engine.target
         connection = begin(engine)
         request = target.next_submit().request
-        load = Load(running=1, waiting=0, kv_cache_usage=0.25, draft_up=True, verify_seconds=0.01, wait_seconds=0.002)
+        load = Load(running=1, kv_cache_usage=0.25, draft_state="up", verify_seconds=0.01, wait_seconds=0.002)
         target._send(Step([Emission(request, [28120])], load))
         load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3)
         target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
@@ -76,6 +76,8 @@ def test_metrics_count_what_happened() -> None:
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="0"} 1.0',
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="1"} 1.0',
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="2"} 0.0',
+            'draft_state{model_name="scripted",state="up"} 1.0',
+            'draft_state{model_name="scripted",state="half_open"} 0.0',
             'spec_decode_cache_misses_total{model_name="scripted",reason="token_not_covered"} 1.0',
             'request_success_total{finished_reason="stop",model_name="scripted"} 1.0',
         ):

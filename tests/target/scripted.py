@@ -16,7 +16,7 @@ from torch import Tensor
 from ssd.config import EngineConfig
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import Metrics, Submit, TokenLogprob
+from ssd.ipc.messages import DraftState, Metrics, Submit, TokenLogprob
 from ssd.models.interface import Model, Plan, Shape
 from ssd.models.llama import Llama
 from ssd.models.weights import Weights, dummy
@@ -238,7 +238,8 @@ class ScriptedProposer:
     It checks that the engine keeps its side: every sequence is admitted, then heard of, then released, in this order.
     """
 
-    up, step_seconds = True, 0.0
+    state: DraftState = "up"
+    rejected, step_seconds = 0, 0.0
     counters = Counters()
 
     def __init__(

@@ -41,7 +41,8 @@ class Round:
         asked = submit(7, PROMPT, speculation=self.speculation, max_tokens=self.max_tokens)
         sequence = Sequence.from_submit(asked, self.speculation, 100, PageTable(PagePool(4, 4)), 0.0)
         sequence.slot = 1
-        proposer.join(1, [sequence])
+        proposer.join(1)
+        proposer.admit(sequence)
         of = round if written_for is None else written_for
         keys = [Key(1, 7, of, len(PROMPT), accepted, token) for accepted, token, _ in entries]
         if entries:
@@ -78,9 +79,9 @@ def test_the_first_round_is_apart() -> None:
 
 
 def test_a_draft_that_is_known_to_be_lost() -> None:
-    """What it left on the board is used all the same."""
+    """What it left on the board is not looked at."""
     assert Round(hears=False).cache([]) == "draft_down"
-    assert Round(hears=False).cache([(1, TOKEN, [6])]) == "hit"
+    assert Round(hears=False).cache([(1, TOKEN, [6])]) == "draft_down"
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,7 @@ def test_the_load_says_how_busy_the_engine_is() -> None:
     engine.step()
     load = engine.load()
     assert (load.running, load.waiting, load.batched_tokens) == (2, 1, 24)
-    assert load.kv_cache_usage == (5 + 1) / 20 and load.verify_seconds > 0 and not load.draft_up
+    assert load.kv_cache_usage == (5 + 1) / 20 and load.verify_seconds > 0 and load.draft_state == "down"
     for i in range(3):
         engine.abort(i)
     assert (engine.load().running, engine.load().waiting, engine.load().kv_cache_usage) == (0, 0, 0.0)

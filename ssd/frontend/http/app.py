@@ -244,15 +244,16 @@ class App:
 
 
 def server_info(desk: Desk) -> dict[str, object]:
-    """What runs here and how busy it is; no paths."""
+    """What runs here and how busy it is; no paths. `degraded`: it answers, without the draft that it should have."""
     config, load = desk.config, desk.load
+    degraded = config.draft is not None and load.draft_state != "up"
     return {
         "version": __version__,
-        "state": desk.state,
+        "state": "degraded" if desk.state == "ready" and degraded else desk.state,
         "model": config.target_name,
         "names": config.server.names,
         "draft": config.draft_name if config.draft is not None else None,
-        "draft_up": load.draft_up,
+        "draft_state": load.draft_state if config.draft is not None else None,
         "speculation": config.speculation,
         "dtype": config.dtype,
         "device": config.device,

@@ -1,0 +1,19 @@
+"""A thousand drafts die at every step of the protocol, and nobody can tell from the answers (contract C1)."""
+
+from __future__ import annotations
+
+import pytest
+from soaking.kills import POINTS, kills
+
+COUNT = 1000
+
+
+@pytest.mark.timeout(1800)  # a minute and a half where there is a core to spare
+def test_a_thousand_deaths_cost_no_token() -> None:
+    report = kills(COUNT, seed=0)
+    assert (report["altered"], report["lost"], report["duplicated"], report["failed"]) == (0, 0, 0, 0)
+    assert report["crashed"] == 0, "every draft died as it should"
+    assert report["kills"] == sum(report["deaths"].values()) == COUNT
+    assert set(report["deaths"]) == set(POINTS) and min(report["deaths"].values()) > COUNT / len(POINTS) / 4
+    assert (report["pages_left"], report["descriptors_left"], report["shared_memory_left"]) == (0, 0, [])
+    assert report["requests"] > COUNT / 4 and report["accepted"] > COUNT / 10, "drafts were of use before they died"

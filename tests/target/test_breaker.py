@@ -1,0 +1,161 @@
+"""When the draft is left alone and when it is tried again, on rounds that the test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, cycle, takewhile
+
+import pytest
+
+from ssd.target.breaker import Breaker, Seen
+from ssd.target.followers import Followers
+
+GOOD = Seen(rows=2, shown=True, ticked=True, drafted=2, accepted=2)
+USELESS = Seen(rows=2, shown=True, ticked=True, drafted=2)
+UNCOVERED = Seen(rows=2, shown=True, ticked=True)
+SILENT = Seen(rows=2)
+IN_VAIN = Seen(rows=2, ticked=True, waited=40.0, in_vain=True)
+TORN = Seen(rows=2, ticked=True, rejected=True)
+NOBODY = Seen()
+
+
+def play(breaker: Breaker, *seen: Seen, most: int = 2000) -> int:
+    """Rounds in turn until the state changes; how many."""
+    before = breaker.state
+    rounds: Iterator[Seen] = cycle(seen)
+    for played in range(1, most + 1):
+        breaker.round(next(rounds))
+        if breaker.state != before:
+            return played
+    return most + 1
+
+
+def opened(*seen: Seen) -> Breaker:
+    breaker = Breaker()
+    play(breaker, *seen)
+    assert breaker.state == "open"
+    return breaker
+
+
+@pytest.mark.parametrize(
+    ("seen", "rounds", "reason"),
+    [
+        (SILENT, 3, "no sign of life"),
+        (IN_VAIN, 3, "waiting for it"),
+        (replace(IN_VAIN, ticked=False), 3, "waiting for it"),
+        (TORN, 3, "not sound"),
+        (USELESS, 24, "not accepted"),
+        (replace(SILENT, reading=True), 32, "nothing came"),
+        (replace(SILENT, ticked=True), 32, "nothing came"),
+        (replace(GOOD, waited=2.5), 3, "waiting for it"),
+    ],
+)
+def test_what_opens_it(seen: Seen, rounds: int, reason: str) -> None:
+    breaker = Breaker()
+    assert play(breaker, seen) == rounds
+    assert breaker.state == "open" and reason in breaker.reason
+    assert not breaker.admits(0)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        (GOOD,),
+        (UNCOVERED,),
+        (NOBODY,),
+        (SILENT, SILENT, UNCOVERED),
+        (SILENT, SILENT, replace(SILENT, ticked=True), UNCOVERED),
+        (replace(GOOD, waited=50.0), *[GOOD] * 70),
+        (IN_VAIN, IN_VAIN, replace(GOOD, accepted=5)),
+        (*[USELESS] * 15, replace(GOOD, accepted=4)),
+        (replace(GOOD, waited=0.8),),
+        (TORN, TORN, replace(GOOD, accepted=5)),
+    ],
+)
+def test_what_does_not(seen: tuple[Seen, ...]) -> None:
+    breaker = Breaker()
+    assert play(breaker, *seen) > 2000
+    assert breaker.admits(7)
+
+
+def test_nothing_is_saved_up() -> None:
+    """A thousand good rounds do not make three missed ones last longer."""
+    breaker = Breaker()
+    play(breaker, GOOD, most=1000)
+    assert breaker.patient
+    assert play(breaker, IN_VAIN) == 3
+
+
+def test_one_request_tries_after_a_back_off_that_doubles() -> None:
+    breaker = opened(SILENT)
+    waits = []
+    for _ in range(6):
+        waits.append(play(breaker, NOBODY))
+        assert breaker.state == "half_open" and breaker.admits(0) and not breaker.admits(1)
+        assert play(breaker, IN_VAIN) == 1
+        assert breaker.state == "open"
+    assert waits == [32, 64, 128, 256, 256, 256]
+
+
+@pytest.mark.parametrize(("seen", "rounds"), [(UNCOVERED, 32), (SILENT, 32), (USELESS, 4), (TORN, 1)])
+def test_a_trial_ends(seen: Seen, rounds: int) -> None:
+    """One that costs nothing lasts as long as the back-off before it: the text may be long, and hits be rare."""
+    breaker = opened(TORN)
+    play(breaker, NOBODY)
+    assert play(breaker, NOBODY) > 2000, "without a request there is no trial"
+    assert play(breaker, seen) == rounds
+    assert breaker.state == "open"
+
+
+def test_the_first_token_that_is_right_closes_it() -> None:
+    breaker = opened(SILENT)
+    play(breaker, NOBODY)
+    assert play(breaker, UNCOVERED, UNCOVERED, GOOD) == 3
+    assert breaker.state == "closed" and breaker.admits(5)
+
+
+@pytest.mark.parametrize(("good", "wait"), [(10, 64), (40, 32)])
+def test_one_that_lasts_begins_anew(good: int, wait: int) -> None:
+    breaker = opened(SILENT)
+    play(breaker, NOBODY)
+    play(breaker, GOOD)
+    play(breaker, GOOD, most=good)
+    play(breaker, SILENT)
+    assert play(breaker, NOBODY) == wait
+
+
+# -- single requests ---------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_the_draft_has_lost_is_given_up_and_may_return() -> None:
+    followers = Followers()
+    for request in (1, 2):
+        followers.add(request, awaited=True)
+    kept = [followers.showed(1, anything=False, waited=True, now=10) for _ in range(4)]
+    assert kept == [True, True, True, False] and 1 not in followers and 2 in followers
+    assert not followers.may_return(1, 41) and followers.may_return(1, 42) and not followers.may_return(2, 42)
+    followers.add(1, awaited=True)
+    assert not followers.showed(1, anything=False, waited=True, now=42), "it has one wait"
+
+
+def test_what_is_shown_restores_trust() -> None:
+    followers = Followers()
+    followers.add(1, awaited=True)
+    for _ in range(10):
+        assert all(followers.showed(1, anything, waited=True, now=0) for anything in (False, False, True))
+    unseen = takewhile(lambda _: followers.showed(1, anything=False, waited=False, now=0), count())
+    assert 70 < len(list(unseen)) < 90, "without a wait it costs less"
+
+
+def test_who_is_waited_for() -> None:
+    """A text that is computed again is not, until something was seen of it."""
+    followers = Followers()
+    followers.add(1, awaited=True)
+    followers.add(2, awaited=False)
+    assert (followers.worth_waiting(1), followers.worth_waiting(2), followers.worth_waiting(3)) == (True, False, False)
+    assert followers.reading
+    for request in (1, 2):
+        followers.showed(request, anything=True, waited=False, now=0)
+    assert followers.worth_waiting(2) and not followers.reading
+    assert followers.forget(1) and not followers.forget(1) and followers.clear() == [2] and len(followers) == 0
