@@ -91,7 +91,7 @@ def test_a_running_engine_at_a_glance(busy: Engine) -> None:
         window.wait_for("last requests")
         window.wait_for("length +3 +20")  # the requests end at twenty tokens
         shown = "\n".join(window.screen(120, 40))
-        assert "supervisor  UP" in shown and "target" in shown and "frontend" in shown
+        assert re.search("supervisor +UP", shown) and "target" in shown and "frontend" in shown
         assert "VVVV" in shown
         assert window.settings() != before
         assert window.end("q") == 0
@@ -186,15 +186,23 @@ def test_an_engine_that_goes_is_waited_for_and_the_next_one_followed(runtime: Pa
 # -- without a terminal ---------------------------------------------------------------------------------------------
 
 
-def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine) -> None:
-    command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address]
+FIRST = r"\d\d:\d\d:\d\d \d+\.\d tok/s, 0 running"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine, as_json: bool) -> None:
+    def is_gone(line: str) -> bool:
+        return json.loads(line)["state"] == "gone" if as_json else "the engine is gone" in line
+
+    command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address, *["--json"] * as_json]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert re.match(r"\d\d:\d\d:\d\d \d+\.\d tok/s, 0 running", process.stdout.readline())
+        first = process.stdout.readline()
         engine.stop(drain=0)
-        assert any("the engine is gone" in line for line in process.stdout)
+        assert any(is_gone(line) for line in process.stdout)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
+    assert (json.loads(first)["state"] == "ready") if as_json else re.match(FIRST, first)
 
 
 def test_one_picture_or_one_object(busy: Engine) -> None:

@@ -33,7 +33,8 @@ TARGET = (
 )
 DRAFT = (
     [
-        Span(State.DEPTH, 0, 20 * MS, 1),
+        Span(State.PROMOTE, 0, 1 * MS, 4),
+        Span(State.DEPTH, 1 * MS, 20 * MS, 1),
         Span(State.DEPTH, 20 * MS, 32 * MS, 2),
         Span(State.PROMOTE, 32 * MS, 33 * MS, 4),
         Span(State.DEPTH, 33 * MS, 50 * MS, 1),
@@ -71,7 +72,8 @@ def test_lanes_look_ups_and_arrows() -> None:
         (2, "verify", 12_000, 18_000),
         (2, "other", 30_000, 2_000),
         (2, "verify", 32_000, 18_000),
-        (3, "depth 1", 0, 20_000),
+        (3, "promote", 0, 1_000),
+        (3, "depth 1", 1_000, 19_000),
         (3, "depth 2", 20_000, 12_000),
         (3, "promote", 32_000, 1_000),
         (3, "depth 1", 33_000, 17_000),
