@@ -26,7 +26,7 @@ from ssd.monitor.view.screen import PAGES, Look, line, screen
 
 _TICK_S = 0.1
 _FASTEST_S, _SLOWEST_S = 0.1, 10.0
-_REST = 10  # times as long as a picture takes
+_REST = 10  # times the processor's time for a picture
 _FIRST_LOOK_S = 1.5  # rates need some time
 _PATIENCE_S = 10.0
 _HEIGHT, _WIDTH = 40, 120  # where there is no terminal
@@ -140,12 +140,12 @@ class _Top:
                 if self._history.last is None:
                     full_screen.show(f"waiting for {self._source.address}")
                 elif keys or size != console.size or time.monotonic() >= due:
-                    began, size = time.monotonic(), console.size
+                    began, busy, size = time.monotonic(), time.thread_time(), console.size
                     if shown is None or not self._paused:
                         shown = self._figures()
                     full_screen.show(screen(shown, self._history, self._look(), *size))
                     # A busy engine has much to tell, and should not lose a core to it.
-                    due = began + max(self._interval, _REST * (time.monotonic() - began))
+                    due = began + max(self._interval, _REST * (time.thread_time() - busy))
                 self._hear(_TICK_S)
 
     def _obey(self, keys: str) -> None:
