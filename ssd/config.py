@@ -57,8 +57,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
-    the target's place. Empty cpu lists leave the placement to the operating system. `failpoints`: the processes may be
-    made to fail (`ssd.failpoints`); for tests.
+    the target's place. Empty cpu lists leave the placement to the operating system. With `telemetry` target and draft
+    record what they do (`ssd.monitor.lanes`). `failpoints`: the processes may be made to fail (`ssd.failpoints`); for
+    tests.
     """
 
     target: str
@@ -85,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocab_size: Positive = 1
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+    telemetry: bool = True
     server: Server = Server()
     failpoints: bool = False
 

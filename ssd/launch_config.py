@@ -61,6 +61,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     revision: str | None = None
     shutdown_timeout: float = 30.0
     step_timeout: float = 60.0
+    telemetry: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
         step_timeout=options.step_timeout,
+        telemetry=options.telemetry,
         server=served,
     )
     return _within_bounds(config)

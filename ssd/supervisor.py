@@ -24,9 +24,12 @@ from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import CHILD_TO_SUPERVISOR, BadFrame, Drain, TargetLost
+from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
+from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
+from ssd.monitor import lanes
+from ssd.monitor.publisher import Publisher
 from ssd.restarts import Restarts
 
 log = logging.getLogger("ssd.supervisor")
@@ -100,6 +103,7 @@ class Engine:
         self._held.callback(self._death_pipe.close)
         self._board_fd = self._hold(memory_file("ssd-board", board.size_bytes(self.config.max_num_seqs)))
         self._pulse_fd = self._hold(memory_file("ssd-pulse", pulse.SIZE_BYTES))
+        self._events_fd = self._hold(memory_file("ssd-events", lanes.SIZE_BYTES))
         self._laws_fd = self._law_arena()
 
     def _hold(self, descriptor: int) -> int:
@@ -168,13 +172,16 @@ class Engine:
     def _serve(self, context: zmq.Context[Any]) -> None:
         self._socket = sockets.router(context, f"ipc://{self._directory}/{sockets.SUPERVISOR}")
         self._advance("new", "starting")
-        liveness = Liveness(pulse.Pulses(self._pulse_fd), self.config.step_timeout)
+        pulses = pulse.Pulses(self._pulse_fd)
+        liveness = Liveness(pulses, self.config.step_timeout)
+        self._publisher = Publisher(context, self._directory, self.config, self._events_fd, pulses)
         for role in pulse.ROLES:
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)
         while self._state not in ("stopping", "stopped"):
             poller = zmq.Poller()
             poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._publisher.socket, zmq.POLLIN)
             poller.register(self._wake_read, zmq.POLLIN)
             for process in self._processes.values():
                 poller.register(process.pidfd, zmq.POLLIN)
@@ -192,10 +199,15 @@ class Engine:
             self._start_again()
             if time.monotonic() > self._given_up_at:
                 self._set("stopping")
+            watch = self._publisher.turn(self._processes.values(), time.monotonic())
+            if watch is not None:
+                self._send_frontend(watch)
 
     def _poll_ms(self) -> int:
         """Until the next look at the living, or the next thing to do."""
-        dues = [restarts.due - time.monotonic() for restarts in self._restarts.values() if restarts.due is not None]
+        now = time.monotonic()
+        dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
+        dues.append(self._publisher.delay(now))
         return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
 
     def _tell_frontend(self) -> None:
@@ -205,7 +217,7 @@ class Engine:
         if self._untold:  # a frontend that is not there yet hears it later
             self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
 
-    def _send_frontend(self, message: Drain | TargetLost) -> bool:
+    def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
         return sockets.send(self._socket, message, to=b"frontend")
 
     def _start_again(self) -> None:
@@ -229,6 +241,7 @@ class Engine:
             board_fd=self._board_fd,
             laws_fd=self._laws_fd,
             pulse_fd=self._pulse_fd,
+            events_fd=self._events_fd,
             http_fd=self._http.fileno() if role == "frontend" and self._http is not None else -1,
         )
         package = "mock" if role == "target" and config.load_format == "mock" else role
@@ -243,9 +256,12 @@ class Engine:
                 continue
             if received is None:
                 return
-            _, epoch, status = received
-            process = self._processes.get(status.role)
+            peer, epoch, status = received
+            process = self._processes.get(peer.decode(errors="replace"))
             if process is None or process.epoch != epoch:
+                continue
+            if isinstance(status, Report):
+                self._publisher.reported(status)
                 continue
             if status.state == "ready":
                 process.ready = True
@@ -263,6 +279,7 @@ class Engine:
         """A child is gone. Before the engine is ready that is its end, later one takes its place: a lost draft costs
         speed only (C1), a lost frontend its clients, a lost target what it had begun."""
         cause = self._cause(process)
+        self._publisher.ended(process.role)
         del self._processes[process.role]
         if self._state == "starting":
             self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
@@ -302,6 +319,7 @@ class Engine:
         if draft is not None:
             draft.kill("its target was lost")
             draft.wait()
+            self._publisher.ended("draft")
             self._restarts["draft"].replace(time.monotonic())
 
     def _give_up(self, role: str, cause: str) -> None:

@@ -22,10 +22,8 @@ from ssd.config import EngineConfig, Server
 from ssd.frontend.process import Frontend, run
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
-    CHILD_TO_SUPERVISOR,
     PEER_TO_TARGET,
     Abort,
-    Drain,
     Emission,
     Hello,
     Message,
@@ -35,6 +33,7 @@ from ssd.ipc.messages import (
     Submit,
 )
 from ssd.ipc.process import Child, Start
+from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain
 from ssd.params import Speculation
 
 MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"

@@ -17,6 +17,8 @@ _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
+    "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
+    "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),

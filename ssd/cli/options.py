@@ -133,6 +133,7 @@ _ENGINE: list[Row] = [
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
     (("--step-timeout",), click.FloatRange(1, 86400), "Seconds one step may take before its process is restarted."),
+    (("--telemetry/--no-telemetry",), None, "Record what target and draft do, for ssd top and ssd trace."),
 ]
 
 

@@ -19,6 +19,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, BoardWriter, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release, Retune
+from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.noise import NoiseCache
 
 log = logging.getLogger("ssd.draft")
@@ -43,8 +44,9 @@ class DraftEngine:
         epoch: int,
         vocab_size: int,
         laws: LawArena | None = None,
+        lane: Lane = SILENT,
     ) -> None:
-        self._board, self._laws, self._epoch = board, laws, epoch
+        self._board, self._laws, self._epoch, self._lane = board, laws, epoch, lane
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         *smaller, self.level = (Level(config, runner, noise, vocab_size) for runner in runners)
         self.smaller: SmallerDraft | None = None
@@ -79,6 +81,7 @@ class DraftEngine:
                 self._drop(request)
 
     def _outcome(self, tree: Tree, row: Outcome) -> None:
+        self._lane.enter(State.PROMOTE, tree.request)
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
         try:
             winner = tree.outcome(row)
@@ -142,6 +145,7 @@ class DraftEngine:
         growing = self._choice.growing(self.trees.values())
         if not pieces and not growing:
             return False
+        self._lane.enter(*_busy_with(pieces, growing))
         lines = [self._line_tip(tree, tokens) for tree, tokens in pieces]
         tips = [self._chain_tip(tree, chain) for tree, chains in growing for chain in chains]
         if self.smaller is not None:
@@ -154,6 +158,7 @@ class DraftEngine:
         deeper = right[len(lines) :]
         depths = 1 + sum(deeper or right) / len(deeper or right)
         self._board.tick(time.perf_counter() - began, depths, len(tips) + sum(deeper))
+        self._lane.enter(State.OTHER)
         return True
 
     def _forward(
@@ -263,6 +268,15 @@ class DraftEngine:
         keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
         ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
         self._board.publish(tree.slot, [chain.entry for chain in chains], keys, ids)
+
+
+def _busy_with(pieces: Sequence[tuple[Tree, list[int]]], growing: Sequence[Growing]) -> tuple[State, int]:
+    """What a step with these pieces of paths and these chains is, and its tokens or the deepest depth it brings."""
+    if any(len(tokens) > tree.lookahead + 1 for tree, tokens in pieces):
+        return State.PREFILL, sum(len(tokens) for _, tokens in pieces)
+    depths = [chain.computed + 1 for _, chains in growing for chain in chains]
+    depths += [len(tree.line) + 1 for tree, _ in pieces if tree.in_flight is None]
+    return State.DEPTH, max(depths, default=1)
 
 
 def _branches(tree: Tree, growing: Sequence[tuple[Chain, Sequence[int]]]) -> Branches:

@@ -20,6 +20,7 @@ from ssd.ipc.messages import TARGET_TO_DRAFT, BadFrame, Hello, Ready, Refused, R
 from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import borrowed, inspect
+from ssd.monitor.lanes import State
 from ssd.params import MAX_LOOKAHEAD
 
 log = logging.getLogger("ssd.draft")
@@ -66,17 +67,20 @@ class _Draft:
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
-        child = self._child
-        return DraftEngine(child.config, self._runners, self._board, child.epoch, child.config.vocab_size, child.laws())
+        child, vocab_size = self._child, self._child.config.vocab_size
+        laws, lane = child.laws(), child.lane
+        return DraftEngine(child.config, self._runners, self._board, child.epoch, vocab_size, laws, lane)
 
     def serve(self) -> None:
         self._hello()
-        busy = False
+        busy, lane = False, self._child.lane
         while True:
             self._child.beat()
             # Between two depths a newer outcome may have arrived: dead work is dropped at once.
             if not busy:
-                self._socket.poll(_IDLE_MS)
+                lane.enter(State.WAIT_FOR_TARGET if self._engine.trees else State.IDLE)
+                if self._socket.poll(_IDLE_MS):
+                    lane.enter(State.OTHER)
                 self._board.tick()
             self._read()
             busy = self._engine.step()

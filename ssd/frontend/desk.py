@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
@@ -44,8 +44,8 @@ _AGAIN_S = 0.005
 _LOSSES = 2
 
 
-class Observer(Protocol):
-    """Who counts what happens (`ssd.frontend.metrics`)."""
+class Observer:
+    """Who wants to know what happens, and says nothing. Of `emitted` it hears before the request has the tokens."""
 
     def opened(self, request: Request) -> None: ...
     def emitted(self, request: Request, emission: Emission) -> None: ...
@@ -85,7 +85,7 @@ class Desk:
         self.state: State = "loading"
         self.load = Load()
         self.bad_frames = 0
-        self.observer: Observer | None = None
+        self.observers: list[Observer] = []
         self._send = send
         self._numbers = epoch << 32
         self._limits = config.server.limits
@@ -168,8 +168,8 @@ class Desk:
     def dropped_frame(self) -> None:
         """Something that was no message came to one of the frontend's sockets."""
         self.bad_frames += 1
-        if self.observer is not None:
-            self.observer.dropped_frame()
+        for observer in self.observers:
+            observer.dropped_frame()
 
     def close(self) -> None:
         for workers in (self._workers, self._lookup_worker):
@@ -205,8 +205,8 @@ class Desk:
         request.accepted = True
         self._numbers += 1
         self._open[request.number] = request
-        if self.observer is not None:
-            self.observer.opened(request)
+        for observer in self.observers:
+            observer.opened(request)
         request.wake(request)
 
     # -- the target -------------------------------------------------------------------------------------------------
@@ -246,8 +246,8 @@ class Desk:
     def step(self, step: Step) -> None:
         """Pass on what one step gave."""
         self.load = step.load
-        if self.observer is not None:
-            self.observer.stepped(step.load)
+        for observer in self.observers:
+            observer.stepped(step.load)
         for emission in step.emissions:
             request = self._open.get(emission.request)
             if request is not None:
@@ -267,8 +267,8 @@ class Desk:
     def _emit(self, request: Request, emission: Emission) -> None:
         assert request.detokenizer is not None, "accepted requests have one"
         request.begun = True
-        if self.observer is not None:
-            self.observer.emitted(request, emission)
+        for observer in self.observers:
+            observer.emitted(request, emission)
         request.metrics = emission.metrics or request.metrics
         text, used = request.detokenizer.feed(emission.token_ids)
         request.completion_tokens += used
@@ -306,8 +306,8 @@ class Desk:
     def _close(self, request: Request, reason: str) -> None:
         request.ended = True
         self._open.pop(request.number, None)
-        if self.observer is not None and request.accepted:
-            self.observer.ended(request, reason)
+        for observer in self.observers if request.accepted else ():
+            observer.ended(request, reason)
 
     def _abort(self, number: int) -> None:
         self._send(Abort(number))

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from ssd.frontend.desk import Desk, Request
+from ssd.frontend.desk import Desk, Observer, Request
 from ssd.ipc.messages import DraftState, Emission, Load
 from ssd.params import MAX_LOOKAHEAD
 
@@ -29,6 +29,7 @@ _COUNTERS = {
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "spec_decode_cache_hits": "Outcomes that the draft had prepared for.",
+    "stale_speculations": "Look-ups that found nothing but what answers another outcome.",
     "rejected_speculations": "Entries of the board that were not sound, and were not used.",
 }
 # With a label of their own.
@@ -44,6 +45,7 @@ _HISTOGRAMS = {
     "e2e_request_latency_seconds": ("From admission to the end.", _REQUEST),
     "request_queue_time_seconds": ("From the target's inbox to a slot.", _REQUEST),
     "verify_seconds": ("Forward passes of the target.", _TOKEN),
+    "draft_step_seconds": ("Tree steps of the draft, means over those of a step of the target.", _TOKEN),
     "draft_wait_seconds": ("What the target waited for the draft in a step.", _TOKEN),
 }
 
@@ -80,14 +82,15 @@ class _Clock:
         self.last: float | None = None
 
 
-class Metrics(Collector):
-    """The observer of a desk. `text` is the exposition of everything counted so far."""
+class Metrics(Collector, Observer):
+    """An observer of a desk. `text` is the exposition of everything counted so far."""
 
     kind = CONTENT_TYPE_LATEST.encode()
 
     def __init__(self, desk: Desk, compatible: str) -> None:
         self._desk, self._model = desk, desk.config.target_name
         self._prefixes = ["ssd", "vllm"] if compatible == "vllm" else ["ssd"]
+        self._load = Load()
         self._clocks: dict[Request, _Clock] = {}
         self._counts = Counter[str]()
         self._labelled = {name: Counter[str]() for name in _LABELLED}
@@ -96,7 +99,7 @@ class Metrics(Collector):
         self._seconds = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        desk.observer = self
+        desk.observers.append(self)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -148,6 +151,13 @@ class Metrics(Collector):
         self._counts["rejected_speculations"] = load.rejected_speculations
         self._seconds["verify_seconds"].observe(load.verify_seconds)
         self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
+        # These count from the start of the engine, or of a new target.
+        before, self._load = self._load, load
+        self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
+        steps = load.draft_steps - before.draft_steps
+        if steps > 0:
+            seconds = load.draft_step_seconds - before.draft_step_seconds
+            self._seconds["draft_step_seconds"].observe(seconds / steps, steps)
 
     # -- what is told ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import resource
 import socket
 import threading
@@ -16,23 +17,25 @@ from ssd.errors import SsdError, UsageError
 from ssd.frontend.desk import Desk
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.inlet import Inlet
+from ssd.frontend.log_line import LogLine
+from ssd.frontend.reporting import Reporting
 from ssd.ipc import sockets
 from ssd.ipc.curve import secure_router
 from ssd.ipc.messages import (
-    SUPERVISOR_TO_CHILD,
     TARGET_TO_FRONTEND,
-    Drain,
     Hello,
     Message,
     Ready,
     Refused,
     Step,
-    TargetLost,
 )
 from ssd.ipc.process import Child
+from ssd.ipc.supervision import SUPERVISOR_TO_CHILD, Drain, Report, TargetLost, Watch
 
 if TYPE_CHECKING:
     from ssd.frontend.http.server import Server
+
+log = logging.getLogger("ssd.frontend")
 
 _BEAT_S = 0.1
 _GRACE_S = 1.0  # what results get to leave this process at the end
@@ -92,16 +95,20 @@ class Frontend:
         if self._child.start.http_fd >= 0:
             await self._open_http()
         self._connect()
-        supervisor = Inlet(self._child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, self.desk.dropped_frame)
+        self._reporting = Reporting(self.desk, self._report)
+        if log.isEnabledFor(logging.INFO):
+            LogLine(self.desk)
+        child, dropped = self._child, self.desk.dropped_frame
+        self._supervisor = Inlet(child.supervisor, SUPERVISOR_TO_CHILD, self._command, 1, dropped)
         await asyncio.wait([self._welcome, self._drained], return_when=asyncio.FIRST_COMPLETED)
         if self._welcome.done():
             self._open_gateways()
             self._child.ready()
-            supervisor.look()
+            self._supervisor.look()
         await self._drained
         await self._leave()
         self._target.close()
-        supervisor.close()
+        self._supervisor.close()
         for gateway in self._gateways:
             gateway.close()
         self._clients.destroy(linger=int(1000 * _GRACE_S))
@@ -162,8 +169,14 @@ class Frontend:
             if not self._welcome.done():
                 self._welcome.set_result(None)
 
-    def _command(self, peer: bytes, message: Drain | TargetLost) -> None:
-        if isinstance(message, TargetLost):
+    def _report(self, report: Report) -> None:
+        self._child.report(report)
+        self._supervisor.look()
+
+    def _command(self, peer: bytes, message: Drain | TargetLost | Watch) -> None:
+        if isinstance(message, Watch):
+            self._reporting.watch(message.seconds)
+        elif isinstance(message, TargetLost):
             self._disconnect()
             self.desk.target_lost()
             self._connect()

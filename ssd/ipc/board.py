@@ -135,12 +135,15 @@ class BoardWriter(_Board):
 
 
 class BoardReader(_Board):
-    """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing."""
+    """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing.
+
+    `rejected` counts entries that were not sound, `stale` look-ups that found only what answers another outcome.
+    """
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
         self.vocab_size = vocab_size
-        self.rejected = 0
+        self.rejected = self.stale = 0
 
     def lookup(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> list[int] | None:
         """The ids cached for an outcome; see `find`."""
@@ -173,7 +176,9 @@ class BoardReader(_Board):
         """For which accepted lengths there is anything that answers an outcome of the key's round. For statistics: what
         is being written meanwhile may be missed."""
         rows = self._slots[slot]
-        mine = (rows[:, _VERSION] != 0) & (rows[:, _EPOCH:_ACCEPTED] == key[: _ACCEPTED - _EPOCH]).all(axis=1)
+        written = rows[:, _VERSION] != 0
+        mine = written & (rows[:, _EPOCH:_ACCEPTED] == key[: _ACCEPTED - _EPOCH]).all(axis=1)
+        self.stale += bool(written.any() and not mine.any())
         return set(rows[mine, _ACCEPTED].tolist())
 
     def telemetry(self) -> Telemetry:

@@ -221,8 +221,9 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), what the draft
-    is, the tokens of the step, the seconds of its forward pass and of waiting for the draft before it, and how often so
-    far what the draft had was not sound."""
+    is, the tokens of the step, and the seconds of its forward pass and of waiting for the draft before it. Counted so
+    far: how often what the draft had was not sound, tree steps of the draft, the seconds in them, and look-ups that
+    found nothing but what answers another outcome."""
 
     running: Count = 0
     waiting: Count = 0
@@ -232,6 +233,9 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     verify_seconds: Number = 0.0
     wait_seconds: Number = 0.0
     rejected_speculations: Count = 0
+    draft_steps: Count = 0
+    draft_step_seconds: Number = 0.0
+    stale_speculations: Count = 0
 
 
 class Step(Message, frozen=True):
@@ -312,30 +316,6 @@ class Rejoin(Message, frozen=True):
     """Forget everything and say `Hello` again: messages were lost while the draft did not read."""
 
 
-# -- child -> supervisor --------------------------------------------------------------------------------------------
-
-
-class Status(Message, frozen=True):
-    """A child's word about itself; `failed` carries its own cause and the exit code that the cause deserves."""
-
-    role: Name
-    state: Literal["ready", "failed", "stopped"]
-    message: Annotated[str, Meta(max_length=65536)] = ""
-    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
-
-
-class Drain(Message, frozen=True):
-    """Supervisor -> frontend: refuse new requests, finish the open ones within so many seconds and end the rest, then
-    answer with status `stopped`."""
-
-    seconds: Annotated[float, Meta(ge=0, le=86400)]
-
-
-class TargetLost(Message, frozen=True):
-    """Supervisor -> frontend: the target has died, and with it what its requests had come to. Another one is started,
-    unless the engine drains."""
-
-
 def pack(message: Message, epoch: int = 0) -> list[bytes]:
     """The two frames of a message."""
     return [_HEADER.pack(MAGIC, PROTOCOL_VERSION, epoch), _encoder.encode(message)]
@@ -363,5 +343,3 @@ FRONTEND_TO_CLIENT = msgspec.msgpack.Decoder(Description | Chunk | Done | Failed
 PEER_TO_TARGET = msgspec.msgpack.Decoder(Hello | Submit | Abort)
 TARGET_TO_FRONTEND = msgspec.msgpack.Decoder(Ready | Refused | Step)
 TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
-CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status)
-SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain | TargetLost)

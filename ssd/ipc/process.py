@@ -20,18 +20,21 @@ from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import Status
+from ssd.ipc.messages import Message
 from ssd.ipc.pulse import Pulses
+from ssd.ipc.supervision import Report, Status
+from ssd.monitor.lanes import LANES, SILENT, Lane, State
 
 _PR_SET_PDEATHSIG = 1
+_RUN_PREFIX = "ssd-"
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
     `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
-    `laws_fd` that of the arena of draft laws, `pulse_fd` that of the turn counters, `http_fd` the socket that listens
-    for HTTP; -1 where no one needs it.
+    `laws_fd` that of the arena of draft laws, `pulse_fd` that of the turn counters, `events_fd` that of the lanes,
+    `http_fd` the socket that listens for HTTP; -1 where no one needs it.
     """
 
     role: str
@@ -43,6 +46,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     board_fd: int
     laws_fd: int = -1
     pulse_fd: int = -1
+    events_fd: int = -1
     http_fd: int = -1
 
 
@@ -54,6 +58,9 @@ class Child:
         self.config = start.config
         self.epoch = start.epoch
         self._pulses = Pulses(start.pulse_fd)
+        records = self.config.telemetry and start.role in LANES
+        self.lane = Lane(start.events_fd, start.role) if records else SILENT
+        self.lane.enter(State.LOADING)
         self.context: zmq.Context[Any] = zmq.Context()
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
@@ -81,8 +88,12 @@ class Child:
     def failed(self, message: str, exit_code: int) -> None:
         self._tell(Status(self.start.role, "failed", message[:65536], exit_code))
 
-    def _tell(self, status: Status) -> None:
-        sockets.send(self.supervisor, status, self.epoch)
+    def report(self, report: Report) -> None:
+        """What someone watches; may be lost."""
+        self._tell(report)
+
+    def _tell(self, message: Message) -> None:
+        sockets.send(self.supervisor, message, self.epoch)
 
     def close(self) -> None:
         self.supervisor.setsockopt(zmq.LINGER, 1000)
@@ -155,7 +166,18 @@ def run_directory() -> Path:
     """A private directory for sockets whose addresses stay under the kernel's limit of 107 bytes."""
     import tempfile
 
+    return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=_run_directories()))
+
+
+def run_directories() -> list[Path]:
+    """Those of all engines that were started with an environment like this one, dead ones that left theirs included."""
+    return sorted(_run_directories().glob(f"{_RUN_PREFIX}*"))
+
+
+def _run_directories() -> Path:
+    import tempfile
+
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if parent and len(os.fsencode(parent)) <= 60 and os.access(parent, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="ssd-", dir=parent))
+            return Path(parent)
     raise SsdError("no writable directory with a short path for the engine's sockets (tried TMPDIR and /tmp)")

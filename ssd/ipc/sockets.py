@@ -18,11 +18,13 @@ PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
 
 _PATIENCE_S, _RETRY_S = 5.0, 0.005
+_SUBSCRIPTION_BYTES = 256
 
 # Names of the sockets inside a run directory.
 CLIENT = "client.sock"
 ENGINE = "engine.sock"
 SUPERVISOR = "supervisor.sock"
+TELEMETRY = "telemetry.sock"
 
 
 def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
@@ -54,6 +56,37 @@ def dealer(
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     _limit(socket, max_bytes, linger_ms=0)
+    socket.connect(address)
+    return socket
+
+
+def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[bytes]:
+    """A bound XPUB, which keeps `most` messages for a subscriber that does not read and drops the rest."""
+    socket = context.socket(zmq.XPUB)
+    socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # every subscription is told, not only the first
+    _limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
+    socket.setsockopt(zmq.SNDHWM, most)
+    socket.bind(address)
+    return socket
+
+
+def subscription(socket: zmq.Socket[bytes]) -> bool | None:
+    """What has come to a publisher: True for a new subscriber to everything, False when the last one has left, None
+    when there is no news."""
+    while True:
+        try:
+            frames = socket.recv_multipart(flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if frames in ([b"\x01"], [b"\x00"]):
+            return frames == [b"\x01"]
+
+
+def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
+    """A SUB to everything that is published at `address`, now or later."""
+    socket = context.socket(zmq.SUB)
+    _limit(socket, INTERNAL_BYTES, linger_ms=0)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.connect(address)
     return socket
 

@@ -1,6 +1,7 @@
 """The mock's process: the target's socket and protocol around `ssd.mock.oracle`, without torch.
 
-As fast as it can, or one round in SSD_MOCK_ROUND_MS milliseconds where that is set, so that streams last.
+As fast as it can, or one round in SSD_MOCK_ROUND_MS milliseconds where that is set, so that streams last. Its lane has
+what a target would do meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.mock.oracle import LOOKAHEAD, Answer, Round
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
+from ssd.monitor.lanes import State
 
 ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
 _LONGEST_ROUND_MS = 60_000.0
@@ -128,10 +130,12 @@ class _Mock:
 
     def serve(self) -> None:
         self._child.ready()
+        lane = self._child.lane
         while True:
             self._child.beat()
             busy = bool(self._running or self._waiting)
             if not busy:
+                lane.enter(State.IDLE)
                 self._socket.poll(IDLE_MS)
             began = time.perf_counter()
             self._read()
@@ -140,9 +144,15 @@ class _Mock:
                 if busy:  # an abort has ended the last one
                     sockets.send(self._socket, Step([], self._load(0)), self._child.epoch, self._frontend)
                 continue
+            lane.enter(State.VERIFY, len(self._running) * (LOOKAHEAD + 1))
             if self._round_s:
                 time.sleep(max(0.0, began + self._round_s - time.perf_counter()))
-            if not sockets.deliver(self._socket, self._step(), self._child.epoch, self._frontend):
+            lane.enter(State.SAMPLE)
+            step = self._step()
+            lane.enter(State.OTHER)
+            for emission in step.emissions:
+                lane.looked_up(emission.request, emission.cache)
+            if not sockets.deliver(self._socket, step, self._child.epoch, self._frontend):
                 self._abort_all()
 
     def _read(self) -> None:

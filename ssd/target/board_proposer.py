@@ -13,6 +13,7 @@ import torch
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, DraftState, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
+from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.params import Mode
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
@@ -20,7 +21,7 @@ from ssd.speculation.learner import Mean
 from ssd.target.breaker import Breaker, Seen
 from ssd.target.cheap import CheapProposals
 from ssd.target.followers import Followers
-from ssd.target.proposer import Result
+from ssd.target.proposer import Counters, Result
 from ssd.target.sequence import Cache, Sequence
 from ssd.target.tuning import Round, Tuning
 
@@ -50,8 +51,14 @@ class BoardProposer:
     went; a row that the draft does not follow has no draft tokens but those of a cheap speculator. `laws` is where the
     ratio rule finds what the draft tokens were drawn from."""
 
-    def __init__(self, board: BoardReader, send: Callable[[Message], bool], laws: LawArena | None = None) -> None:
-        self._board, self._send, self._laws = board, send, laws
+    def __init__(
+        self,
+        board: BoardReader,
+        send: Callable[[Message], bool],
+        laws: LawArena | None = None,
+        lane: Lane = SILENT,
+    ) -> None:
+        self._board, self._send, self._laws, self._lane = board, send, laws, lane
         self._epoch: int | None = None
         self._open: dict[int, _Missed] = {}
         self._cheap, self._went_cheap = CheapProposals(board.vocab_size), set[int]()
@@ -82,6 +89,11 @@ class BoardProposer:
     def step_seconds(self) -> float:
         counters = self._board.telemetry()
         return counters.step_seconds / max(1, counters.steps)
+
+    @property
+    def counters(self) -> Counters:
+        counted = self._board.telemetry()
+        return Counters(counted.steps, counted.step_seconds, self._board.stale)
 
     # -- the draft comes and goes -----------------------------------------------------------------------------------
 
@@ -242,6 +254,7 @@ class BoardProposer:
             entry = self._take(sequence, key, sequence.lookahead) if follows else None
             prepared = self._board.prepared(sequence.slot, key) if follows and entry is None else set()
             sequence.cache = self._verdict(sequence, key, entry, prepared)
+            self._lane.looked_up(sequence.request, sequence.cache)
             if follows:
                 self._showed(sequence, entry is not None or bool(prepared), waited=False)
             if result.round > 0:
@@ -299,7 +312,9 @@ class BoardProposer:
         if self._open:
             depths = self._depths(sequences)
             if depths:
+                self._lane.enter(State.WAIT_FOR_DRAFT)
                 self._wait(depths, began)
+                self._lane.enter(State.OTHER)
             self._waited |= dict.fromkeys(self._open, time.perf_counter() - began)
             launches = [self._launch(missed) for missed in self._open.values()]
             self._open.clear()

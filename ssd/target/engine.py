@@ -11,6 +11,7 @@ from ssd.config import EngineConfig
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
+from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.acceptance import coupled
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
@@ -19,10 +20,15 @@ from ssd.target.verifier import Verifier
 
 
 class TargetEngine:
-    """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids."""
+    """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids, `lane` is told what it does."""
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, proposer: Proposer, stop_token_ids: frozenset[int] = frozenset()
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        proposer: Proposer,
+        stop_token_ids: frozenset[int] = frozenset(),
+        lane: Lane = SILENT,
     ) -> None:
         salt = f"{config.digest}/{config.dtype}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
@@ -30,6 +36,7 @@ class TargetEngine:
         self.proposer = proposer
         self._config, self._runner, self._stop_token_ids = config, runner, stop_token_ids
         self._verifier = Verifier(runner.model.shape.vocab_size, runner.model.device)
+        self._lane = lane
         self._forward_ended = 0.0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
@@ -56,6 +63,7 @@ class TargetEngine:
     def load(self) -> Load:
         """How busy it is now, and what the last step took."""
         tokens, verify, waited = self._took
+        counters = self.proposer.counters
         return Load(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -65,6 +73,9 @@ class TargetEngine:
             batched_tokens=tokens,
             verify_seconds=verify,
             wait_seconds=waited,
+            draft_steps=counters.steps,
+            draft_step_seconds=counters.step_seconds,
+            stale_speculations=counters.stale,
         )
 
     def step(self) -> list[Emission]:
@@ -78,19 +89,28 @@ class TargetEngine:
             self._took = (0, 0.0, 0.0)
             return []
         began = time.perf_counter()
-        logits = self._runner.forward([part.row for part in batch])
+        logits = self._forward(batch)
         ended = time.perf_counter()
         samples = self._verifier.samples(logits, batch)
         if any(_spoiled(part, own) for part, own in zip(batch, samples, strict=True)):
             batch = [
                 part.without_draft() if _spoiled(part, own) else part for part, own in zip(batch, samples, strict=True)
             ]
-            logits = self._runner.forward([part.row for part in batch])
+            logits = self._forward(batch)
             ended = time.perf_counter()
             samples = self._verifier.samples(logits, batch)
+        self._lane.enter(State.OTHER)
         self._account(batch, waited, began, ended)
         self._verifier.collect_prompt_logprobs(logits, batch)
         return self._finish(batch, self._commit(batch, samples), logits)
+
+    def _forward(self, batch: Items[Scheduled]) -> Tensor:
+        decodes = any(part.sequence.round > 0 for part in batch)
+        tokens = sum(len(part.row.token_ids) for part in batch)
+        self._lane.enter(State.VERIFY if decodes else State.PREFILL, tokens)
+        logits = self._runner.forward([part.row for part in batch])
+        self._lane.enter(State.SAMPLE)
+        return logits
 
     def _admit(self) -> None:
         for sequence in self.scheduler.admit():

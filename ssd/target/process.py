@@ -20,6 +20,7 @@ from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
+from ssd.monitor.lanes import State
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import NoProposer, Proposer
@@ -66,9 +67,9 @@ class Target:
         self._board: BoardProposer | None = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft, child.laws())
+            self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
         proposer: Proposer = NoProposer() if self._board is None else self._board
-        self.engine = TargetEngine(config, runner, proposer, stops)
+        self.engine = TargetEngine(config, runner, proposer, stops, child.lane)
 
     def serve(self) -> None:
         self._child.ready()
@@ -79,8 +80,11 @@ class Target:
         """What has arrived, then a step; or a moment of waiting for work."""
         self._child.beat()
         if not self.engine.busy:
+            self._child.lane.enter(State.IDLE)
             self._socket.poll(IDLE_MS)
         self._read()
+        if self.engine.busy:
+            self._child.lane.enter(State.OTHER)
         failpoints.reach("target.step")
         step = Step(self.engine.step(), self.engine.load())
         if step.emissions:

@@ -22,6 +22,15 @@ class Result(NamedTuple):
     cache: Cache
 
 
+class Counters(NamedTuple):
+    """Counted so far: tree steps of the draft and the seconds in them, and look-ups that found nothing but what answers
+    another outcome."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    stale: int = 0
+
+
 class Proposer(Protocol):
     """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
 
@@ -36,6 +45,10 @@ class Proposer(Protocol):
     @property
     def step_seconds(self) -> float:
         """Mean time of a tree step of the draft, 0 when there is none to report."""
+
+    @property
+    def counters(self) -> Counters:
+        """What has been counted of the draft."""
 
     def admit(self, sequence: Sequence) -> None:
         """A sequence begins, or begins again: its committed tokens are all there is to know."""
@@ -55,6 +68,7 @@ class NoProposer:
 
     state: DraftState = "down"
     rejected, step_seconds = 0, 0.0
+    counters = Counters()
 
     def admit(self, sequence: Sequence) -> None:
         pass

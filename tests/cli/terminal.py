@@ -14,6 +14,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyte
 
@@ -35,6 +36,14 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
+    def resize(self, width: int, height: int) -> None:
+        """As if a window were made larger or smaller."""
+        _resize(self._descriptor, width, height)
+
+    def settings(self) -> list[Any]:
+        """How the terminal treats what is typed, as of termios."""
+        return termios.tcgetattr(self._descriptor)
+
     def wait_for(self, pattern: str) -> None:
         """Read until the pattern (of re) comes after `mark`, or fail with all that came."""
         deadline = time.monotonic() + PATIENCE_S
@@ -55,6 +64,12 @@ class Terminal:
         assert self.process.poll() is not None, f"it has not ended: {self.written[self.mark :]!r}"
         return self.process.returncode
 
+    def screen(self, width: int = WIDTH, height: int = HEIGHT) -> list[str]:
+        """What is to be seen now."""
+        screen = pyte.Screen(width, height)
+        pyte.ByteStream(screen).feed(self.written)
+        return list(screen.display)
+
     def lines(self) -> list[str]:
         """What has scrolled away and what is on the screen, without empty lines."""
         screen = pyte.HistoryScreen(WIDTH, HEIGHT, history=10_000)
@@ -73,11 +88,15 @@ class Terminal:
         return bool(data)
 
 
+def _resize(descriptor: int, width: int, height: int) -> None:
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+
 @contextmanager
 def terminal(*arguments: str) -> Iterator[Terminal]:
     """`python *arguments` on a new terminal."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
+    _resize(theirs, WIDTH, HEIGHT)
     process = subprocess.Popen(
         [sys.executable, "-c", _CONTROLLED, sys.executable, *arguments],
         stdin=theirs,

@@ -6,6 +6,8 @@ import json
 import time
 from http.client import HTTPConnection
 
+from msgspec.structs import replace
+
 from ssd.config import Server
 from ssd.ipc.messages import Emission, Load, Metrics, Step
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
@@ -32,6 +34,7 @@ def test_metrics_count_what_happened() -> None:
         request = target.next_submit().request
         load = Load(running=1, kv_cache_usage=0.25, draft_state="up", verify_seconds=0.01, wait_seconds=0.002)
         target._send(Step([Emission(request, [28120])], load))
+        load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3)
         target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
         last = Emission(
             request,
@@ -62,6 +65,9 @@ def test_metrics_count_what_happened() -> None:
                 "request_queue_time_seconds_count": 1,
                 "request_queue_time_seconds_sum": 0.25,
                 "verify_seconds_count": 3,
+                "draft_step_seconds_count": 4,
+                "draft_step_seconds_sum": 0.02,
+                "stale_speculations_total": 3,
                 "draft_wait_seconds_count": 3,
                 "draft_wait_seconds_sum": 0.006,
             }.items():

@@ -250,3 +250,14 @@ def test_a_writer_in_another_process_is_never_read_torn(shared: Shared) -> None:
     finally:
         writer.kill()
         writer.wait()
+
+
+def test_what_answers_another_round_is_counted_as_stale() -> None:
+    board = make()
+    reader = board.reader
+    assert reader.prepared(1, KEY) == set() and reader.stale == 0
+    board.writer.publish(1, [0], [KEY._replace(round=KEY.round - 1)], [[5]])
+    assert reader.prepared(1, KEY) == set() and reader.stale == 1
+    board.writer.publish(1, [1], [KEY._replace(token=3)], [[5]])
+    assert reader.prepared(1, KEY) == {KEY.accepted} and reader.stale == 1
+    os.close(board.descriptor)

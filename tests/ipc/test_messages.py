@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.ipc import messages as m
+from ssd.ipc import supervision
+from ssd.monitor.messages import SNAPSHOTS, LaneNews, Process, Snapshot
 from ssd.params import MAX_SEED, SamplingParams, Speculation
 
 METRICS = m.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
@@ -53,8 +55,37 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
     (TO_TARGET, m.PEER_TO_TARGET),
     ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
-    ([m.Status("target", "failed", "why", 2)], m.CHILD_TO_SUPERVISOR),
-    ([m.Drain(1.0), m.TargetLost()], m.SUPERVISOR_TO_CHILD),
+    (
+        [
+            supervision.Status("target", "failed", "why", 2),
+            supervision.Report(
+                m.Load(running=1),
+                2,
+                "ready",
+                [supervision.Round(10**12, 7, 3, 4, 2, "hit", False)],
+                [supervision.Ended(10**12, 7, 5, 9, "stop", METRICS)],
+                dropped=1,
+            ),
+        ],
+        supervision.CHILD_TO_SUPERVISOR,
+    ),
+    (
+        [
+            Snapshot(
+                engine="ssd-x",
+                at=10**12,
+                model="target",
+                draft="draft",
+                speculation=SPECULATION,
+                whole=True,
+                processes=[Process("target", 77, "up", 2**30, 0.1)],
+                lanes=[LaneNews("target", b"\0" * 64)],
+                reports=[],
+            )
+        ],
+        SNAPSHOTS,
+    ),
+    ([supervision.Drain(1.0), supervision.TargetLost(), supervision.Watch(3.0)], supervision.SUPERVISOR_TO_CHILD),
 ]
 CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
 DECODERS = [decoder for _, decoder in DIRECTIONS]

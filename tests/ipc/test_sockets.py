@@ -16,7 +16,8 @@ from ssd.errors import SsdError
 from ssd.ipc import keys, sockets
 from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys, secure_router
-from ssd.ipc.messages import Describe, Drain, Step, unpack
+from ssd.ipc.messages import Describe, Step, unpack
+from ssd.ipc.supervision import Drain
 
 DRAIN_OR_STEP = msgspec.msgpack.Decoder(Drain | Step)
 

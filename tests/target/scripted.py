@@ -22,7 +22,7 @@ from ssd.models.llama import Llama
 from ssd.models.weights import Weights, dummy
 from ssd.params import SamplingParams, Speculation
 from ssd.target.engine import TargetEngine
-from ssd.target.proposer import NoProposer, Proposer, Result
+from ssd.target.proposer import Counters, NoProposer, Proposer, Result
 from ssd.target.sequence import Sequence
 
 CPU = torch.device("cpu")
@@ -240,6 +240,7 @@ class ScriptedProposer:
 
     state: DraftState = "up"
     rejected, step_seconds = 0, 0.0
+    counters = Counters()
 
     def __init__(
         self, texts: Mapping[int, Items[int]], scripts: Mapping[int, str], timing: str = "at once", seed: int = 0

@@ -1,0 +1,79 @@
+"""`ssd trace`: what target and draft did, as a file for Perfetto or Chrome."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from ssd.cli.session import process_setup
+from ssd.errors import SsdError, UsageError
+from ssd.monitor.history import History
+from ssd.monitor.messages import Snapshot
+from ssd.monitor.subscriber import Subscriber
+from ssd.monitor.trace import trace as document
+
+_SECONDS = click.FloatRange(0, 600, min_open=True)
+_LAST_S = 10.0
+_RECORDS = 1 << 22
+_PATIENCE_S = 10.0
+_STEP_S = 0.2
+
+
+@click.command()
+@click.option("--last", type=_SECONDS, help=f"The last so many seconds, as far as known. Default: {_LAST_S:g}.")
+@click.option("--next", "following", type=_SECONDS, help="The next so many seconds instead.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="trace.json", show_default=True)
+@click.option("--address", help="The engine at this address. Default: the only one that runs here.")
+def trace(last: float | None, following: float | None, output: Path, address: str | None) -> None:
+    """Write what target and draft of a running engine did, state by state, as a trace.
+
+    Open the file at https://ui.perfetto.dev or chrome://tracing. Each process is a lane; arrows lead from a
+    verification to what the cache had for its outcomes and on to the draft, which goes on from there.
+    """
+    if last is not None and following is not None:
+        raise UsageError("give --last or --next, not both")
+    with process_setup():
+        subscriber = Subscriber(address)
+        try:
+            history, first = _heard(subscriber, following)
+        finally:
+            subscriber.close()
+    begin = first.at if following is not None else history.now - int(1e9 * (last or _LAST_S))
+    lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
+    if not any(states for states, _ in lanes.values()):
+        raise SsdError("there is nothing to write: the engine runs with --no-telemetry")
+    ended = [end for end in history.ended if end.at >= begin]
+    about = {"model": first.model, "draft": first.draft, "speculation": _plain(first)}
+    begin = min([span.begin for states, _ in lanes.values() for span in states[:1]])
+    output.write_text(json.dumps(document(lanes, ended, begin, about)))
+    rounds = sum(len(moments) for _, moments in lanes.values())
+    click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
+
+
+def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
+    """All that is known, and what comes in so many seconds; and the first snapshot."""
+    history, first = History(_RECORDS), None
+    deadline = time.monotonic() + _PATIENCE_S
+    until: int | None = None
+    while until is None or history.now < until:
+        snapshot = subscriber.receive(_STEP_S)
+        if snapshot is None:
+            if time.monotonic() > deadline:
+                raise SsdError(f"nothing comes from the engine at {subscriber.address}")
+            continue
+        deadline = time.monotonic() + _PATIENCE_S
+        history.add(snapshot)
+        if first is None and snapshot.whole:
+            first, until = snapshot, snapshot.at + int(1e9 * (following or 0))
+    assert first is not None, "the time began with it"
+    return history, first
+
+
+def _plain(snapshot: Snapshot) -> dict[str, object]:
+    import msgspec
+
+    found: dict[str, object] = msgspec.to_builtins(snapshot.speculation)
+    return found

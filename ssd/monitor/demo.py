@@ -1,0 +1,147 @@
+"""A scripted engine for `ssd top --demo`: what a pair on two devices would tell, by a clock and at random."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from itertools import count
+from typing import TypeVar
+
+import numpy as np
+
+from ssd.ipc.messages import Load, Metrics
+from ssd.ipc.supervision import Ended, Report, Round
+from ssd.monitor.lanes import MARKS, State
+from ssd.monitor.messages import LaneNews, Process, Snapshot
+from ssd.params import Speculation
+
+_Event = TypeVar("_Event", Round, Ended)
+
+_PERIOD_S, _PAST_S = 0.1, 65.0
+_MS = 1_000_000
+_K, _ROWS = 5, 3
+_MISSES = ("token_not_covered", "token_not_covered", "k_not_covered", "late")
+
+
+class Demo:
+    """Snapshots like those of `ssd.monitor.subscriber.Subscriber`, with a minute of past in the first."""
+
+    here, address = True, "demo"
+
+    def __init__(self, seed: int = 7) -> None:
+        self._random = random.Random(seed)
+        self._next = time.monotonic()
+        self._time = int((self._next - _PAST_S) * 1e9)
+        self._numbers, self._requests = {"target": count(), "draft": count()}, count(1)
+        self._begun = {next(self._requests): self._time for _ in range(_ROWS)}
+        self._tokens = dict.fromkeys(self._begun, 0)
+        self._records: dict[str, deque[tuple[int, int, int, int]]] = {"target": deque(), "draft": deque()}
+        self._rounds: deque[Round] = deque()
+        self._ended: deque[Ended] = deque()
+        self._first = True
+
+    def receive(self, timeout: float) -> Snapshot | None:
+        """The next snapshot, or None after so many seconds."""
+        wait = self._next - time.monotonic()
+        time.sleep(max(0.0, min(timeout, wait)))
+        if wait > timeout:
+            return None
+        self._next += _PERIOD_S
+        now = time.monotonic_ns()
+        while self._time < now:
+            self._step()
+        first, self._first = self._first, False
+        processes = [("supervisor", 180), ("target", 760), ("frontend", 210), ("draft", 330)]
+        load = Load(running=_ROWS, kv_cache_usage=0.31)
+        return Snapshot(
+            engine="demo",
+            at=now,
+            model="smollm2",
+            draft="smollm2-draft",
+            speculation=Speculation("ssd"),
+            whole=first,
+            processes=[Process(role, 4000 + mib, "up", mib * 2**20, 0.0) for role, mib in processes],
+            lanes=[LaneNews("target", self._taken("target", now)), LaneNews("draft", self._taken("draft", now))],
+            reports=[Report(load, _ROWS + 1, "ready", _until(self._rounds, now), _until(self._ended, now))],
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _taken(self, role: str, now: int) -> bytes:
+        records, taken = self._records[role], []
+        while records and records[0][1] <= now:
+            taken.append(records.popleft())
+        return np.array(taken, np.int64).tobytes()
+
+    def _note(self, role: str, at: int, code: int, detail: int = 0) -> None:
+        self._records[role].append((next(self._numbers[role]), at, code, detail))
+
+    # -- what happens in a round ------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """A verification of every row, and meanwhile the draft's tree."""
+        draw, begin = self._random, self._time
+        prefill = 0 if draw.random() > 0.03 else 60 * _MS
+        missed = sum(draw.random() < 0.17 for _ in self._begun)
+        wait = int(draw.uniform(6, 15) * _MS) if missed and draw.random() < 0.5 else 0
+        verify = begin + wait + prefill
+        end = verify + int(draw.uniform(38, 43) * _MS)
+        if wait:
+            self._note("target", begin, State.WAIT_FOR_DRAFT)
+        if prefill:
+            self._note("target", begin + wait, State.PREFILL, 192)
+        self._note("target", verify, State.VERIFY, _ROWS * (_K + 1))
+        self._note("target", end, State.SAMPLE)
+        self._note("target", end + _MS, State.OTHER)
+        self._grow(begin, end + 2 * _MS)
+        for index, request in enumerate(list(self._begun)):
+            self._outcome(request, end + 2 * _MS - 1000 * (_ROWS - index), index < missed)
+        self._time = end + 2 * _MS
+
+    def _grow(self, begin: int, end: int) -> None:
+        at = begin + _MS // 2
+        self._note("draft", at, State.PROMOTE, next(iter(self._begun)))
+        at += _MS
+        for depth in range(1, _K + 2):
+            if at >= end - _MS:
+                return
+            self._note("draft", at, State.DEPTH, depth)
+            at += int(self._random.uniform(5.2, 6.4) * _MS)
+        if at < end - _MS:
+            self._note("draft", at, State.WAIT_FOR_TARGET)
+
+    def _outcome(self, request: int, at: int, missed: bool) -> None:
+        draw, first = self._random, self._tokens[request] == 0
+        accepted = 0
+        while not first and accepted < (2 if missed else _K) and draw.random() < 0.78 - 0.04 * accepted:
+            accepted += 1
+        cache = "" if first else draw.choice(_MISSES) if missed else "hit"
+        if cache:
+            self._note("target", at, MARKS[cache], request)
+        drafted = 0 if first else 2 if missed else _K
+        self._rounds.append(Round(at, request, 1 + accepted, drafted, accepted, cache, first))
+        self._tokens[request] += 1 + accepted
+        if draw.random() < 0.012:
+            self._end(request, at)
+
+    def _end(self, request: int, at: int) -> None:
+        tokens, first = self._tokens.pop(request), self._random.uniform(55, 170)
+        lasted = max(1.0, (at - self._begun.pop(request)) / _MS)
+        metrics = Metrics(
+            mode="ssd",
+            mean_acceptance_length=self._random.uniform(2.9, 3.8),
+            hit_rate=self._random.uniform(0.74, 0.9),
+            tokens_per_second=1e3 * tokens / lasted,
+            time_to_first_token_ms=first,
+            generation_time_ms=lasted,
+        )
+        self._ended.append(Ended(at, request, self._random.randint(20, 400), tokens, "stop", metrics))
+        new = next(self._requests)
+        self._begun[new], self._tokens[new] = at, 0
+
+
+def _until(happened: deque[_Event], now: int) -> list[_Event]:
+    """What has happened by now, and is told only once."""
+    return [happened.popleft() for _ in range(sum(event.at <= now for event in happened))]

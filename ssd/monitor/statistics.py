@@ -1,0 +1,247 @@
+"""From a history to figures. Pure. Definitions, here as everywhere: acceptance length = 1 + accepted / rounds; hit rate
+per round of a sequence, the first after its prefill apart; inter-token latency = a chunk's gap over its tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from statistics import median
+
+import msgspec
+
+from ssd.ipc.supervision import Ended, Round
+from ssd.monitor.history import History
+from ssd.monitor.lanes import LANES, Span, State
+from ssd.monitor.messages import Process
+from ssd.monitor.stalls import Pipeline, causes
+from ssd.params import Speculation
+
+STALE_S = 2.0
+SPARKS = 60  # seconds that the sparkline shows
+_SPEED_S, _LANES_S = 2.0, 10.0
+_SHOWN_REQUESTS = 20
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    count: int = 0
+
+
+class ProcessFigures(msgspec.Struct, frozen=True):
+    """`state` is STARTING, UP, STALE (no sign of life) or DOWN."""
+
+    role: str
+    pid: int
+    state: str
+    rss_bytes: int
+    beat_age: float
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True):
+    """`per_position[i]`: of the rounds that verified more than i draft tokens, the part that accepted more than i.
+    `misses` by reason, those of first rounds among them."""
+
+    rounds: int
+    acceptance_length: float
+    acceptance_rate: float
+    per_position: list[float]
+    hit_rate: float
+    length_on_hit: float
+    length_on_miss: float
+    misses: dict[str, int]
+
+
+class RequestFigures(msgspec.Struct, frozen=True):
+    request: int
+    prompt_tokens: int
+    completion_tokens: int
+    reason: str
+    age: float
+    time_to_first_token: float
+    tokens_per_second: float
+    acceptance_length: float
+    hit_rate: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Everything that `ssd top` shows, over the last `window` seconds where nothing else is said. Times in seconds."""
+
+    model: str
+    draft: str
+    speculation: Speculation
+    state: str
+    window: float
+    processes: list[ProcessFigures]
+    tokens_per_second: float
+    per_second: list[float]
+    ended_per_second: float
+    time_to_first_token: Percentiles
+    inter_token_latency: Percentiles
+    end_to_end: Percentiles
+    speculating: SpeculationFigures
+    pipeline: Pipeline
+    stalls: list[str]
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    requests: list[RequestFigures]
+    dropped: int
+
+
+def figures(history: History, window: float) -> Figures:
+    """What a history that has begun comes to."""
+    last = history.last
+    assert last is not None, "it has begun"
+    known = min(window, max(1.0, (last.at - history.began) / 1e9))
+    begin = last.at - int(window * 1e9)
+    rounds = [round for round in history.rounds if round.at >= begin]
+    ended = [end for end in history.ended if end.at >= begin]
+    pipeline = lane_shares(history)
+    speculating = speculation_figures(rounds)
+    processes = [_process(process) for process in last.processes]
+    return Figures(
+        model=last.model,
+        draft=last.draft,
+        speculation=last.speculation,
+        state=history.state,
+        window=window,
+        processes=processes,
+        tokens_per_second=_speed(history),
+        per_second=per_second(history),
+        ended_per_second=len(ended) / known,
+        time_to_first_token=percentiles([(end.metrics.time_to_first_token_ms / 1e3, 1) for end in _finished(ended)]),
+        inter_token_latency=percentiles(gaps(rounds)),
+        end_to_end=percentiles([(_lasted(end), 1) for end in _finished(ended)]),
+        speculating=speculating,
+        pipeline=pipeline,
+        stalls=causes(pipeline, speculating.misses, speculating.rounds, {p.role: p.state for p in processes}),
+        running=history.load.running,
+        waiting=max(0, history.open_requests - history.load.running),
+        kv_cache_usage=history.load.kv_cache_usage,
+        requests=[_request(end, last.at) for end in list(history.ended)[: -_SHOWN_REQUESTS - 1 : -1]],
+        dropped=history.dropped,
+    )
+
+
+def percentiles(values: Iterable[tuple[float, int]]) -> Percentiles:
+    """Of values that each count so many times; by nearest rank."""
+    ordered = sorted(values)
+    below = list(accumulate(times for _, times in ordered))
+    if not below:
+        return Percentiles()
+    p50, p95, p99 = (ordered[bisect_left(below, part * below[-1])][0] for part in (0.5, 0.95, 0.99))
+    return Percentiles(p50, p95, p99, below[-1])
+
+
+def gaps(rounds: Sequence[Round]) -> list[tuple[float, int]]:
+    """(seconds per token, tokens) of every round but a request's first known one."""
+    before: dict[int, int] = {}
+    found = []
+    for round in rounds:
+        if round.tokens:
+            if round.request in before:
+                found.append(((round.at - before[round.request]) / 1e9 / round.tokens, round.tokens))
+            before[round.request] = round.at
+    return found
+
+
+def speculation_figures(rounds: Iterable[Round]) -> SpeculationFigures:
+    rounds = [round for round in rounds if not round.first]
+    drafted, accepted = sum(round.drafted for round in rounds), sum(round.accepted for round in rounds)
+    hit = [round.accepted for round in rounds if round.cache == "hit"]
+    miss = [round.accepted for round in rounds if round.cache not in ("", "hit", "first_round")]
+    longest = max((round.drafted for round in rounds), default=0)
+    tried = [sum(round.drafted > index for round in rounds) for index in range(longest)]
+    right = [sum(round.accepted > index for round in rounds) for index in range(longest)]
+    return SpeculationFigures(
+        rounds=len(rounds),
+        acceptance_length=_length([round.accepted for round in rounds]),
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        per_position=[some / all_ for some, all_ in zip(right, tried, strict=True)],
+        hit_rate=len(hit) / (len(hit) + len(miss)) if hit or miss else 0.0,
+        length_on_hit=_length(hit),
+        length_on_miss=_length(miss),
+        misses=dict(Counter(round.cache for round in rounds if round.cache not in ("", "hit")).most_common()),
+    )
+
+
+def per_second(history: History) -> list[float]:
+    """Tokens of each of the last seconds, the oldest first."""
+    found = [0.0] * SPARKS
+    for round in reversed(history.rounds):
+        age = int((history.now - round.at) // 1e9)
+        if age >= SPARKS:
+            break
+        found[SPARKS - 1 - max(0, age)] += round.tokens
+    return found
+
+
+def lane_shares(history: History) -> Pipeline:
+    """What each lane did in the last seconds, by state."""
+    begin = history.now - int(_LANES_S * 1e9)
+    lanes: dict[str, list[Span]] = {role: history.lanes[role].since(begin, history.now)[0] for role in LANES}
+    verified = [span.begin for span in lanes["target"] if span.state is State.VERIFY]
+    steps = [(later - one) / 1e9 for one, later in pairwise(verified)]
+    waits = [(span.end - span.begin) / 1e9 for span in lanes["target"] if span.state is State.WAIT_FOR_DRAFT]
+    shares = {role: _shares(spans) for role, spans in lanes.items() if spans}
+    return Pipeline(_LANES_S, shares, median(steps) if steps else 0.0, max(waits, default=0.0))
+
+
+def _shares(spans: Iterable[Span]) -> dict[str, float]:
+    sums = Counter[str]()
+    for span in spans:
+        sums[state_name(span)] += span.end - span.begin
+    total = max(1, sums.total())
+    return {name: sums[name] / total for name in sorted(sums)}
+
+
+def state_name(span: Span) -> str:
+    """As `verify`, or `depth 3`."""
+    name = span.state.name.lower()
+    return f"{name} {span.detail}" if span.state is State.DEPTH else name
+
+
+def _process(process: Process) -> ProcessFigures:
+    stale = process.state == "up" and process.beat_age > STALE_S
+    state = "STALE" if stale else process.state.upper()
+    return ProcessFigures(process.role, process.pid, state, process.rss_bytes, process.beat_age)
+
+
+def _speed(history: History) -> float:
+    """Tokens per second now; the last rounds may not have been reported yet."""
+    begin = max(history.began, history.now - int(_SPEED_S * 1e9))
+    return sum(round.tokens for round in history.rounds if round.at > begin) / max(1e-3, (history.now - begin) / 1e9)
+
+
+def _finished(ended: Iterable[Ended]) -> list[Ended]:
+    """Those of which the target has told how they went."""
+    return [end for end in ended if end.metrics.time_to_first_token_ms > 0]
+
+
+def _lasted(end: Ended) -> float:
+    return (end.metrics.time_to_first_token_ms + end.metrics.generation_time_ms) / 1e3
+
+
+def _length(accepted: Sequence[int]) -> float:
+    return 1 + sum(accepted) / len(accepted) if accepted else 0.0
+
+
+def _request(end: Ended, now: int) -> RequestFigures:
+    metrics = end.metrics
+    return RequestFigures(
+        request=end.request,
+        prompt_tokens=end.prompt_tokens,
+        completion_tokens=end.completion_tokens,
+        reason=end.reason,
+        age=max(0, now - end.at) / 1e9,
+        time_to_first_token=metrics.time_to_first_token_ms / 1e3,
+        tokens_per_second=metrics.tokens_per_second,
+        acceptance_length=metrics.mean_acceptance_length,
+        hit_rate=metrics.hit_rate,
+    )

@@ -1,0 +1,94 @@
+"""A watcher's end: finds a running engine, hears its snapshots, notices when it goes and when it is back."""
+
+from __future__ import annotations
+
+import logging
+import socket as unix
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ssd.errors import UsageError
+from ssd.ipc import sockets
+from ssd.ipc.messages import BadFrame
+from ssd.ipc.process import run_directories
+from ssd.monitor.messages import SNAPSHOTS, Snapshot
+
+log = logging.getLogger("ssd.monitor")
+
+_SILENCE_S = 1.5  # an engine publishes every tenth of a second
+_IPC = "ipc://"
+
+
+def running_engines() -> list[str]:
+    """Addresses of the engines of this user that run on this machine now."""
+    found = [directory for directory in run_directories() if _answers(directory / sockets.TELEMETRY)]
+    return [f"{_IPC}{directory}/{sockets.CLIENT}" for directory in found]
+
+
+def _answers(path: Path) -> bool:
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def only_engine(address: str | None) -> str:
+    """The engine at `address`, or the only one that runs. Raises UsageError where that is not one."""
+    if address is not None:
+        if not address.startswith(_IPC):
+            raise UsageError(f"{address!r} is no engine on this machine: give the address after `ready:` of ssd launch")
+        return address
+    found = running_engines()
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError("no engine is running here; start one with ssd launch, or give its --address")
+    raise UsageError("\n".join(["several engines are running; choose one with --address:", *found]))
+
+
+class Subscriber:
+    """Snapshots of the engine at `address`, or of the only one there is, also of the next one after it has gone; for
+    one thread. `here` says whether there is one. Close it."""
+
+    def __init__(self, address: str | None) -> None:
+        self._wanted = address
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._heard = time.monotonic()
+        self.here = True
+        self._connect(only_engine(address))
+
+    def _connect(self, address: str) -> None:
+        self.address = address
+        directory = address.removeprefix(_IPC).rpartition("/")[0]
+        self._socket = sockets.subscriber(self._context, f"{_IPC}{directory}/{sockets.TELEMETRY}")
+
+    def receive(self, timeout: float) -> Snapshot | None:
+        """The next snapshot, or None after so many seconds."""
+        if self._socket.poll(max(0, int(1000 * timeout))):
+            try:
+                received = sockets.receive(self._socket, SNAPSHOTS)
+            except BadFrame as error:
+                log.warning("dropped a frame: %s", error)
+                return None
+            if received is not None:
+                self._heard, self.here = time.monotonic(), True
+                snapshot: Snapshot = received[2]
+                return snapshot
+        if time.monotonic() - self._heard > _SILENCE_S:
+            self._lost()
+        return None
+
+    def _lost(self) -> None:
+        """Nothing comes: look whether there is another engine, unless this very one is wanted."""
+        self.here = False
+        if self._wanted is None and [self.address] != (found := running_engines()) and len(found) == 1:
+            self._socket.close()
+            self._connect(found[0])
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)

@@ -1,0 +1,108 @@
+"""Lanes as a trace for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since its begin. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ssd.ipc.supervision import Ended
+from ssd.monitor.lanes import Mark, Moment, Span, State
+
+_ROLES = ("frontend", "target", "draft")
+_STATES, _LOOK_UPS = 1, 2  # threads of each process
+
+Event = dict[str, Any]
+Lanes = Mapping[str, tuple[list[Span], list[Moment]]]
+
+
+def trace(lanes: Lanes, ended: Iterable[Ended], begin: int, about: Mapping[str, Any]) -> Event:
+    """The document. `lanes` by role, `ended` requests where they are known, `about` whatever should be kept with it."""
+    events = [*_names()]
+    for role, (states, moments) in lanes.items():
+        process = 1 + _ROLES.index(role)
+        events += [_slice(process, span, begin) for span in states if span.state != State.IDLE]
+        events += [_instant(process, moment, begin) for moment in moments]
+    events += _flows(lanes, begin)
+    for end in ended:
+        events += _request(end, begin)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about)}
+
+
+def _names() -> Iterator[Event]:
+    for process, role in enumerate(_ROLES, 1):
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": role}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    for thread, name in ((_STATES, "states"), (_LOOK_UPS, "look-ups")):
+        yield {"ph": "M", "name": "thread_name", "pid": 2, "tid": thread, "args": {"name": name}}
+    yield {"ph": "M", "name": "thread_name", "pid": 3, "tid": _STATES, "args": {"name": "states"}}
+
+
+def words(name: str) -> str:
+    """The name of a state or mark for people."""
+    return name.lower().replace("_", " ")
+
+
+def title(span: Span) -> str:
+    """A state, and which depth of the tree it is."""
+    return f"depth {span.detail}" if span.state is State.DEPTH else words(span.state.name)
+
+
+def _slice(process: int, span: Span, begin: int) -> Event:
+    event = {
+        "ph": "X",
+        "name": title(span),
+        "cat": "state",
+        "pid": process,
+        "tid": _STATES,
+        "ts": _us(span.begin - begin),
+        "dur": _us(span.end - span.begin),
+    }
+    label = {State.VERIFY: "tokens", State.PREFILL: "tokens", State.PROMOTE: "request"}.get(span.state)
+    return event if label is None else event | {"args": {label: span.detail}}
+
+
+def _instant(process: int, moment: Moment, begin: int) -> Event:
+    kind = "hit" if moment.mark is Mark.HIT else f"miss: {words(moment.mark.name)}"
+    event = {"ph": "i", "s": "t", "name": kind, "cat": "cache", "pid": process, "tid": _LOOK_UPS}
+    return event | {"ts": _us(moment.at - begin), "args": {"request": moment.detail}}
+
+
+def _flows(lanes: Lanes, begin: int) -> Iterator[Event]:
+    """A round as arrows: from the verification to the look-up of each of its outcomes, and on to where the draft
+    takes it up. An arrow begins and ends in the slice around its time."""
+    states, moments = lanes.get("target", ([], []))
+    verified = [span for span in states if span.state in (State.VERIFY, State.PREFILL)]
+    ends = [span.end for span in verified]
+    promoted: dict[int, list[Span]] = {}
+    for span in lanes.get("draft", ([], []))[0]:
+        if span.state is State.PROMOTE:
+            promoted.setdefault(span.detail, []).append(span)
+    starts = {request: [span.begin for span in found] for request, found in promoted.items()}
+    for number, moment in enumerate(moments):
+        index = bisect_left(ends, moment.at + 1) - 1
+        if index < 0:
+            continue
+        flow = {"name": "round", "cat": "round", "id": number}
+        source = verified[index]
+        yield flow | {"ph": "s", "pid": 2, "tid": _STATES, "ts": _us((source.begin + source.end) // 2 - begin)}
+        after = bisect_left(starts.get(moment.detail, []), moment.at)
+        limit = ends[index + 1] if index + 1 < len(ends) else states[-1].end
+        told = [span for span in promoted.get(moment.detail, [])[after : after + 1] if span.begin < limit]
+        yield flow | {"ph": "t" if told else "f", "bp": "e", "pid": 2, "tid": _STATES, "ts": _us(moment.at - begin)}
+        for span in told:
+            yield flow | {"ph": "f", "bp": "e", "pid": 3, "tid": _STATES, "ts": _us(span.begin - begin)}
+
+
+def _request(end: Ended, begin: int) -> Iterator[Event]:
+    """A request from its arrival at the target to its end."""
+    metrics = end.metrics
+    lasted = int(1e6 * (metrics.time_to_first_token_ms + metrics.generation_time_ms))
+    about = {"prompt": end.prompt_tokens, "completion": end.completion_tokens, "reason": end.reason}
+    shared = {"name": f"request {end.request}", "cat": "request", "id": end.request, "pid": 1, "tid": _STATES}
+    yield shared | {"ph": "b", "ts": _us(max(0, end.at - lasted - begin)), "args": about}
+    yield shared | {"ph": "e", "ts": _us(end.at - begin)}
+
+
+def _us(nanoseconds: int) -> float:
+    return nanoseconds / 1e3

@@ -1,0 +1,1 @@
+"""How `ssd top` looks: pure functions from figures to what rich draws."""

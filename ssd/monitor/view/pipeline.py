@@ -1,0 +1,131 @@
+"""The pipeline: for the last rounds one strip of target and draft, every column the state that filled most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rich.text import Text
+
+from ssd.monitor.history import History
+from ssd.monitor.lanes import Mark, Moment, Span, State
+from ssd.monitor.stalls import Pipeline
+from ssd.monitor.view.colours import look, named
+from ssd.monitor.view.quantities import share
+
+ROUNDS = 6
+_LOOK_BACK_S = (2.0, 30.0)  # the further only if the nearer is not enough
+_PAUSES, _PAUSE_NS = (State.IDLE, State.DOWN, State.LOADING), 20_000_000
+_LABEL = 8
+
+
+class Strip(NamedTuple):
+    """Both lanes from `begin` to `until` (ns)."""
+
+    begin: int
+    until: int
+    lanes: Mapping[str, tuple[list[Span], list[Moment]]]
+
+
+def strips(history: History, rounds: int, most: int) -> list[Strip]:
+    """The last rounds without a pause between them, so many a strip, at most `most` strips, the oldest first."""
+    for seconds in _LOOK_BACK_S:
+        begin = history.now - int(seconds * 1e9)
+        lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
+        stretch = _busy(lanes["target"][0])
+        starts = [span.begin for span in stretch if span.state is State.VERIFY]
+        if len(starts) > rounds * most:
+            break
+    if not starts:
+        return []
+    cuts = starts[::-1][rounds - 1 :: rounds][::-1] or [stretch[0].begin]
+    pairs = pairwise([*cuts[-most:], stretch[-1].end])
+    return [Strip(one, end, {role: _within(lane, one, end) for role, lane in lanes.items()}) for one, end in pairs]
+
+
+def _busy(spans: Sequence[Span]) -> Sequence[Span]:
+    """The last states with a verification among them and no pause."""
+    end, verified = len(spans), False
+    for index in reversed(range(len(spans))):
+        span = spans[index]
+        verified |= span.state is State.VERIFY
+        if span.state in _PAUSES and span.end - span.begin > _PAUSE_NS:
+            if verified:
+                return spans[index + 1 : end]
+            end = index
+    return spans[:end]
+
+
+def _within(lane: tuple[list[Span], list[Moment]], begin: int, until: int) -> tuple[list[Span], list[Moment]]:
+    spans = [span for span in lane[0] if span.begin < until and span.end > begin]
+    return spans, [moment for moment in lane[1] if begin <= moment.at < until]
+
+
+def drawn(strip: Strip, width: int) -> list[Text]:
+    """The strip in lines of `width`: look-ups, target, draft, and how long it is."""
+    columns = max(1, width - _LABEL)
+    step = (strip.until - strip.begin) / columns
+    lines = [_look_ups(strip, columns, step)]
+    for role, (spans, _) in strip.lanes.items():
+        if not spans and role == "draft":
+            continue
+        line = Text(f"{role:<{_LABEL}}", no_wrap=True)
+        for state, detail in _filled(spans, strip.begin, step, columns):
+            line.append(*look(state, detail))
+        lines.append(line)
+    axis = f"{(strip.until - strip.begin) / 1e6:.1f} ms"
+    lines.append(Text(f"{'':<{_LABEL}}0{axis:>{columns - 1}}", "bright_black", no_wrap=True))
+    return lines
+
+
+def _look_ups(strip: Strip, columns: int, step: float) -> Text:
+    """A sign above the target for every outcome: + a hit, - a miss; at one place a miss hides hits."""
+    signs = [" "] * columns
+    for moment in strip.lanes["target"][1]:
+        column = min(columns - 1, int((moment.at - strip.begin) / step))
+        if moment.mark is not Mark.HIT:
+            signs[column] = "-"
+        elif signs[column] == " ":
+            signs[column] = "+"
+    line = Text(f"{'cache':<{_LABEL}}", no_wrap=True)
+    for sign in signs:
+        line.append(sign, {"+": "bold green", "-": "bold red"}.get(sign, ""))
+    return line
+
+
+def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> list[tuple[State, int]]:
+    """For each column the state that filled most of it."""
+    found, index = list[tuple[State, int]](), 0
+    for column in range(columns):
+        left, right = begin + column * step, begin + (column + 1) * step
+        while index < len(spans) and spans[index].end <= left:
+            index += 1
+        best, most = (State.LOST, 0), 0.0
+        for span in spans[index:]:
+            if span.begin >= right:
+                break
+            overlap = min(span.end, right) - max(span.begin, left)
+            if overlap > most:
+                best, most = (span.state, span.detail), overlap
+        found.append(best)
+    return found
+
+
+def legend(pipeline: Pipeline) -> list[Text]:
+    """Each state of each lane with its colour and share."""
+    lines = []
+    for role, shares in pipeline.shares.items():
+        line = Text(f"{role:<{_LABEL}}", no_wrap=True, overflow="ellipsis")
+        depths = [name for name in shares if name.startswith("depth")]
+        for name in sorted(shares.keys() - set(depths), key=lambda name: -shares[name]):
+            letter, style = named(name)
+            line.append(f" {letter} ", style)
+            line.append(f" {name.replace('_', ' ')} {share(shares[name])}  ")
+        if depths:
+            line.append("depth")
+        for name in depths:
+            line.append(f" {name.split()[-1]} ", named(name).style)
+            line.append(share(shares[name]))
+        lines.append(line)
+    return lines

@@ -1,0 +1,140 @@
+"""The whole screen, as much of it as there is room for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.text import Text
+
+from ssd.monitor.history import History
+from ssd.monitor.statistics import Figures
+from ssd.monitor.view import panels
+from ssd.monitor.view.pipeline import ROUNDS, drawn, legend, strips
+from ssd.monitor.view.quantities import share
+
+PAGES = {"1": "overview", "2": "pipeline", "3": "requests"}
+_WIDE = 100
+_KEYS = "q leave  h help  p pause  +/- speed  1 overview  2 pipeline  3 requests"
+_HELP = """\
+q  leave        1  overview
+p  pause        2  pipeline: more rounds, and what holds them up
++  faster       3  requests and latencies
+-  slower       h  this help
+
+Pipeline: a column is the state that took most of its time. Above the target: + the
+cache had the outcome, - it had not. Numbers in the draft's lane are depths of its tree."""
+
+
+class Look(NamedTuple):
+    """What the user has chosen to see; `note` is what there is to say beside it."""
+
+    page: str = "1"
+    help: bool = False
+    note: str = ""
+
+
+class _Row(NamedTuple):
+    """Panels beside each other; without a height it takes what is left, if that is `least`."""
+
+    parts: tuple[RenderableType, ...]
+    height: int | None
+    least: int = 3
+
+
+def screen(figures: Figures, history: History, look: Look, width: int, height: int) -> RenderableType:
+    """What fits into `width` x `height`."""
+    if height < 6:
+        return Text(line(figures), no_wrap=True, overflow="ellipsis")
+    rows = [_Row((Panel(_HELP, title="help"),), 9)] if look.help else _rows(figures, history, look.page, width)
+    left, parts = height - 2, [Layout(_head(figures, look), size=1)]
+    for row in rows:
+        if (row.height or row.least) <= left:
+            part = Layout(size=row.height or left)
+            part.split_row(*(Layout(panel) for panel in row.parts))
+            parts.append(part)
+            left -= row.height or left
+    if left:
+        parts.append(Layout(Text(" "), size=left))
+    layout = Layout()
+    layout.split_column(*parts, Layout(Text(_KEYS, "bright_black", no_wrap=True), size=1))
+    return layout
+
+
+def _rows(figures: Figures, history: History, page: str, width: int) -> list[_Row]:
+    """The rows of a page, the most important first."""
+    lane_lines = max(1, len(figures.pipeline.shares))
+    pipeline_height = 4 + 2 * lane_lines + min(2, len(figures.stalls))
+    overview = _pipeline(figures, history, width, 1)
+    processes, latency = panels.processes(figures), panels.latency(figures)
+    if page == "2":
+        many = 3
+        return [
+            _Row((_pipeline(figures, history, width, many),), 2 + many * (2 + lane_lines) + lane_lines),
+            _Row((panels.stalls(figures),), None, 4),
+        ]
+    if page == "3":
+        return [
+            _Row((latency, panels.queue(figures)), 6),
+            _Row((panels.requests(figures),), None, 4),
+        ]
+    beside = 2 + len(figures.processes)
+    speculation = _Row((panels.speculation(figures),), 10)
+    if width >= _WIDE:
+        top = _Row((processes, panels.speed(figures, width // 3), latency), max(6, beside))
+        return [
+            top,
+            _Row((overview,), pipeline_height),
+            _Row((panels.speculation(figures), panels.queue(figures)), 10),
+            _Row((panels.requests(figures),), None, 4),
+        ]
+    return [
+        _Row((panels.speed(figures, width),), 5),
+        _Row((overview,), pipeline_height),
+        speculation,
+        _Row((processes,), beside),
+        _Row((latency, panels.queue(figures)), 6),
+        _Row((panels.requests(figures),), None, 4),
+    ]
+
+
+def _head(figures: Figures, look: Look) -> Text:
+    speculation = figures.speculation
+    how: str = speculation.mode
+    if speculation.mode != "ar":
+        fan_out = ",".join(map(str, speculation.fan_out)) or "auto"
+        how += f" K {speculation.num_speculative_tokens or 'auto'} F {fan_out} backup {speculation.backup}"
+    head = Text("ssd top  ", "bold", no_wrap=True, overflow="ellipsis")
+    head.append(f"{figures.model}{' + ' + figures.draft if figures.draft else ''}  {how}  {figures.state}", "")
+    if look.note:
+        head.append(f"  {look.note}", "bold yellow")
+    return head
+
+
+def _pipeline(figures: Figures, history: History, width: int, most: int) -> Panel:
+    inner = width - 4
+    lines: list[Text] = []
+    for strip in strips(history, ROUNDS, most):
+        lines += drawn(strip, inner)
+    lines += legend(figures.pipeline)
+    if most == 1:
+        lines += [Text(f"- {cause}", no_wrap=True, overflow="ellipsis") for cause in figures.stalls[:2]]
+    if not figures.pipeline.shares:
+        lines = [Text("nothing is recorded: the engine runs with --no-telemetry", "bright_black")]
+    about = f"round {1e3 * figures.pipeline.round_seconds:.1f} ms" if figures.pipeline.round_seconds else "idle"
+    return Panel(Group(*lines), title=f"pipeline, shares of {figures.pipeline.seconds:g} s, {about}")
+
+
+def line(figures: Figures) -> str:
+    """Everything in a line."""
+    found = figures.speculating
+    parts = [f"{figures.tokens_per_second:.1f} tok/s", f"{figures.running} running", f"{figures.waiting} waiting"]
+    if found.rounds:
+        parts.append(f"acceptance length {found.acceptance_length:.2f}")
+    if found.hit_rate:
+        parts.append(f"hit rate {share(found.hit_rate)}")
+    parts.append(f"KV cache {share(figures.kv_cache_usage)}")
+    parts += [f"{process.role} {process.state}" for process in figures.processes if process.state != "UP"]
+    return ", ".join([*parts, *figures.stalls[:1]])

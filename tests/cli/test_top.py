@@ -1,0 +1,241 @@
+"""`ssd top` as a process, on a terminal and without one, with the mock engine and with scripted figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd.client import Client
+from ssd.mock.process import ROUND_VARIABLE
+from ssd.params import SamplingParams
+from ssd.supervisor import Engine
+from tests.cli.terminal import PATIENCE_S, Terminal, terminal
+from tests.faults.engine import running_engine
+
+TOP = ["-m", "ssd.cli.main", "top"]
+LEFT, SHOWN = r"\x1b\[\?1049l", r"\x1b\[\?25h"
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where no other engine runs."""
+    directory = Path(tempfile.mkdtemp(prefix="ssd-test-", dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> Iterator[Engine]:
+    monkeypatch.setenv(ROUND_VARIABLE, "20")
+    with running_engine(load_format="mock", max_model_len=8000) as engine:
+        yield engine
+
+
+@pytest.fixture
+def busy(engine: Engine) -> Iterator[Engine]:
+    """One request after the other."""
+    end = threading.Event()
+
+    def ask() -> None:
+        with Client(engine.address) as client:
+            while not end.is_set():
+                client.generate([[1, 2, 3]], SamplingParams(max_tokens=20, ignore_eos=True))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield engine
+    end.set()
+    thread.join()
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    every = {**os.environ, **environment}
+    return subprocess.run([sys.executable, *TOP, *arguments], capture_output=True, text=True, env=every)
+
+
+def press(window: Terminal, key: str, pattern: str) -> None:
+    window.mark = len(window.written)
+    window.type(key)
+    window.wait_for(pattern)
+
+
+def restored(window: Terminal, before: list[object]) -> bool:
+    """Whether the terminal is as it was: the normal screen, a cursor, keys that are lines again."""
+    return all(re.search(part.encode(), window.written) for part in (LEFT, SHOWN)) and window.settings() == before
+
+
+# -- on a terminal --------------------------------------------------------------------------------------------------
+
+
+def test_a_running_engine_at_a_glance(busy: Engine) -> None:
+    with terminal(*TOP, "--interval", "0.2") as window:
+        before = window.settings()
+        window.wait_for("tok/s now")
+        window.wait_for("verify")
+        window.resize(120, 40)
+        window.wait_for("processes")
+        window.wait_for("acceptance length")
+        window.wait_for("last requests")
+        window.wait_for("length +3 +20")  # the requests end at twenty tokens
+        shown = "\n".join(window.screen(120, 40))
+        assert re.search("supervisor +UP", shown) and "target" in shown and "frontend" in shown
+        assert "VVVV" in shown
+        assert window.settings() != before
+        assert window.end("q") == 0
+        assert restored(window, before)
+
+
+def test_keys(busy: Engine) -> None:
+    with terminal(*TOP) as window:
+        window.wait_for("tok/s now")
+        press(window, "h", "leave .* overview")
+        press(window, "2", "what holds it up")
+        press(window, "3", "last requests")
+        press(window, "p", "paused")
+        press(window, "p", r"ssd top  [^p]*\n")
+        press(window, "+", "tok")
+        press(window, "-", "tok")
+        press(window, "1", "pipeline")
+        assert window.end("q") == 0
+
+
+@pytest.mark.parametrize(("size"), [(200, 60), (60, 15), (40, 10), (24, 5), (10, 2), (1, 1)])
+def test_it_fits_into_any_terminal(size: tuple[int, int]) -> None:
+    with terminal(*TOP, "--demo", "--interval", "0.1") as window:
+        window.wait_for("tok/s now")
+        window.resize(*size)
+        window.mark = len(window.written)
+        window.wait_for(r"\x1b\[H.*\x1b\[H")  # two more pictures
+        window.resize(80, 24)
+        window.wait_for("pipeline, shares")
+        assert window.end("q") == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGQUIT, 143)]
+)
+def test_the_terminal_is_given_back_whatever_ends_it(number: signal.Signals, code: int) -> None:
+    with terminal(*TOP, "--demo") as window:
+        before = window.settings()
+        window.wait_for("tok/s now")
+        window.process.send_signal(number)
+        assert window.end() == code
+        assert restored(window, before)
+
+
+def test_control_c_is_a_key_of_the_terminal() -> None:
+    with terminal(*TOP, "--demo") as window:
+        window.wait_for("tok/s now")
+        assert window.end("\x03") == 130
+
+
+def test_the_terminal_is_given_back_after_an_error() -> None:
+    script = "from rich.console import Console; from ssd.cli.full_screen import FullScreen\n"
+    script += "with FullScreen(Console()) as screen: screen.show('here'); 1 / 0"
+    with terminal("-c", script) as window:
+        before = window.settings()
+        assert window.end() == 1
+        assert restored(window, before)
+        window.wait_for("ZeroDivisionError")
+
+
+def test_control_z_gives_the_terminal_back_until_it_goes_on() -> None:
+    with terminal(*TOP, "--demo") as window:
+        before = window.settings()
+        window.wait_for("tok/s now")
+        window.type("\x1a")
+        window.wait_for(LEFT)
+        deadline = time.monotonic() + PATIENCE_S
+        stat = Path(f"/proc/{window.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert window.settings() == before
+        window.process.send_signal(signal.SIGCONT)
+        window.wait_for("tok/s now")
+        assert window.end("q") == 0
+        assert restored(window, before)
+
+
+def test_an_engine_that_goes_is_waited_for_and_the_next_one_followed(runtime: Path, engine: Engine) -> None:
+    with terminal(*TOP, "--interval", "0.1") as window:
+        window.wait_for("tok/s now")
+        engine.stop(drain=0)
+        window.wait_for("the engine is gone")
+        with running_engine(load_format="mock", max_num_seqs=3):
+            window.mark = len(window.written)
+            window.wait_for(r"ssd top  [^y]*ready")
+            window.wait_for("tok/s now")
+            assert "gone" not in window.screen()[0]
+        assert window.end("q") == 0
+
+
+# -- without a terminal ---------------------------------------------------------------------------------------------
+
+
+FIRST = r"\d\d:\d\d:\d\d \d+\.\d tok/s, 0 running"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine, as_json: bool) -> None:
+    def is_gone(line: str) -> bool:
+        return json.loads(line)["state"] == "gone" if as_json else "the engine is gone" in line
+
+    command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address, *["--json"] * as_json]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        engine.stop(drain=0)
+        assert any(is_gone(line) for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert (json.loads(first)["state"] == "ready") if as_json else re.match(FIRST, first)
+
+
+def test_one_picture_or_one_object(busy: Engine) -> None:
+    done = run("--once")
+    assert done.returncode == 0 and "pipeline" in done.stdout and "\x1b" not in done.stdout
+    done = run("--once", "--json")
+    found = json.loads(done.stdout)
+    assert found["tokens_per_second"] > 0
+    assert found["pipeline"]["shares"]["target"]["verify"] > 0.5
+    assert {process["role"]: process["state"] for process in found["processes"]}["target"] == "UP"
+    assert sum(found["speculating"]["misses"].values()) <= found["speculating"]["rounds"]
+
+
+def test_no_engine_or_several_are_said(engine: Engine) -> None:
+    with running_engine(load_format="mock") as other:
+        done = run("--once")
+        assert done.returncode == 2
+        assert all(address in done.stderr for address in (engine.address, other.address))
+    engine.stop(drain=0)
+    done = run("--once")
+    assert done.returncode == 2 and done.stderr.startswith("error: no engine is running")
+
+
+def test_the_demo_needs_no_engine_and_no_colour_is_used_where_none_is_wanted(tmp_path: Path) -> None:
+    assert "\x1b[" not in run("--demo", "--once").stdout
+    file = tmp_path / "top.svg"
+    assert run("--demo", "--svg", str(file)).returncode == 0
+    assert file.read_text().startswith("<svg")
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(*TOP, "--demo") as window:
+        window.wait_for("pipeline, shares")
+        assert window.end("q") == 0
+        assert not re.search(rb"\x1b\[[0-9;]*(3|4|9|10)[0-7][;m]", window.written)

@@ -1,0 +1,104 @@
+"""What the frontend tells a watcher, and the line in its log: in the event loop of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ssd.frontend import reporting as module
+from ssd.frontend.desk import Desk
+from ssd.frontend.log_line import LogLine
+from ssd.frontend.reporting import Reporting
+from ssd.ipc.messages import Emission, Load, Message, Metrics, Step, Submit
+from ssd.ipc.supervision import Report
+from tests.frontend.raw_client import prompt
+from tests.frontend.test_desk import ignore, with_desk
+from tests.scripted_engine import PATIENCE_S
+
+METRICS = Metrics(time_to_first_token_ms=5.0)
+
+
+def answered(desk: Desk, sent: list[Message], *emissions: tuple[list[int], dict[str, Any]]) -> None:
+    """A request that gets these emissions, one a step."""
+    desk.open(prompt(1), ignore)
+    submit = sent[-1]
+    assert isinstance(submit, Submit)
+    for tokens, fields in emissions:
+        desk.step(Step([Emission(submit.request, tokens, **fields)], Load(running=1, kv_cache_usage=0.5)))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def watched(body: Callable[[Desk, list[Message], Reporting, list[Report]], Coroutine[Any, Any, None]]) -> None:
+    async def run(desk: Desk, sent: list[Message]) -> None:
+        reports: list[Report] = []
+        await body(desk, sent, Reporting(desk, reports.append), reports)
+
+    with_desk(run)
+
+
+def test_rounds_and_ends_are_told_once_and_only_while_someone_watches() -> None:
+    async def body(desk: Desk, sent: list[Message], reporting: Reporting, reports: list[Report]) -> None:
+        answered(desk, sent, ([5], {"finish_reason": "stop"}))
+        assert desk.observers == []
+        reporting.watch(0.4)
+        hit = {"drafted": 4, "accepted": 2, "cache": "hit"}
+        answered(desk, sent, ([5], {}), ([6, 7, 8], hit), ([9], {"finish_reason": "length", "metrics": METRICS}))
+        await until(lambda: desk.observers == [])
+        rounds = [round for report in reports for round in report.rounds]
+        told = [(round.tokens, round.drafted, round.accepted, round.cache, round.first) for round in rounds]
+        assert told == [(1, 0, 0, "", True), (3, 4, 2, "hit", False), (1, 0, 0, "", False)]
+        (end,) = [end for report in reports for end in report.ended]
+        assert (end.completion_tokens, end.reason, end.metrics) == (5, "length", METRICS)
+        assert reports[-1].load.kv_cache_usage == 0.5
+        before = len(reports)
+        reporting.watch(0.4)
+        await until(lambda: len(reports) > before + 1)
+        assert not any(report.rounds for report in reports[before:])
+
+    watched(body)
+
+
+def test_who_goes_on_watching_is_told_without_a_gap() -> None:
+    async def body(desk: Desk, sent: list[Message], reporting: Reporting, reports: list[Report]) -> None:
+        for _ in range(4):
+            reporting.watch(0.3)
+            assert desk.observers == [reporting]
+            await asyncio.sleep(0.15)
+        assert desk.observers == [reporting]
+
+    watched(body)
+
+
+def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(module, "MAX_ENDED", 0)
+
+    async def body(desk: Desk, sent: list[Message], reporting: Reporting, reports: list[Report]) -> None:
+        reporting.watch(0.3)
+        answered(desk, sent, ([5], {}), ([6], {}), ([7], {}), ([8], {"finish_reason": "stop"}))
+        await until(lambda: len(reports) > 1)
+        assert (len(reports[1].rounds), len(reports[1].ended), reports[1].dropped) == (2, 0, 3)
+
+    watched(body)
+
+
+def test_the_line_in_the_log() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        line = LogLine(desk)
+        last = {"drafted": 4, "accepted": 0, "cache": "late", "finish_reason": "stop"}
+        hit = {"drafted": 4, "accepted": 2, "cache": "hit"}
+        answered(desk, sent, ([5], {}), ([6, 7, 8], hit), ([9], last))
+        expected = "2.5 tok/s, 1 running, 0 waiting, 1 ended, KV cache 50%, acceptance length 2.00, hit rate 50%"
+        assert line.text(2.0) == expected
+
+    with_desk(body)

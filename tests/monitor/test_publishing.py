@@ -1,0 +1,163 @@
+"""What a running engine publishes, and that it does nothing while nobody listens; with the mock engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from ssd.client import Client
+from ssd.errors import UsageError
+from ssd.ipc.supervision import Ended, Round
+from ssd.mock.process import ROUND_VARIABLE
+from ssd.monitor.lanes import Mark, State
+from ssd.monitor.messages import Snapshot
+from ssd.monitor.subscriber import Subscriber, only_engine, running_engines
+from ssd.params import SamplingParams
+from ssd.supervisor import Engine
+from tests.faults.engine import running_engine
+from tests.scripted_engine import PATIENCE_S
+
+PARAMS = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv(ROUND_VARIABLE, "2")
+    with running_engine(load_format="mock") as engine:
+        yield engine
+
+
+def until(subscriber: Subscriber, enough: Callable[[list[Snapshot]], bool]) -> list[Snapshot]:
+    """Snapshots until there are enough of them."""
+    deadline, found = time.monotonic() + PATIENCE_S, list[Snapshot]()
+    while not enough(found):
+        assert time.monotonic() < deadline, found[-1:]
+        snapshot = subscriber.receive(0.1)
+        if snapshot is not None:
+            found.append(snapshot)
+    return found
+
+
+def records(snapshots: list[Snapshot], role: str = "target") -> list[list[int]]:
+    """New records of a lane, as a watcher reads them."""
+    found: list[list[int]] = []
+    for snapshot in snapshots:
+        for lane in snapshot.lanes:
+            if lane.role == role:
+                found += np.frombuffer(lane.records, np.int64).reshape(-1, 4).tolist()
+    return found
+
+
+def rounds(snapshots: list[Snapshot]) -> list[Round]:
+    return [round for snapshot in snapshots for report in snapshot.reports for round in report.rounds]
+
+
+def ended(snapshots: list[Snapshot]) -> list[Ended]:
+    return [end for snapshot in snapshots for report in snapshot.reports for end in report.ended]
+
+
+def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine) -> None:
+    subscriber = Subscriber(engine.address)
+    seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
+    with Client(engine.address) as client:
+        (completion,) = client.generate([[1, 2, 3]], PARAMS)
+    seen += until(subscriber, lambda found: bool(ended(found)))
+    (end,), told = ended(seen), rounds(seen)
+    assert (end.prompt_tokens, end.completion_tokens, end.reason) == (3, 40, "length")
+    assert end.metrics == completion.metrics
+    assert sum(round.tokens for round in told) == 40
+    assert [round.first for round in told] == [True] + [False] * (len(told) - 1)
+    assert sum(round.accepted for round in told) == completion.metrics.accepted_tokens
+    assert sum(round.cache == "hit" for round in told) == completion.metrics.hits
+    subscriber.close()
+
+
+def test_the_lane_says_what_the_target_did(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        (completion,) = client.generate([[1, 2, 3]], PARAMS)
+    subscriber = Subscriber(engine.address)
+    seen = records(until(subscriber, lambda found: any(snapshot.whole for snapshot in found)))
+    states = [code for _, _, code, _ in seen]
+    assert states.count(State.VERIFY) == completion.metrics.rounds + 1
+    assert states.count(Mark.HIT) == completion.metrics.hits
+    assert states[0] == State.LOADING and states[-1] == State.IDLE
+    subscriber.close()
+
+
+def test_the_past_is_told_to_each_who_comes(engine: Engine) -> None:
+    first = Subscriber(engine.address)
+    until(first, lambda found: len(found) > 2)
+    second = Subscriber(engine.address)
+    past = until(second, lambda found: any(snapshot.whole for snapshot in found))
+    assert records(past)[0][0] == 0
+    first.close()
+    assert until(second, lambda found: len(found) > 5)
+    second.close()
+
+
+def test_processes_are_told_with_their_state(engine: Engine) -> None:
+    subscriber = Subscriber(engine.address)
+    (seen, *_) = until(subscriber, bool)
+    found = {process.role: process for process in seen.processes}
+    assert {role: process.pid for role, process in found.items()} == {"supervisor": os.getpid(), **engine.pids}
+    assert all(process.state == "up" and process.rss_bytes > 2**20 for process in found.values())
+    os.kill(engine.pids["target"], signal.SIGKILL)
+
+    def states(found: list[Snapshot]) -> list[str]:
+        return [process.state for snapshot in found for process in snapshot.processes if process.role == "target"]
+
+    after = until(subscriber, lambda found: states(found)[-1:] == ["up"] and "down" in states(found))
+    codes = [code for _, _, code, _ in records(after)]
+    assert codes.index(State.DOWN) < codes.index(State.LOADING)
+    subscriber.close()
+
+
+def test_a_stopped_process_shows_no_sign_of_life(engine: Engine) -> None:
+    subscriber = Subscriber(engine.address)
+    os.kill(engine.pids["frontend"], signal.SIGSTOP)
+    try:
+        until(
+            subscriber,
+            lambda found: any(p.role == "frontend" and p.beat_age > 0.3 for s in found for p in s.processes),
+        )
+    finally:
+        os.kill(engine.pids["frontend"], signal.SIGCONT)
+    subscriber.close()
+
+
+def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine) -> None:
+    assert not engine._publisher.watched
+    subscriber = Subscriber(engine.address)
+    until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
+    assert engine._publisher.watched
+    subscriber.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while engine._publisher.watched:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    # The frontend's leave to report ends by itself; then someone comes, and it reports once more.
+    again = Subscriber(engine.address)
+    until(again, lambda found: any(snapshot.reports for snapshot in found))
+    again.close()
+
+
+def test_without_telemetry_there_is_all_but_the_lanes() -> None:
+    with running_engine(load_format="mock", telemetry=False) as engine:
+        subscriber = Subscriber(engine.address)
+        seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
+        assert records(seen) == []
+        subscriber.close()
+
+
+def test_running_engines_are_found(engine: Engine) -> None:
+    assert engine.address in running_engines()
+    engine.stop(drain=0)
+    assert engine.address not in running_engines()
+    assert only_engine("ipc:///x/client.sock") == "ipc:///x/client.sock"
+    with pytest.raises(UsageError, match="on this machine"):
+        only_engine("tcp://127.0.0.1:5")
