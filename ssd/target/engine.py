@@ -24,7 +24,7 @@ class TargetEngine:
     def __init__(
         self, config: EngineConfig, runner: Runner, proposer: Proposer, stop_token_ids: frozenset[int] = frozenset()
     ) -> None:
-        salt = f"{config.digest}/{config.dtype}"
+        salt = f"{config.digest}/{config.dtype}/{config.quantize}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer
