@@ -14,9 +14,9 @@ PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q
 CHATS = ["Why is the sky blue?", "Tom has 3 boxes of 12 pens. How many pens?", "What is a prime number?", "Say hello."]
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(max_num_seqs=4) as llm:
+@pytest.fixture(scope="module", params=[{}, {"quantize": "int8"}], ids=["float", "int8"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(max_num_seqs=4, **request.param) as llm:
         yield llm
 
 

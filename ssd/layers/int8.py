@@ -53,7 +53,7 @@ class Int8Linear:
 
 
 def _rounded(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """(int8 [out, in] from -levels to levels, float32 [out]): times the scale of its channel it is nearest to weight."""
+    """(int8 [out, in] from -levels to levels, float32 [out]): `weight`, rounded, and the scales of its channels."""
     rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0])
     parts = zip(weight.split(_CHANNELS), rounded.split(_CHANNELS), scales.split(_CHANNELS), strict=True)
     for part, part_rounded, part_scales in parts:
