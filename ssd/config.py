@@ -13,6 +13,7 @@ from ssd.params import Speculation
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["none", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 
 
@@ -72,6 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_device: str = "cpu"
     dtype: DType = "float32"
     draft_dtype: DType = "float32"
+    quantize: Quantize = "none"
+    draft_quantize: Quantize = "none"
     load_format: LoadFormat = "auto"
     max_model_len: Positive = 2048
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive
+from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive, Quantize
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
@@ -48,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     budget: int = 32
     dtype: DType = "float32"
     draft_dtype: DType | None = None
+    quantize: Quantize = "none"
+    draft_quantize: Quantize | None = None
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 8
     max_num_batched_tokens: Positive = 256
@@ -102,6 +104,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
+    draft_quantize = _draft_quantize(options)
     _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, bool(drafts))
     config = EngineConfig(
@@ -114,7 +117,9 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         device=_device(options.device),
         draft_device=_device(options.draft_device),
         dtype=options.dtype,
-        draft_dtype=options.draft_dtype or _draft_dtype(options),
+        draft_dtype="float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options),
+        quantize=options.quantize,
+        draft_quantize=draft_quantize,
         load_format=options.load_format,
         max_model_len=length,
         max_num_seqs=options.max_num_seqs,
@@ -225,6 +230,21 @@ def _draft_dtype(options: EngineOptions) -> DType:
     if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
         return options.dtype
     return "bfloat16" if _cpu_flags() & {"amx_bf16", "avx512_bf16"} else options.dtype
+
+
+def _draft_quantize(options: EngineOptions) -> Quantize:
+    """The target's, where the draft's type and device allow it. UsageError where what was asked for cannot be."""
+    draft = options.draft_quantize
+    if draft is None:
+        fits = options.draft_dtype in (None, "float32") and options.draft_device == "cpu"
+        draft = options.quantize if fits else "none"
+    for flag, quantize, dtype, device in (
+        ("--quantize", options.quantize, options.dtype, options.device),
+        ("--draft-quantize", draft, options.draft_dtype or "float32", options.draft_device),
+    ):
+        if quantize == "int8" and (dtype, device) != ("float32", "cpu"):
+            raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {dtype} on device {device}")
+    return draft
 
 
 def _cpu_flags() -> set[str]:

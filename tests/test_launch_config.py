@@ -91,6 +91,45 @@ def test_the_draft_is_rounded_where_that_is_fast(
     assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
 
 
+@pytest.mark.parametrize(
+    ("asked", "target", "draft"),
+    [
+        ({}, ("none", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8"}, ("int8", "float32"), ("int8", "float32")),
+        ({"quantize": "int8", "deterministic": True}, ("int8", "float32"), ("int8", "float32")),
+        ({"quantize": "int8", "draft_quantize": "none"}, ("int8", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8", "draft_dtype": "bfloat16"}, ("int8", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8", "draft_device": "cuda"}, ("int8", "float32"), ("none", "float32")),
+        ({"draft_quantize": "int8"}, ("none", "float32"), ("int8", "float32")),
+        ({"draft_quantize": "int8", "dtype": "bfloat16"}, ("none", "bfloat16"), ("int8", "float32")),
+    ],
+    ids=str,
+)
+def test_the_draft_is_quantised_as_the_target_unless_asked_otherwise(
+    asked: dict[str, Any], target: tuple[str, str], draft: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_config, "_cpu_flags", lambda: {"avx512_bf16"})
+    found = config(**asked)
+    assert (found.quantize, found.dtype) == target
+    assert (found.draft_quantize, found.draft_dtype) == draft
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"quantize": "int8", "dtype": "bfloat16"}, "--quantize int8 works in float32 on a CPU, not in bfloat16"),
+        ({"quantize": "int8", "device": "cuda"}, "--quantize int8 .* not in float32 on device cuda"),
+        ({"draft_quantize": "int8", "draft_dtype": "bfloat16"}, "--draft-quantize int8 .* not in bfloat16"),
+        ({"draft_quantize": "int8", "draft_device": "cuda:1"}, "--draft-quantize int8 .* on device cuda:1"),
+        ({"quantize": "int4"}, "Invalid enum value 'int4'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_quantised_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**asked)
+
+
 def test_a_draft_without_an_embedding_of_its_own_is_no_target() -> None:
     with pytest.raises(UsageError, match="smollm2-draft can only be a draft"):
         config(target=str(MODEL))

@@ -27,6 +27,7 @@ from rich.table import Table
 from ssd import LLM, SamplingParams, profile
 from ssd.cli.options import FanOut, Lookahead
 from ssd.client import Completion
+from ssd.config import Quantize
 from ssd.errors import UsageError
 from ssd.ipc.messages import Metrics
 from ssd.measured import profile_of
@@ -41,6 +42,8 @@ _FAN_OUTS = (1, 2, 4)
 @click.argument("prompts_file", type=click.Path(exists=True, path_type=Path))
 @click.option("--target", default="smollm2", show_default=True)
 @click.option("--draft", multiple=True, help="As of ssd launch: several are a cascade.")
+@click.option("--quantize", type=click.Choice(["none", "int8"]), default="none", show_default=True)
+@click.option("--draft-quantize", type=click.Choice(["none", "int8"]), help="As of ssd launch.")
 @click.option("--prompts", "count", default=20, show_default=True)
 @click.option("--tokens", default=128, show_default=True)
 @click.option("-k", "--num-speculative-tokens", "lookahead", type=Lookahead(1, MAX_LOOKAHEAD), default="auto")
@@ -54,6 +57,8 @@ def main(
     prompts_file: Path,
     target: str,
     draft: tuple[str, ...],
+    quantize: Quantize,
+    draft_quantize: Quantize | None,
     count: int,
     tokens: int,
     lookahead: int,
@@ -73,7 +78,7 @@ def main(
         settings |= {_fan_out_row(count): Speculation("ssd", lookahead, (count,), "none") for count in _FAN_OUTS}
     report: dict[str, Any] = {"environment": environment(), "k": lookahead, "fan_out": fan_out, "rows": []}
     console = Console(width=160)
-    with LLM(target, draft) as llm:
+    with LLM(target, draft, quantize=quantize, draft_quantize=draft_quantize) as llm:
         for temperature in temperatures:
             runs = _interleaved(llm, prompts, settings, temperature, tokens)
             rows = [_row(name, temperature, runs[name], runs["ar"]) for name in settings]

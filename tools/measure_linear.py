@@ -1,4 +1,4 @@
-"""What packing weights gains: all matrix products of one SmolLM2-135M forward, fp32, plain and packed, one core.
+"""What packing and rounding weights gains: all matrix products of one SmolLM2-135M forward, CPU time of one core.
 
 taskset -c 0 python tools/measure_linear.py
 """
@@ -13,6 +13,7 @@ import click
 import torch
 import torch.nn.functional as F
 
+from ssd.layers.int8 import Int8Linear
 from ssd.layers.linear import Linear
 
 # (out, in) of a layer's four projections, thirty times, and of the head.
@@ -25,23 +26,26 @@ def main(repeats: int) -> None:
     torch.set_num_threads(1)
     weights = [torch.randn(shape) * 0.02 for shape in SHAPES]
     packed = [Linear(weight) for weight in weights]
-    click.echo("rows   plain ms   packed ms   packed GB/s")
+    rounded = [Int8Linear(weight) for weight in weights]
+    click.echo("rows   plain ms   packed ms   packed GB/s   int8 ms")
     gigabytes = sum(weight.numel() for weight in weights) * 4 / 1e9
     with torch.inference_mode():
         for rows in (1, 2, 5, 8, 16, 64):
             inputs = {size: torch.randn(rows, size) for size in (576, 1536)}
             plain_s = _median(lambda x=inputs: [F.linear(x[w.shape[1]], w) for w in weights], repeats)  # type: ignore[misc]
             packed_s = _median(lambda x=inputs: [layer(x[layer.in_features]) for layer in packed], repeats)  # type: ignore[misc]
-            click.echo(f"{rows:4} {plain_s * 1e3:10.1f} {packed_s * 1e3:11.1f} {gigabytes / packed_s:13.1f}")
+            int8_s = _median(lambda x=inputs: [layer(x[layer.in_features]) for layer in rounded], repeats)  # type: ignore[misc]
+            figures = f"{plain_s * 1e3:10.1f} {packed_s * 1e3:11.1f} {gigabytes / packed_s:13.1f} {int8_s * 1e3:9.1f}"
+            click.echo(f"{rows:4} {figures}")
 
 
 def _median(run: Callable[[], object], repeats: int) -> float:
     run()
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.thread_time()  # other programs disturb it less than the clock on the wall
         run()
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     return statistics.median(times)
 
 

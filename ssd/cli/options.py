@@ -92,6 +92,7 @@ def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: o
 
 
 _POSITIVE = click.IntRange(min=1)
+_QUANTIZE = click.Choice(["none", "int8"])
 _ENGINE: list[Row] = [
     (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
     (
@@ -116,6 +117,8 @@ _ENGINE: list[Row] = [
     (("--saguaro-c",), click.FloatRange(0, 1), "Weight of prepared tokens in what is drafted, for rejection."),
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
+    (("--quantize",), _QUANTIZE, "int8: weights in 8 bits, a quarter of the bytes to read, on a CPU."),
+    (("--draft-quantize",), _QUANTIZE, "The draft's. Default: as the target, where --draft-dtype allows it."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
     (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),

@@ -45,14 +45,15 @@ def load(config: EngineConfig) -> list[Runner]:
 
 def _load(config: EngineConfig, directory: Path) -> Runner:
     failpoints.reach("draft.load")
-    weights = config.load_format != "dummy"
-    checkpoint = inspect(directory, weights)
-    if weights:
+    dummy = config.load_format == "dummy"
+    checkpoint = inspect(directory, not dummy)
+    if not dummy:
         checkpoint = borrowed(checkpoint, inspect(Path(config.target)))
     dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
-    model = registry.load(checkpoint, dtype, device, longest, not weights)
+    int8 = config.draft_quantize == "int8"
+    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8)
     runner = Runner(model, config.draft_num_pages, config.page_size, config.deterministic)
     runner.warm_up(_WARM_UP_TOKENS)
     return runner

@@ -30,8 +30,7 @@ class Rotary:
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate x [n, heads, head_dim]: the two halves of a head are the coordinates of its planes."""
         cos, sin = table
-        swapped = torch.cat((x[..., self._half :], x[..., : self._half]), dim=-1)
-        return torch.addcmul(x * cos, swapped, sin)
+        return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
 
 
 def inverse_frequencies(head_dim: int, config: Mapping[str, Any]) -> Tensor:

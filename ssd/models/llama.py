@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.layers.linear import Linear
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.checkpoint import DRAFT_VOCAB
@@ -56,11 +55,13 @@ class Attention:
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
-        self._qkv = Linear(
+        self._qkv = weights.linear(
             torch.cat([weights(f"{name}.weight", size, width) for name, size in parts]),
             torch.cat(biases) if biases else None,
         )
-        self._out = Linear(weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, bias))
+        self._out = weights.linear(
+            weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, bias)
+        )
         self._shape, self._layer, self._rotary = shape, layer, rotary
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
@@ -82,11 +83,13 @@ class FeedForward:
         width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
         bias = bool(config.get("mlp_bias", False))
         biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
-        self._gate_up = Linear(
+        self._gate_up = weights.linear(
             torch.cat([weights(f"{name}.weight", inner, width) for name in ("gate_proj", "up_proj")]),
             torch.cat(biases) if biases else None,
         )
-        self._down = Linear(weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias))
+        self._down = weights.linear(
+            weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
@@ -117,7 +120,7 @@ class Llama:
         self._norm = RMSNorm(model("norm.weight", width), eps)
         tied = bool(config.get("tie_word_embeddings", False))
         head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
-        self._head = Linear(head[: self.shape.outputs])
+        self._head = weights.linear(head[: self.shape.outputs], None)
 
     def _layer(
         self, config: Config, weights: Weights, index: int, width: int, eps: float

@@ -43,11 +43,26 @@ def check_family(checkpoint: Checkpoint) -> EntryPoint:
     return entry
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Model:
-    """Build the checkpoint's model. `max_position` bounds the positions it will ever see. Raises `UsageError`."""
+def load(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_position: int,
+    *,
+    dummy: bool = False,
+    int8: bool = False,
+) -> Model:
+    """Build the checkpoint's model. `max_position` bounds the positions it will ever see; `dummy`: with random weights;
+    `int8`: with linear layers in 8 bits, in float32 on a CPU only. Raises `UsageError`."""
+    from ssd.layers.int8 import Int8Linear
+    from ssd.layers.linear import Linear
     from ssd.models import weights
 
-    source = weights.dummy(dtype, device) if dummy else weights.from_checkpoint(checkpoint, dtype, device)
+    linear = Int8Linear if int8 else Linear
+    if dummy:
+        source = weights.dummy(dtype, device, linear)
+    else:
+        source = weights.from_checkpoint(checkpoint, dtype, device, linear)
     family = check_family(checkpoint).load()
     try:
         model: Model = family(checkpoint.config, source, dtype, device, max_position)

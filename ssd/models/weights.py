@@ -9,26 +9,34 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.layers.linear import Linear
 from ssd.models.checkpoint import Checkpoint
 
 Reader = Callable[[str, tuple[int, ...]], Tensor]
+MakeLinear = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
+"""(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
 
 
 class Weights:
-    """Tensors below a name prefix, read on demand and checked against the shape the family expects."""
+    """Tensors below a name prefix, read on demand and checked against the shape the family expects.
 
-    def __init__(self, read: Reader, prefix: str = "") -> None:
-        self._read, self._prefix = read, prefix
+    `linear` makes the linear layers of a family out of them.
+    """
+
+    def __init__(self, read: Reader, linear: MakeLinear = Linear, prefix: str = "") -> None:
+        self._read, self.linear, self._prefix = read, linear, prefix
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`; raises `UsageError` when it is missing or shaped differently."""
         return self._read(self._prefix + name, shape)
 
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, f"{self._prefix}{prefix}.")
+        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.")
 
 
-def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+def from_checkpoint(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear
+) -> Weights:
     """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`."""
     from safetensors import safe_open
 
@@ -46,17 +54,17 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.de
         tensor: Tensor = files[path].get_tensor(name)  # type: ignore[attr-defined]
         return tensor.to(device, dtype)
 
-    return Weights(read)
+    return Weights(read, linear)
 
 
-def dummy(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear) -> Weights:
     """Small random weights for `--load-format dummy`: the cost of a model without its checkpoint. The same name and
     shape give the same tensor in every process."""
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.randn(shape, generator=generator).mul_(0.02).to(device, dtype)
 
-    return Weights(read)
+    return Weights(read, linear)

@@ -30,7 +30,7 @@ class TargetEngine:
         stop_token_ids: frozenset[int] = frozenset(),
         lane: Lane = SILENT,
     ) -> None:
-        salt = f"{config.digest}/{config.dtype}"
+        salt = f"{config.digest}/{config.dtype}/{config.quantize}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer

@@ -38,9 +38,11 @@ def main(child: Child) -> None:
 def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
     """The target model with its cache, and its end-of-sequence ids; warmed up for the first request."""
     torch.set_grad_enabled(False)
-    checkpoint = inspect(Path(config.target), weights=config.load_format != "dummy")
+    dummy = config.load_format == "dummy"
+    checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of(config.device)
-    model = registry.load(checkpoint, dtype, device, config.max_model_len, config.load_format == "dummy")
+    int8 = config.quantize == "int8"
+    model = registry.load(checkpoint, dtype, device, config.max_model_len, dummy=dummy, int8=int8)
     runner = Runner(model, config.num_pages, config.page_size, config.deterministic)
     runner.warm_up(1 + config.speculation.longest)
     return runner, stop_token_ids(checkpoint)

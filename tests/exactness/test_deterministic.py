@@ -27,8 +27,8 @@ CONTEXTS = (1, 3, 11, 15, 16, 17, 31, 32, 33, 47, 64, 100, 130)
 class Decoded:
     """A text decoded one token at a time: its runner and the logits of every position."""
 
-    def __init__(self, directory: Path) -> None:
-        self.runner = tiny.runner(directory, pages=TOTAL, page_size=PAGE, deterministic=True)
+    def __init__(self, directory: Path, int8: bool) -> None:
+        self.runner = tiny.runner(directory, pages=TOTAL, page_size=PAGE, deterministic=True, int8=int8)
         self.text = tiny.token_ids(LONGEST, 5)
         self.logits = torch.cat([self.row(position, 1, NEIGHBOURS) for position in range(LONGEST)])
 
@@ -41,10 +41,10 @@ class Decoded:
         self.runner.forward([Row(self.text[:length], 0, pages, outputs=0)])
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "odd", "smollm2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "odd", "smollm2", "odd int8", "smollm2 int8"])
 def decoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoded:
     folder = tmp_path_factory.mktemp("model")
-    name = request.param
+    name, *quantized = request.param.split()
     if name == "llama":
         tiny.llama(folder)
     elif name == "qwen3":
@@ -53,7 +53,7 @@ def decoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         tiny.llama(folder, hidden_size=54, num_attention_heads=3, num_key_value_heads=1, intermediate_size=1101)
     else:
         folder = resolve(name)
-    return Decoded(folder)
+    return Decoded(folder, int8=bool(quantized))
 
 
 @pytest.mark.parametrize("pages", [NEIGHBOURS, SCATTERED], ids=["neighbours", "scattered"])

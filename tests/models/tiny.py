@@ -112,9 +112,10 @@ def runner(
     pages: int = 512,
     page_size: int = 4,
     deterministic: bool = False,
+    int8: bool = False,
 ) -> Runner:
     """The engine's own way from a folder to logits."""
-    model = registry.load(inspect(directory), dtype, CPU, MAX_POSITION, dummy=False)
+    model = registry.load(inspect(directory), dtype, CPU, MAX_POSITION, int8=int8)
     return Runner(model, pages, page_size, deterministic)
 
 

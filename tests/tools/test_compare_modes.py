@@ -21,7 +21,7 @@ HITS = {(1,): 60, (2,): 70, (4,): 80}
 class _Llm:
     """Answers as `ar` does, with the figures of its mode and fan-out."""
 
-    def __init__(self, *models: object) -> None:
+    def __init__(self, *models: object, **options: object) -> None:
         pass
 
     def __enter__(self) -> _Llm:
