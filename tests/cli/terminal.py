@@ -96,6 +96,8 @@ def _resize(descriptor: int, width: int, height: int) -> None:
 def terminal(*arguments: str) -> Iterator[Terminal]:
     """`python *arguments` on a new terminal."""
     ours, theirs = pty.openpty()
+    # A size in the environment, as of a parallel pytest, would count more than the terminal's.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     _resize(theirs, WIDTH, HEIGHT)
     process = subprocess.Popen(
         [sys.executable, "-c", _CONTROLLED, sys.executable, *arguments],
@@ -103,7 +105,7 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm"},
+        env={**inherited, "TERM": "xterm"},
     )
     os.close(theirs)
     try:
