@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssd.layers.attention import PLAIN, Scores
+
 
 class Plan(Protocol):
     """Where the tokens of one forward stand and what each may see; made by the engine, opaque to a model."""
@@ -16,9 +18,9 @@ class Plan(Protocol):
     def positions(self) -> Tensor:
         """int64 [n]: the absolute position of every token of the batch."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim].
-        Returns [n, heads * head_dim]."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
+        """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim],
+        scored as `rule` says. Returns [n, heads * head_dim]."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
     family = check_family(checkpoint).load()
     try:
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor
@@ -15,17 +15,21 @@ Reader = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class Weights:
-    """Tensors below a name prefix, read on demand and checked against the shape the family expects."""
+    """Tensors below a name prefix, read on demand and checked against the shape the family expects. `names` are those
+    that exist; None: whatever is asked for."""
 
-    def __init__(self, read: Reader, prefix: str = "") -> None:
-        self._read, self._prefix = read, prefix
+    def __init__(self, read: Reader, prefix: str = "", names: Container[str] | None = None) -> None:
+        self._read, self._prefix, self._names = read, prefix, names
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`; raises `UsageError` when it is missing or shaped differently."""
         return self._read(self._prefix + name, shape)
 
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, f"{self._prefix}{prefix}.")
+        return Weights(self._read, f"{self._prefix}{prefix}.", self._names)
+
+    def has(self, name: str) -> bool:
+        return self._names is None or self._prefix + name in self._names
 
 
 def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -46,7 +50,7 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.de
         tensor: Tensor = files[path].get_tensor(name)  # type: ignore[attr-defined]
         return tensor.to(device, dtype)
 
-    return Weights(read)
+    return Weights(read, names=checkpoint.tensors)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
