@@ -1,7 +1,8 @@
 """Model families by the `model_type` of a checkpoint's config (contract C6).
 
 A family is a class `Family(config, weights, options)` registered under the entry-point group `ssd.models`. The built-in
-ones are entry points of this package, a plugin's are those of its own: there is no second way in.
+ones are entry points of this package, a plugin's are those of its own: there is no second way in. What no family takes
+goes to transformers (`ssd.models.fallback`).
 """
 
 from __future__ import annotations
@@ -33,22 +34,21 @@ def _source(entry: EntryPoint) -> str:
     return "built in" if entry.value.startswith("ssd.models.") or entry.dist is None else entry.dist.name
 
 
-def check_family(checkpoint: Checkpoint) -> EntryPoint:
-    """The family of a checkpoint; raises `UsageError` naming the known ones."""
-    kind = checkpoint.config.get("model_type")
-    entry = _entries().get(str(kind))
-    if entry is None:
-        known = ", ".join(sorted(_entries())) or "none: is the package installed?"
-        raise UsageError(f"{checkpoint.directory}: model family {kind!r} is not supported (known: {known})")
-    return entry
-
-
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Model:
     """Build the checkpoint's model. `max_position` bounds the positions it will ever see. Raises `UsageError`."""
-    from ssd.models import weights
+    from ssd.models import fallback, weights
 
+    kind, known = str(checkpoint.config.get("model_type")), _entries()
+    if kind not in known:
+        try:
+            return fallback.load(checkpoint, dtype, device, max_position, dummy)
+        except UsageError as error:
+            names = ", ".join(sorted(known)) or "none: is the package installed?"
+            raise UsageError(
+                f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
+            ) from error
     source = weights.dummy(dtype, device) if dummy else weights.from_checkpoint(checkpoint, dtype, device)
-    family = check_family(checkpoint).load()
+    family = known[kind].load()
     try:
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:

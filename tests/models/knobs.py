@@ -27,7 +27,10 @@ GEMMA3 = {
     "tie_word_embeddings": True,
 }
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+Knobs = dict[str, tuple[str, dict[str, Any]]]
+"""Name -> model_type and fields of the config."""
+
+FAMILIES: Knobs = {
     "llama": ("llama", {}),
     "llama without GQA": ("llama", {"num_key_value_heads": 4}),
     "llama with one key head": ("llama", {"num_key_value_heads": 1}),
@@ -92,4 +95,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
     ),
+}
+
+# Families that have no file: transformers' own models over the engine's cache.
+FALLBACK: Knobs = {
+    "gemma2": (
+        "gemma2",
+        GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "granite": ("granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 5}),
+    "olmo3": ("olmo3", {"sliding_window": 5, "layer_types": [SLIDING, FULL]}),
+    "opt": ("opt", {"ffn_dim": 52, "word_embed_proj_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 5, "pad_token_id": 0}),
+    "starcoder2": ("starcoder2", {"sliding_window": 5}),
 }

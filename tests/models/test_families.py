@@ -15,7 +15,9 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from tests.models import tiny
-from tests.models.knobs import FAMILIES
+from tests.models.knobs import FALLBACK, FAMILIES
+
+ALL = FAMILIES | FALLBACK
 
 TOLERANCE = 1e-4
 PAGES = 64  # of 4 tokens: MAX_POSITION
@@ -36,9 +38,9 @@ class Pair:
         assert (logits - expected).abs().max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ALL)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    kind, knobs = FAMILIES[request.param]
+    kind, knobs = ALL[request.param]
     directory = tiny.model(kind, tmp_path_factory.mktemp("model"), **knobs)
     oracle = tiny.oracle(directory)
     texts = [tiny.token_ids(count, seed) for seed, count in enumerate((90, 1, 7, 33))]
@@ -110,10 +112,10 @@ def test_old_configs_keep_theta_beside_the_scaling(tmp_path: Path, knobs: str) -
 # -- dummy weights ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted({kind for kind, _ in FAMILIES.values()}))
+@pytest.mark.parametrize("family", sorted({kind for kind, _ in ALL.values()}))
 def test_dummy_weights_are_the_same_wherever_they_are_made(tmp_path: Path, family: str) -> None:
     """`--load-format dummy` reads no tensor, and every process makes the same model."""
-    directory = tiny.model(family, tmp_path, **FAMILIES[family][1])
+    directory = tiny.model(family, tmp_path, **ALL[family][1])
     (directory / "model.safetensors").unlink()
     checkpoint = inspect(directory, weights=False)
     rows = [Row(tiny.token_ids(9, 0), 0, range(4), outputs=9)]
