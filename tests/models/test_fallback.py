@@ -9,12 +9,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+from ssd import LLM, SamplingParams
 from ssd.errors import UsageError
 from ssd.models import fallback
+from ssd.params import Speculation
 from tests.models import tiny
+from tests.models.knobs import FALLBACK
 
 
 def refusal(directory: Path) -> str:
@@ -88,3 +92,17 @@ def test_without_transformers_the_message_says_what_to_do(tmp_path: Path, monkey
 
 def test_a_window_that_the_family_does_not_know_is_noticed(tmp_path: Path) -> None:
     assert "does not reach the layers" in refusal(tiny.edit(tiny.model("olmo2", tmp_path), sliding_window=100))
+
+
+def test_target_and_draft_generate_through_all_processes(tmp_path: Path) -> None:
+    options = FALLBACK["gemma2"][1] | {"vocab_size": 300}
+    target = tiny.tokenizer(tiny.model("gemma2", tmp_path / "target", **options))
+    draft = tiny.tokenizer(tiny.noisy_copy(target, tmp_path / "draft", noise=0.002))
+    asked = SamplingParams(max_tokens=30, ignore_eos=True)
+    with LLM(str(target), [str(draft)], dtype="float32") as llm:
+        ours, plain = (
+            llm.generate(["A tiny random checkpoint"], [msgspec.structs.replace(asked, speculation=speculation)])[0]
+            for speculation in (Speculation("ssd", 3, (2,)), Speculation("ar"))
+        )
+    assert len(ours.token_ids) == 30 and ours.token_ids == plain.token_ids
+    assert ours.metrics.mean_acceptance_length > 1
