@@ -51,6 +51,8 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
     family = known[kind].load()
     try:
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
+    except UsageError as error:
+        raise UsageError(f"{checkpoint.directory}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error

@@ -41,9 +41,9 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.de
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
         info = checkpoint.tensors.get(name)
         if info is None:
-            raise UsageError(f"{checkpoint.directory}: tensor {name} is missing")
+            raise UsageError(f"tensor {name} is missing")
         if tuple(info.shape) != shape:
-            raise UsageError(f"{checkpoint.directory}: tensor {name} has shape {tuple(info.shape)}, expected {shape}")
+            raise UsageError(f"tensor {name} has shape {tuple(info.shape)}, expected {shape}")
         path = str(info.file)
         if path not in files:
             files[path] = safe_open(path, framework="pt")
