@@ -27,7 +27,8 @@ def families() -> dict[str, str]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = sorted(entry_points(group=GROUP), key=lambda entry: _source(entry) == "built in")  # nothing replaces these
+    return {entry.name: entry for entry in found}
 
 
 def _source(entry: EntryPoint) -> str:

@@ -68,6 +68,15 @@ def test_its_logits_are_those_of_transformers(
         assert (logits - expected[start:stop]).abs().max() <= 1e-4
 
 
+def test_a_plugin_does_not_replace_a_built_in_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "other-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[ssd.models]\nllama = other:Llama\nnew = other:New\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.families().items() >= {"llama": "built in", "new": "other"}.items()
+
+
 def test_it_generates_as_target_and_as_draft(site: Path, tmp_path: Path) -> None:
     target = tiny.tokenizer(tiny.model("stablelm", tmp_path / "target", vocab_size=300))
     draft = tiny.tokenizer(tiny.noisy_copy(target, tmp_path / "draft", noise=0.002))
