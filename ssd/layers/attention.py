@@ -68,7 +68,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     """
     n = q.shape[0]
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
-    keys, values = keys[keys.shape[0] - length :], values[values.shape[0] - length :]
+    if length < keys.shape[0]:
+        keys, values = keys[keys.shape[0] - length :], values[values.shape[0] - length :]
     queries = group(q * scale, kv_heads)
     scores = rule.capped(torch.bmm(queries, keys.permute(1, 2, 0)))
     if n > 1:
