@@ -294,7 +294,7 @@ def _parse_cpus(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
 
 def _display_name(name: str) -> str:
     """A model's name for people: no paths."""
-    return Path(name).resolve().name if Path(name).is_dir() else name
+    return Path(name).resolve().name if Path(name).exists() else name
 
 
 def _positive(model: checkpoint.Checkpoint, key: str, default: int | None = None) -> int:

@@ -8,19 +8,15 @@ import click
 @click.command()
 def models() -> None:
     """List the built-in models and the model families that checkpoints may have."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from ssd.cli.tables import console, grid
+    from ssd.models.fallback import HOW_TO_INSTALL, installed
     from ssd.models.hub import BUILTIN
     from ssd.models.registry import families
 
-    console = Console()
-    builtin = Table("name", "kind", "parameters", "here", "licence", title="built-in models", title_justify="left")
-    for model in BUILTIN.values():
-        here = "yes" if model.present else "no"
-        builtin.add_row(model.name, model.kind, model.parameters, here, model.licence)
-    console.print(builtin)
-    known = Table("model_type", "from", title="model families", title_justify="left")
-    for family, source in families().items():
-        known.add_row(family, source)
-    console.print(known)
+    rows = [(m.name, m.kind, m.parameters, "yes" if m.present else "no", m.licence) for m in BUILTIN.values()]
+    columns = ("name", "kind", "parameters", "here", "licence")
+    out = console()
+    out.print(grid("built-in models", columns, rows, left=len(columns)))
+    fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
+    known = [*families().items(), ("any other causal language model", fallback)]
+    out.print(grid("model families", ("model_type", "from"), known, left=2))

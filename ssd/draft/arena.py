@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssd.execution.batch import PagedPlan
-from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import attend_own, attend_part, merge, minus_infinity
+from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
 from ssd.models.interface import Shape
 
 
@@ -78,41 +79,70 @@ class TreePlan:
         self.positions = torch.cat((paged.positions, positions))
         self._cells = torch.tensor([cell for b in branches for cell in b.cells], dtype=torch.long, device=device)
         self._depths = torch.tensor([depth for b in branches for depth in b.depths], dtype=torch.long, device=device)
-        longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
-        hidden = torch.arange(longest, device=device) > self._depths[:, None]
-        self._own_mask = minus_infinity(hidden, cache.keys.dtype)[:, None, None]
-        self._shared = [self._context(b, device) for b in branches]
+        self._longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
+        self._branches = branches
+        self._visible: dict[int | None, _Visible] = {}
 
-    def _context(self, branches: Branches, device: torch.device) -> tuple[int, slice | Tensor, Tensor | None]:
-        """(branches, where their shared keys lie, mask over the line tokens)."""
-        deepest = max(branches.forks)
-        span = self._cache.span(branches.pages, branches.base + deepest)
-        if deepest == 0:
-            return len(branches.forks), span, None
-        hidden = torch.arange(deepest, device=device) >= torch.tensor(branches.forks, device=device)[:, None]
-        return len(branches.forks), span, minus_infinity(hidden, self._cache.keys.dtype)[:, None]
+    def _seen(self, window: int | None) -> _Visible:
+        """What branches see in layers with this window, found out once per plan."""
+        if window not in self._visible:
+            dtype = self._cache.keys.dtype
+            places = torch.arange(self._longest, device=self._depths.device)
+            hidden = places > self._depths[:, None]
+            if window is not None:
+                hidden |= places <= self._depths[:, None] - window
+            contexts = [_context(self._cache, branches, window) for branches in self._branches]
+            self._visible[window] = _Visible(minus_infinity(hidden, dtype)[:, None, None], contexts)
+        return self._visible[window]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         split = self._paged.positions.shape[0]
         parts = []
         if split:
-            parts.append(self._paged.attend(layer, q[:split], k[:split], v[:split]))
-        if self._shared:
-            parts.append(self._attend_branches(layer, q[split:], k[split:], v[split:]))
+            parts.append(self._paged.attend(layer, q[:split], k[:split], v[:split], rule))
+        if self._branches:
+            parts.append(self._attend_branches(layer, q[split:], k[split:], v[split:], rule))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_branches(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_branches(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores) -> Tensor:
         keys, values = self._arena.keys[layer], self._arena.values[layer]
         keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
-        length = self._own_mask.shape[-1]
-        own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], self._scale, self._own_mask)
+        scale = self._scale if rule.scale is None else rule.scale
+        seen, length = self._seen(rule.window), self._longest
+        own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, seen.own_mask, rule)
         outs, totals, start = [], [], 0
-        for count, span, mask in self._shared:
+        for count, span, mask in seen.contexts:
             part = q[start : start + count]
             out, total = attend_part(
-                part, self._cache.keys[layer][span], self._cache.values[layer][span], self._scale, mask
+                part, self._cache.keys[layer][span], self._cache.values[layer][span], scale, mask, rule
             )
             outs.append(out)
             totals.append(total)
             start += count
         return merge((torch.cat(outs), torch.cat(totals)), own).flatten(1)
+
+
+class _Visible(NamedTuple):
+    """The mask over own keys [n, 1, 1, longest], and for every sequence how many branches it has, where the keys they
+    share lie, and the mask over the last of these."""
+
+    own_mask: Tensor
+    contexts: list[tuple[int, Span, Tensor | None]]
+
+
+def _context(cache: KVCache, branches: Branches, window: int | None) -> tuple[int, Span, Tensor | None]:
+    device, dtype = cache.keys.device, cache.keys.dtype
+    count, deepest = len(branches.forks), max(branches.forks)
+    length = branches.base + deepest
+    span = cache.span(branches.pages, length)
+    if window is None and deepest == 0:
+        return count, span, None
+    # Line tokens after its fork are hidden from a branch, and what lies before its window.
+    positions = branches.positions
+    first = branches.base if window is None else max(0, min(min(positions) + 1 - window, length - 1))
+    places = torch.arange(first, length, device=device)
+    hidden = places >= branches.base + torch.tensor(branches.forks, device=device)[:, None]
+    if window is None:
+        return count, span, minus_infinity(hidden, dtype)[:, None]
+    hidden |= places <= torch.tensor(positions, device=device)[:, None] - window
+    return count, last(span, length - first), very_low(hidden, dtype)[:, None]

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import attend, attend_each, minus_infinity
+from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
 _TOGETHER = 16
@@ -54,7 +54,7 @@ def _pays_together(singles: Sequence[Row]) -> bool:
     return len(singles) >= _TOGETHER and len(singles) * max(lengths) <= 2 * sum(lengths)
 
 
-def _taken(kind: Tensor, span: slice | Tensor) -> Tensor:
+def _taken(kind: Tensor, span: Span) -> Tensor:
     """What lies in a span of the cache; `index_select` copies in half the time of indexing."""
     return kind[span] if isinstance(span, slice) else kind.index_select(0, span)
 
@@ -70,15 +70,28 @@ class _Singles:
         )
         lengths = [row.stop for row in singles]
         self._table = cache.table([row.pages for row in singles], lengths)
-        hidden = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]
-        self._mask = minus_infinity(hidden, cache.keys.dtype)[:, None, None]
+        self._lengths = torch.tensor(lengths, device=device)[:, None]
+        self._masks: dict[int | None, Tensor] = {}
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[n, 1, 1, longest]: hides what lies behind the end of a row, and before its window."""
+        if window not in self._masks:
+            positions = torch.arange(self._table.shape[1], device=self._lengths.device)
+            hidden = positions >= self._lengths
+            if window is not None:
+                hidden |= positions < self._lengths - window
+            self._masks[window] = minus_infinity(hidden, dtype)[:, None, None]
+        return self._masks[window]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
         own_keys, own_values = (
             kind.index_select(0, self._table.flatten()).view(*self._table.shape, *kind.shape[1:])
             for kind in (keys, values)
         )
-        return attend_each(q[self.where], own_keys, own_values, scale, self._mask)
+        mask = self._mask(rule.window, q.dtype)
+        if rule.softcap is not None:  # which torch's fused attention does not know
+            return attend_own(q[self.where], own_keys, own_values, scale, mask, rule)[0].flatten(1)
+        return attend_each(q[self.where], own_keys, own_values, scale, mask)
 
 
 class PagedPlan:
@@ -97,36 +110,38 @@ class PagedPlan:
         singles = [row for row in rows if len(row.token_ids) == 1]
         together = not deterministic and _pays_together(singles)
         self._singles = _Singles(rows, singles, cache) if together else None
-        self._parts: list[tuple[int, int, slice | Tensor]] = []
+        self._parts: list[tuple[int, int, int, Span]] = []
         offset = 0
         for row in rows:
             if not (together and len(row.token_ids) == 1):
-                self._parts.append((offset, offset + len(row.token_ids), cache.span(row.pages, row.stop)))
+                span = cache.span(row.pages, row.stop)
+                self._parts.append((offset, offset + len(row.token_ids), row.stop, span))
             offset += len(row.token_ids)
         self._scale = cache.keys.shape[-1] ** -0.5
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         self._cache.write(layer, self._slots, k, v)
         all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
-        if self._singles is not None:
-            out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-            out[self._singles.where] = self._singles.attend(q, all_keys, all_values, self._scale)
-            for start, stop, span in self._parts:
-                keys, values = _taken(all_keys, span), _taken(all_values, span)
-                out[start:stop] = attend(q[start:stop], keys, values, self._scale)
-            return out
-        parts = []
-        for start, stop, span in self._parts:
-            keys, values = _taken(all_keys, span), _taken(all_values, span)
+        scale = self._scale if rule.scale is None else rule.scale
+        parts: list[Tensor] = []
+        for start, stop, length, span in self._parts:
+            seen = last(span, rule.reach(stop - start, length))
+            keys, values = _taken(all_keys, seen), _taken(all_values, seen)
             if self._deterministic:
-                parts += self._one_by_one(q[start:stop], keys, values)
+                parts += _one_by_one(q[start:stop], keys, values, scale, rule)
             else:
-                parts.append(attend(q[start:stop], keys, values, self._scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+                parts.append(attend(q[start:stop], keys, values, scale, rule))
+        if self._singles is None:
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        out[self._singles.where] = self._singles.attend(q, all_keys, all_values, scale, rule)
+        for (start, stop, _, _), part in zip(self._parts, parts, strict=True):
+            out[start:stop] = part
+        return out
 
-    def _one_by_one(self, q: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
-        before = keys.shape[0] - q.shape[0]
-        return [
-            attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], self._scale)
-            for i in range(q.shape[0])
-        ]
+
+def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> list[Tensor]:
+    before = keys.shape[0] - q.shape[0]
+    return [
+        attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])
+    ]

@@ -9,6 +9,14 @@ from torch import Tensor
 
 from ssd.models.interface import Shape
 
+Span = slice | Tensor
+"""Where tokens that follow each other lie in the cache: a slice, or their slot numbers int64 [n]."""
+
+
+def last(span: Span, count: int) -> Span:
+    """The last `count` tokens of a span."""
+    return slice(span.stop - count, span.stop) if isinstance(span, slice) else span[len(span) - count :]
+
 
 class KVCache:
     """keys and values: [layers, num_pages * page_size, kv_heads, head_dim]; token p of a sequence lies in slot
@@ -26,7 +34,7 @@ class KVCache:
         size = self.page_size
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
-    def span(self, pages: Sequence[int], length: int) -> slice | Tensor:
+    def span(self, pages: Sequence[int], length: int) -> Span:
         """Index of the first `length` tokens: a slice where the pages are neighbours (no copy), else slot numbers."""
         used = -(-length // self.page_size)
         first = pages[0]

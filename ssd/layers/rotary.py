@@ -41,6 +41,10 @@ def inverse_frequencies(head_dim: int, config: Mapping[str, Any]) -> Tensor:
     scaling: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if (part := scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UsageError(f"partial_rotary_factor {part} is not supported: heads are rotated whole")
+    if head_dim < 2 or head_dim % 2:
+        raise UsageError(f"heads of {head_dim} numbers cannot be rotated in pairs")
     plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if kind == "default":
         return plain

@@ -30,6 +30,14 @@ __all__ += ["safetensors_files", "tokenizer_vocabulary"]
 _MAX_JSON = 64 << 20
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it may predict.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
+# What the engine reads in config.json -> what others name it.
+_OLD_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+    "num_experts": ("num_local_experts",),
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,12 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise UsageError(f"{directory / 'config.json'} has auto_map: models that bring their own code are refused")
     if "quantization_config" in config:
         raise UsageError(f"{directory / 'config.json'} has quantization_config: quantised weights are not read")
+    if "text_config" in config:
+        raise UsageError(f"{directory / 'config.json'} has text_config: models of several modalities are not supported")
+    for name, old_names in _OLD_NAMES.items():
+        old = [config[key] for key in old_names if key in config]
+        if name not in config and old:
+            config[name] = old[0]
     return config
 
 

@@ -1,4 +1,4 @@
-"""A Llama GGUF as a Hugging Face checkpoint in fp32: metadata to config.json, blocks to model.safetensors."""
+"""A Llama GGUF as a Hugging Face checkpoint: metadata to config.json, tensors to model.safetensors, blocks as fp32."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.models.download import Report
+from ssd.models.gguf_header import check_gguf
 
 if TYPE_CHECKING:
     import numpy as np
     from gguf import GGUFReader, ReaderTensor
 
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -30,20 +32,29 @@ _LAYER = {
 }
 
 
-def import_gguf(source: Path, directory: Path, report: Report) -> None:
-    """Write config.json and model.safetensors for the Llama in `source` into the existing folder `directory`.
+def import_gguf(reader: GGUFReader, directory: Path, report: Report) -> None:
+    """Write config.json and model.safetensors for the Llama in a GGUF into the existing folder `directory`.
 
-    Raises UsageError when `source` is no GGUF, of another architecture, or has tensors a Llama does not have.
+    Raises UsageError when it is of another architecture, or has tensors that a Llama does not have.
     """
+    try:
+        config = llama_config(reader)
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        _write_safetensors(directory / "model.safetensors", reader, config, report)
+    except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
+        cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
+        raise UsageError(f"{reader.data.filename} {cause}") from error
+
+
+def read_gguf(source: Path) -> GGUFReader:
+    """The file, its header checked; UsageError when it is no GGUF."""
     from gguf import GGUFReader
 
+    check_gguf(source)
     try:
-        reader = GGUFReader(source)
-    except (ValueError, OSError, IndexError) as error:
+        return GGUFReader(source)
+    except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{source} is not a readable GGUF file: {error}") from error
-    config = llama_config(reader)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _write_safetensors(directory / "model.safetensors", reader, config, report)
 
 
 def llama_config(reader: GGUFReader) -> dict[str, Any]:
@@ -52,7 +63,11 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
     if fields.get("general.architecture") != "llama":
         raise UsageError(f"GGUF architecture {fields.get('general.architecture')!r} is not supported, only 'llama'")
     hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
-    theta = fields.get("llama.rope.freq_base", 10000.0)
+    rope = {"rope_theta": fields.get("llama.rope.freq_base", 10000.0), "rope_type": "default"}
+    if (scaling := fields.get("llama.rope.scaling.type", "none")) == "linear":
+        rope |= {"rope_type": scaling, "factor": fields["llama.rope.scaling.factor"]}
+    elif scaling != "none":
+        raise UsageError(f"rope scaling {scaling!r} of a GGUF is not supported (none, linear are)")
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -63,7 +78,7 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-        "head_dim": fields.get("llama.rope.dimension_count", hidden // heads),
+        "head_dim": fields.get("llama.attention.key_length", fields.get("llama.rope.dimension_count", hidden // heads)),
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": fields["llama.feed_forward_length"],
@@ -74,8 +89,8 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
         "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
         # metadata floats are fp32: 1e-05 arrives as 9.999999747e-06
         "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.7g}"),
-        "rope_theta": theta,
-        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
         "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
         "vocab_size": int(embedding.shape[-1]),
     }
@@ -100,12 +115,22 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
+def _dtype(tensor: ReaderTensor) -> str:
+    """The type of the tensor in the checkpoint: its own, or that of dequantised blocks."""
+    kind: str = tensor.tensor_type.name
+    return kind if kind in _BYTES else "F32"
+
+
 def _array(tensor: ReaderTensor, config: Mapping[str, Any]) -> np.ndarray:
-    """The tensor in fp32 and in Hugging Face's row order."""
+    """The tensor in its type in the file and in Hugging Face's row order; of bfloat16, the bits."""
     import numpy as np
     from gguf import dequantize
 
-    values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    shape = [int(dim) for dim in reversed(tensor.shape)]
+    if _dtype(tensor) == "F32":
+        values = dequantize(tensor.data, tensor.tensor_type).astype("<f4", copy=False)
+    else:
+        values = tensor.data.view(np.uint16).reshape(shape)
     if tensor.name.endswith("attn_q.weight"):
         return unpermute(values, config["num_attention_heads"])
     if tensor.name.endswith("attn_k.weight"):
@@ -119,12 +144,13 @@ def _write_safetensors(path: Path, reader: GGUFReader, config: Mapping[str, Any]
     end = 0
     for tensor in reader.tensors:
         shape = [int(dim) for dim in reversed(tensor.shape)]  # GGUF names the fastest dimension first
-        start, end = end, end + 4 * math.prod(shape)
-        header[hugging_face_name(tensor.name)] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        dtype = _dtype(tensor)
+        start, end = end, end + _BYTES[dtype] * math.prod(shape)
+        header[hugging_face_name(tensor.name)] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in reader.tensors:
-            file.write(_array(tensor, config).astype("<f4", copy=False).tobytes())
+            file.write(_array(tensor, config).tobytes())
             report("convert", file.tell(), 8 + len(text) + end)

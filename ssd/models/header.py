@@ -112,13 +112,19 @@ def sample(path: Path) -> bytes:
 
 
 def parse_object(text: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `text`, without duplicate keys; UsageError names `path`, where it came from."""
+    """The JSON object in `text`, without duplicate keys and infinities; UsageError names `path`, where it came from."""
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} has bad JSON: {error}") from error
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is no number")
     return value
 
 

@@ -1,4 +1,4 @@
-"""From what a person typed (`smollm2`, a folder, `org/name`) to a folder with a checkpoint in it."""
+"""From what a person typed (`smollm2`, a folder, `x.gguf`, `org/name`) to a folder with a checkpoint in it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ def cache_dir() -> Path:
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """The folder of a built-in model, of a local checkpoint, or of a hub model (downloaded unless it is cached).
+    """The folder of a built-in model, of a local checkpoint, of a GGUF file (converted unless it has been), or of a hub
+    model (downloaded unless it is cached).
 
     `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
     built-in one has not been pulled, and when the hub cannot be reached and has nothing cached.
     """
     path = Path(name).expanduser()
     is_folder = name != "" and path.is_dir()  # an empty name would be the working directory
-    is_hub_name = name not in BUILTIN and not is_folder and _HUB_NAME.fullmatch(name) is not None
+    is_gguf = path.suffix == ".gguf" and path.is_file()
+    is_hub_name = name not in BUILTIN and not is_folder and not is_gguf and _HUB_NAME.fullmatch(name) is not None
     if revision is not None and not is_hub_name:
         raise UsageError(f"{name!r} is not a hub model, so it has no revision {revision!r}")
     if name in BUILTIN:
@@ -69,10 +71,15 @@ def resolve(name: str, revision: str | None = None) -> Path:
         return model.directory
     if is_folder:
         return _with_config(path)
+    if is_gguf:
+        from ssd.models.gguf_file import checkpoint_of
+
+        return checkpoint_of(path)
     if is_hub_name:
         return _with_config(_from_hub(name, revision))
     raise UsageError(
-        f"no model {name!r}: not a folder, not a hub name (org/name), not a built-in model ({', '.join(BUILTIN)})"
+        f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name), "
+        f"not a built-in model ({', '.join(BUILTIN)})"
     )
 
 

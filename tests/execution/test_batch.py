@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd.execution.batch import PagedPlan, Row
 from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import attend
+from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.interface import Shape
 
 SHAPE = Shape(vocab_size=8, outputs=8, layers=1, heads=6, kv_heads=2, head_dim=8, max_position=64)
@@ -24,8 +24,9 @@ def numbers(generator: torch.Generator, *shape: int) -> Tensor:
 @pytest.mark.parametrize("singles", [1, 15, 16, 40])
 @pytest.mark.parametrize("longer", [(), (3, 9)])
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rule", [PLAIN, Scores(0.5, 7, 0.8), Scores(window=1), Scores(softcap=0.8)], ids=str)
 def test_a_row_attends_to_its_own_sequence_whatever_the_batch(
-    singles: int, longer: tuple[int, ...], deterministic: bool
+    singles: int, longer: tuple[int, ...], deterministic: bool, rule: Scores
 ) -> None:
     """Rows of one token among longer ones, pages in any order; slots that were never written hold NaN."""
     dice, generator = Random(1), torch.Generator().manual_seed(2)
@@ -48,6 +49,8 @@ def test_a_row_attends_to_its_own_sequence_whatever_the_batch(
         cache.write(0, before, keys[: row.start], values[: row.start])
     plan = PagedPlan(rows, cache, deterministic)
     new = [torch.cat([text[kind][row.start :] for row, text in zip(rows, texts, strict=True)]) for kind in range(2)]
-    got = plan.attend(0, torch.cat(queries), *new)
-    expected = torch.cat([attend(q, *text, 8**-0.5) for q, text in zip(queries, texts, strict=True)])
+    got = plan.attend(0, torch.cat(queries), *new, rule)
+    expected = torch.cat(
+        [attend(q, *text, rule.scale or 8**-0.5, rule) for q, text in zip(queries, texts, strict=True)]
+    )
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)

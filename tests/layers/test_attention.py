@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.layers.attention import attend, attend_own, attend_part, group, merge, ungroup
+from ssd.layers.attention import Scores, attend, attend_own, attend_part, group, merge, ungroup
 
 HEADS = ((4, 4), (4, 2), (9, 3), (3, 1))  # queries, keys
 DIM = 16
@@ -40,6 +40,28 @@ def test_causal_attention_is_that_of_torch(heads: tuple[int, int], queries: int,
     visible = torch.arange(length) <= torch.arange(length - queries, length)[:, None]
     expected = reference(q, keys, values, visible).flatten(1)
     assert (attend(q, keys, values, SCALE) - expected).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("queries", "length"), [(1, 1), (1, 40), (5, 5), (5, 40), (40, 40)])
+@pytest.mark.parametrize("window", [1, 4, 37, 100])
+def test_a_window_hides_what_lies_before_it(heads: tuple[int, int], queries: int, length: int, window: int) -> None:
+    q, keys, values = (
+        normal(queries, heads[0], DIM),
+        normal(length, heads[1], DIM),
+        normal(length, heads[1], DIM, seed=1),
+    )
+    at, key = torch.arange(length - queries, length)[:, None], torch.arange(length)
+    expected = reference(q, keys, values, (key <= at) & (key > at - window)).flatten(1)
+    assert (attend(q, keys, values, SCALE, Scores(window=window)) - expected).abs().max() <= 1e-6
+
+
+def test_a_soft_cap_bounds_scores_by_its_definition() -> None:
+    """Of one head over two keys, by hand: the shares are a sigmoid of the capped difference."""
+    q, keys, values = torch.full((1, 1, 1), 3.0), torch.tensor([5.0, -1.0]).view(2, 1, 1), torch.eye(2)[:, None]
+    scores = 2.0 * torch.tanh(torch.tensor([15.0, -3.0]) / 2.0)
+    expected = torch.stack([torch.sigmoid(scores[0] - scores[1]), torch.sigmoid(scores[1] - scores[0])])
+    assert (attend(q, keys, values, 1.0, Scores(softcap=2.0)) - expected).abs().max() <= 1e-6
 
 
 def test_arguments_are_left_alone() -> None:

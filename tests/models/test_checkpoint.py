@@ -100,6 +100,11 @@ def test_a_file_of_the_library_is_read_as_the_library_wrote_it(tmp_path: Path) -
         ("{", "bad JSON"),
         ("[1]", "expected a JSON object"),
         ('{"auto_map": {"AutoModel": "evil.Model"}}', "auto_map"),
+        ('{"text_config": {}}', "text_config"),
+        ('{"rms_norm_eps": NaN}', "NaN is no number"),
+        ('{"rope_theta": -Infinity}', "-Infinity is no number"),
+        ('{"rope_theta": 1e999}', "1e999 is no number"),
+        ('{"vocab_size": %s}' % ("9" * 5000), "bad JSON"),
     ],
 )
 def test_bad_configs_are_refused(text: str | None, message: str, tmp_path: Path) -> None:

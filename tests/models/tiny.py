@@ -30,27 +30,40 @@ SIZES: dict[str, Any] = {
 }
 
 
-def llama(directory: Path, *, seed: int = 0, std: float = 0.2, shards: bool = False, **config: Any) -> Path:
-    """A random Llama in `directory`; `config` overrides SIZES and names any other field of `LlamaConfig`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def model(kind: str, directory: Path, *, seed: int = 0, std: float = 0.2, shards: bool = False, **config: Any) -> Path:
+    """A random checkpoint of the `model_type` in `directory`; `config` overrides SIZES and names any other field of
+    transformers' config of it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return _write(LlamaForCausalLM(LlamaConfig(**SIZES | config)), directory, seed, std, shards)
+    sizes = {name: value for name, value in SIZES.items() if hasattr(AutoConfig.for_model(kind), name)}
+    known = AutoConfig.for_model(kind, **sizes | config)
+    return _write(AutoModelForCausalLM.from_config(known, dtype=torch.float32), directory, seed, std, shards)
 
 
-def qwen3(directory: Path, *, seed: int = 0, std: float = 0.2, shards: bool = False, **config: Any) -> Path:
-    """A random dense Qwen3, as `llama`."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def llama(directory: Path, **options: Any) -> Path:
+    """A random Llama; for `options` see `model`."""
+    return model("llama", directory, **options)
 
-    return _write(Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 8} | config)), directory, seed, std, shards)
+
+def qwen3(directory: Path, **options: Any) -> Path:
+    """A random dense Qwen3; for `options` see `model`."""
+    return model("qwen3", directory, **{"head_dim": 8} | options)
 
 
 def _write(model: Any, directory: Path, seed: int, std: float, shards: bool) -> Path:
     """Weights of `std` make top-2 gaps healthy; biases and norms are random too, so that none can be forgotten."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        mean = 1.0 if name.endswith("norm.weight") else 0.0
+        mean = 1.0 if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
         parameter.data = mean + std * torch.randn(parameter.shape, generator=generator)
     model.save_pretrained(directory, max_shard_size="20KB" if shards else "1GB")
+    return directory
+
+
+def edit(directory: Path, **fields: Any) -> Path:
+    """Change fields of config.json."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     return directory
 
 

@@ -1,0 +1,255 @@
+"""Families without a file here: transformers' own model, with its attention done by the engine's plan.
+
+Slower than a family of ours (its layers are not packed, its small operations not fused), but of the same contract: it
+attends through `Plan` over paged keys and values, in the tree of a draft as well. A model that is not a function of
+tokens, positions and causal attention is refused: on loading, a short text cut in two must give the logits of
+transformers' own attention. Code that comes with a checkpoint is never run.
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssd.errors import UsageError
+from ssd.layers.attention import PLAIN, Scores, attend
+from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint
+from ssd.models.interface import Plan, Shape
+
+_OLDEST = 5  # version of transformers
+HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
+_NAME = "ssd"  # of the attention below, among those that transformers knows
+_PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
+# Scalings whose frequencies depend on the length of the text, so that cached keys would have to be turned again.
+_MOVING_ROPE = {"dynamic", "longrope"}
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def installed() -> str | None:
+    """The version of transformers, None without one that is new enough."""
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        return None
+    return found if int(found.split(".")[0]) >= _OLDEST else None
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
+    """The checkpoint as transformers builds it; raises `UsageError` with the cause why that will not do."""
+    if installed() is None:
+        raise UsageError(f"transformers might run it: {HOW_TO_INSTALL}")
+    for key in (SHARED, DRAFT_VOCAB):
+        if key in checkpoint.config:
+            raise UsageError(f"config.json has {key}, which transformers does not know")
+    if (checkpoint.directory / "adapter_config.json").exists():
+        raise UsageError("adapter_config.json: adapters are not loaded")
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
+        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise UsageError(f"transformers {installed()} does not know it as a causal language model") from error
+    _check(kind, config)
+    try:
+        model = _build(kind, config, checkpoint, dtype, dummy).to(device).eval().requires_grad_(False)
+        return Fallback(model, dtype, device, max_position)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever code that was written for other uses may raise
+        first, *_ = str(error).splitlines() or [""]
+        raise UsageError(f"transformers {installed()} cannot run it: {type(error).__name__}: {first}") from error
+
+
+def _check(kind: Any, config: Any) -> None:
+    """What can be refused by name, before anything is loaded."""
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise UsageError(f"transformers' {kind.__name__} does not attend through its attention interface")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := kinds - _KNOWN_LAYERS:
+        raise UsageError(f"layers of {min(unknown)!r} are not supported")
+    if getattr(config, "attention_chunk_size", None):
+        raise UsageError("attention_chunk_size is not supported")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if part.get("rope_type") in _MOVING_ROPE:
+            raise UsageError(f"rope scaling {part['rope_type']!r} is not supported")
+
+
+def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, dummy: bool) -> nn.Module:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_NAME, _attention)
+    if dummy:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same in every process
+            model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=_NAME)
+        return model
+    model, report = kind.from_pretrained(
+        checkpoint.directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=_NAME,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    for trouble in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, report[trouble])):
+            raise UsageError(f"transformers finds tensors {trouble.removesuffix('_keys')}, {names[0]} among them")
+    return model
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    plan: Plan | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it: q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]."""
+    layer: Any = getattr(module, "layer_idx", None)
+    if plan is None or not isinstance(layer, int):
+        raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
+    if s_aux is not None:
+        raise UsageError("attention sinks are not supported")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = plan.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap))
+    return out.view(1, q.shape[0], q.shape[1], -1), None
+
+
+class _Given(nn.Module):
+    """Stands in for a decoder whose hidden states are known already."""
+
+    def forward(self, *_: Any, given: Tensor, **__: Any) -> _Output:
+        return _Output(given)
+
+
+class _Output:
+    """A decoder's output with hidden states; of all else that a family may have beside them there is none."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor | None:
+        return self.last_hidden_state if index == 0 else None
+
+
+def _headed(model: nn.Module, decoder: nn.Module) -> nn.Module:
+    """The same model, weights shared, over hidden states: what its family does between them and logits is done."""
+    path = next(name for name, module in model.named_modules() if module is decoder)
+    if not path:
+        raise UsageError("its decoder cannot be told from its head")
+    *above, last = path.split(".")
+    copied = at = _shallow(model)
+    for name in above:
+        below = at._modules[name] = _shallow(at.get_submodule(name))
+        at = below
+    at._modules[last] = _Given()
+    return copied
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other
+
+
+class Fallback:
+    """A causal language model of transformers; see `ssd.models.interface.Model`."""
+
+    def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int) -> None:
+        self.dtype, self.device = dtype, device
+        self._decoder = model.get_decoder()
+        self._head = _headed(model, self._decoder)
+        self.shape = self._tried(model, max_position)
+
+    @torch.inference_mode()
+    def _tried(self, model: Any, max_position: int) -> Shape:
+        """The model's numbers, from what its layers do with a short text, which must come out right."""
+        vocab_size: int = model.get_input_embeddings().num_embeddings
+        ids = torch.arange(1, 1 + _PROBE, device=self.device) * 7919 % vocab_size
+        plan = _Probe(self.device)
+        parts = []
+        for part in (ids[:_CUT], ids[_CUT:]):
+            plan.extend(len(part))
+            parts.append(self.logits(self.forward(part, plan)))
+        logits = torch.cat(parts).double()
+        plan.check(model.config)
+        model.set_attn_implementation("eager")
+        expected = model(ids[None], use_cache=False).logits[0].double()
+        model.set_attn_implementation(_NAME)
+        tolerance = 1e-3 if torch.finfo(self.dtype).eps < 1e-4 else 0.1
+        if not (logits - expected).abs().mean() <= tolerance * expected.std():
+            raise UsageError("transformers' own attention gives other logits: it attends in a way of its own")
+        heads, kv_heads, head_dim = plan.sizes[0]
+        known = getattr(model.config, "max_position_embeddings", None) or max_position
+        return Shape(vocab_size, logits.shape[1], len(plan.sizes), heads, kv_heads, head_dim, min(max_position, known))
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        hidden: Tensor = self._decoder(
+            input_ids=token_ids[None], position_ids=plan.positions[None], use_cache=False, plan=plan
+        ).last_hidden_state
+        return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=self.device)
+        logits: Tensor = self._head(input_ids=ids, use_cache=False, given=hidden[None]).logits
+        return logits[0]
+
+
+class _Probe:
+    """A plan of one sequence that keeps what its layers did: heads, key heads and head size, and the window."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.positions = torch.arange(0, device=device)
+        self.sizes: dict[int, tuple[int, int, int]] = {}
+        self._windows: dict[int, int | None] = {}
+        self._past: dict[int, tuple[Tensor, Tensor]] = {}
+        self._calls = self._chunks = 0
+
+    def extend(self, count: int) -> None:
+        """Go on to the next `count` positions."""
+        start = int(self.positions[-1]) + 1 if len(self.positions) else 0
+        self.positions = torch.arange(start, start + count, device=self.positions.device)
+        self._chunks += 1
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
+        if k.shape != v.shape or q.shape[2] != k.shape[2]:
+            raise UsageError("keys and values of different sizes are not supported")
+        if layer in self._past:
+            before = self._past[layer]
+            k, v = torch.cat((before[0], k)), torch.cat((before[1], v))
+        self._past[layer] = k, v
+        self.sizes[layer], self._windows[layer] = (q.shape[1], k.shape[1], q.shape[2]), rule.window
+        self._calls += 1
+        return attend(q, k, v, q.shape[2] ** -0.5 if rule.scale is None else rule.scale, rule)
+
+    def check(self, config: Any) -> None:
+        """Raise `UsageError` unless every layer attended once per chunk, all alike, in the windows of the config."""
+        if sorted(self.sizes) != list(range(config.num_hidden_layers)) or self._calls != self._chunks * len(self.sizes):
+            raise UsageError("not every layer attends once")
+        if len(set(self.sizes.values())) > 1:
+            raise UsageError("layers with heads of different sizes are not supported")
+        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        if not window:
+            return
+        slide = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * len(self.sizes)
+        if [self._windows[layer] for layer in sorted(self._windows)] != [window if s else None for s in slide]:
+            raise UsageError("sliding_window does not reach the layers that it is meant for")

@@ -1,0 +1,128 @@
+"""The text models of the Gemma 3 family (arXiv 2503.19786), `model_type` gemma3_text.
+
+Four norms a layer, norms on queries and keys, scaled embeddings; most layers see a window only and rotate by a base of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.attention import Scores
+from ssd.layers.norm import OffsetRMSNorm
+from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.interface import Plan, Shape
+from ssd.models.llama import Attention, Config, FeedForward, shape_of, window_of
+from ssd.models.weights import Weights
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_ACTIVATION = "gelu_pytorch_tanh"
+# Fields that must be empty: what they ask for is not done.
+_REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention")
+
+
+class Gemma3Attention(Attention):
+    """Attention with norms on queries and keys and a scale of the config's."""
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+        super().__init__(config, shape, weights, layer, rotary)
+        eps = float(config.get("rms_norm_eps", 1e-6))
+        self._q_norm = OffsetRMSNorm(weights("q_norm.weight", shape.head_dim), eps)
+        self._k_norm = OffsetRMSNorm(weights("k_norm.weight", shape.head_dim), eps)
+        self._scores = Scores(float(config.get("query_pre_attn_scalar", 256)) ** -0.5, window_of(config, layer))
+
+    def normalised(self, qk: Tensor) -> Tensor:
+        heads = self._shape.heads
+        return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)
+
+
+class Gemma3FeedForward(FeedForward):
+    """down(gelu(gate(x)) * up(x))."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(F.gelu(gate, approximate="tanh") * up)
+
+
+class Layer:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        self._norms = [OffsetRMSNorm(weights(f"{name}_layernorm.weight", width), eps) for name in names]
+        self._attention = Gemma3Attention(config, shape, weights.below("self_attn"), layer, rotary)
+        self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        before_attention, after_attention, before, after = self._norms
+        x = x + after_attention(self._attention(before_attention(x), table, plan))
+        return x + after(self._feed_forward(before(x)))
+
+
+class Gemma3:
+    """A Gemma 3 decoder; see `ssd.models.interface.Model`."""
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        if (activation := config.get("hidden_activation", _ACTIVATION)) != _ACTIVATION:
+            raise UsageError(f"activation {activation!r} is not supported ({_ACTIVATION} is)")
+        for field in _REFUSED:
+            if config.get(field):
+                raise UsageError(f"{field} is not supported in this family")
+        self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
+        kinds = self._kinds = layer_types(config)
+        self._rotary = {
+            kind: Rotary(inverse_frequencies(self.shape.head_dim, rope(config, kind)).to(device), max_position, dtype)
+            for kind in set(kinds)
+        }
+        width, model = int(config["hidden_size"]), weights.below("model")
+        self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
+        self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
+        typed = {"sliding_window": 4096, **config, "layer_types": kinds}
+        self._layers = [
+            Layer(typed, self.shape, model.below(f"layers.{index}"), index, self._rotary[kind])
+            for index, kind in enumerate(kinds)
+        ]
+        self._norm = OffsetRMSNorm(model("norm.weight", width), float(config.get("rms_norm_eps", 1e-6)))
+        tied = config.get("tie_word_embeddings", True)
+        head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
+        self._head = weights.linear(head[: self.shape.outputs], None)
+        self._cap = Scores(softcap=config.get("final_logit_softcapping"))
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        x = self._embedding[token_ids] * self._scale
+        tables = {kind: rotary.at(plan.positions) for kind, rotary in self._rotary.items()}
+        for kind, layer in zip(self._kinds, self._layers, strict=True):
+            x = layer(x, tables[kind], plan)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._cap.capped(self._head(hidden))
+
+
+def layer_types(config: Config) -> list[str]:
+    """The kind of every layer; older configs say that each n-th is global."""
+    count = int(config["num_hidden_layers"])
+    if (kinds := config.get("layer_types")) is None:
+        every = int(config.get("sliding_window_pattern") or 6)
+        return [_LOCAL if (index + 1) % every else _GLOBAL for index in range(count)]
+    if len(kinds) != count or not set(kinds) <= {_GLOBAL, _LOCAL}:
+        raise UsageError(f"layer_types must be {count} of {_GLOBAL} and {_LOCAL}")
+    return list(kinds)
+
+
+def rope(config: Config, kind: str) -> Mapping[str, Any]:
+    """The rotary part of the config for layers of a kind, in the form of other families. Old configs scale the global
+    layers only."""
+    base = {"rope_theta": config.get("rope_theta", 1e6) if kind == _GLOBAL else config.get("rope_local_base_freq", 1e4)}
+    if (parameters := config.get("rope_parameters")) is not None:
+        return {"rope_parameters": base | (parameters.get(kind) or {})}
+    return base | ({"rope_scaling": config.get("rope_scaling")} if kind == _GLOBAL else {})

@@ -1,0 +1,84 @@
+"""The GPT-2 family: learned positions, layer norms, one fused projection, weights stored [in, out]."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.attention import Scores
+from ssd.layers.norm import LayerNorm
+from ssd.models.interface import Plan, Shape
+from ssd.models.llama import Config
+from ssd.models.weights import LinearLayer, Weights
+
+# What config.json calls the activation -> how torch approximates it.
+_GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+
+
+def _linear(weights: Weights, name: str, inputs: int, outputs: int) -> LinearLayer:
+    return weights.linear(weights(f"{name}.weight", inputs, outputs).t().contiguous(), weights(f"{name}.bias", outputs))
+
+
+def _norm(weights: Weights, name: str, width: int, config: Config) -> LayerNorm:
+    eps = float(config.get("layer_norm_epsilon", 1e-5))
+    return LayerNorm(weights(f"{name}.weight", width), weights(f"{name}.bias", width), eps)
+
+
+class Block:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int) -> None:
+        width = int(config["hidden_size"])
+        inner = int(config.get("n_inner") or 4 * width)
+        self._first, self._second = (_norm(weights, name, width, config) for name in ("ln_1", "ln_2"))
+        self._qkv = _linear(weights, "attn.c_attn", width, 3 * width)
+        self._out = _linear(weights, "attn.c_proj", width, width)
+        self._up = _linear(weights, "mlp.c_fc", width, inner)
+        self._down = _linear(weights, "mlp.c_proj", inner, width)
+        self._shape, self._layer = shape, layer
+        self._approximate = _GELU[config.get("activation_function", "gelu_new")]
+        scale = shape.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+        self._scores = Scores(scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale)
+
+    def __call__(self, x: Tensor, plan: Plan) -> Tensor:
+        qkv = self._qkv(self._first(x)).view(x.shape[0], 3, self._shape.heads, self._shape.head_dim)
+        x = x + self._out(plan.attend(self._layer, qkv[:, 0], qkv[:, 1], qkv[:, 2], self._scores))
+        return x + self._down(F.gelu(self._up(self._second(x)), approximate=self._approximate))
+
+
+class GPT2:
+    """A GPT-2 decoder; see `ssd.models.interface.Model`."""
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        if config.get("activation_function", "gelu_new") not in _GELU:
+            raise UsageError(f"activation {config['activation_function']!r} is not supported ({', '.join(_GELU)} are)")
+        if config.get("add_cross_attention"):
+            raise UsageError("add_cross_attention is not supported: the model would need an encoder")
+        width, heads, known = (
+            int(config[key]) for key in ("hidden_size", "num_attention_heads", "max_position_embeddings")
+        )
+        if width % heads:
+            raise UsageError(f"hidden_size {width} is no multiple of num_attention_heads {heads}")
+        vocab_size, layers = int(config["vocab_size"]), int(config["num_hidden_layers"])
+        self.shape = Shape(vocab_size, vocab_size, layers, heads, heads, width // heads, min(max_position, known))
+        self.dtype, self.device = dtype, device
+        model = weights.below("transformer") if weights.has("transformer.wte.weight") else weights
+        self._embedding = model("wte.weight", vocab_size, width)
+        self._positions = model("wpe.weight", known, width)
+        self._blocks = [Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
+        self._norm = _norm(model, "ln_f", width, config)
+        tied = config.get("tie_word_embeddings", True)
+        self._head = weights.linear(self._embedding if tied else weights("lm_head.weight", vocab_size, width), None)
+
+    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+        x = self._embedding[token_ids] + self._positions[plan.positions]
+        for block in self._blocks:
+            x = block(x, plan)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)

@@ -1,0 +1,20 @@
+"""The Qwen2 and Qwen2.5 families: Llama with biases on queries, keys and values (arXiv 2407.10671)."""
+
+from __future__ import annotations
+
+from ssd.models.llama import Attention, Config, Llama
+
+
+class Qwen2Attention(Attention):
+    """Attention with biases that no config field names."""
+
+    @staticmethod
+    def biases(config: Config) -> tuple[bool, bool]:
+        return True, False
+
+
+class Qwen2(Llama):
+    """A dense Qwen2 decoder; see `ssd.models.interface.Model`."""
+
+    attention = Qwen2Attention
+    slides = True

@@ -1,0 +1,75 @@
+"""Every family as a draft: what a branch of the tree computes is what its text alone gives to transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd.draft.arena import Arena, Branches, TreePlan
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from ssd.params import Speculation
+from tests.draft.pair import PAGE_SIZE, Draft, Pair, config, params
+from tests.models import tiny
+from tests.models.knobs import FALLBACK, FAMILIES
+
+ALL = FAMILIES | FALLBACK
+
+PAGES = 16  # of 4 tokens
+FORKS, DEPTH = (0, 0, 1, 3), 4  # four chains, one of them at the end of a line of three tokens
+LINE = 3
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("base", [2, 30])
+def test_branches_are_texts(family: str, base: int, tmp_path: Path) -> None:
+    """Two sequences at once, one of them in scattered pages, grown a depth per forward beside a row of their paths."""
+    kind, knobs = ALL[family]
+    directory = tiny.model(kind, tmp_path, **knobs)
+    runner, oracle = tiny.runner(directory, pages=4 * PAGES), tiny.oracle(directory)
+    arena = Arena(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
+    tables = [range(PAGES), [PAGES + (7 * page + 3) % PAGES for page in range(PAGES)]]
+    paths = [tiny.token_ids(base + 5 * index + LINE, index) for index in range(2)]
+    chains = {(s, c): tiny.token_ids(DEPTH, 10 * s + c + 5) for s in range(2) for c in range(len(FORKS))}
+    runner.forward([Row(path, 0, pages, 0) for path, pages in zip(paths, tables, strict=True)])
+    expected = {
+        (s, c): tiny.oracle_logits(oracle, [*paths[s][: len(paths[s]) - LINE + FORKS[c]], *chain])[-DEPTH:]
+        for (s, c), chain in chains.items()
+    }
+    for depth in range(DEPTH):
+        found = [Branches(tables[s], len(paths[s]) - LINE) for s in range(2)]
+        for (s, c), chain in chains.items():
+            found[s].add(FORKS[c], s * len(FORKS) + c, depth, chain[depth : depth + 1])
+        row = Row(paths[0][-1:], len(paths[0]) - 1, tables[0])
+        plan = TreePlan(runner.plan([row]), found, runner.cache, arena)
+        tokens = [*row.token_ids, *(token for branches in found for token in branches.tokens)]
+        logits = runner.run(tokens, plan, range(1, len(tokens)))
+        wanted = torch.stack([expected[key][depth] for key in chains])
+        assert (logits - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["mistral window", "qwen2", "qwen3_moe", "gpt2", "gemma3_text", "gemma2", "olmo3"])
+def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path) -> None:
+    """Its keys and values stay right from round to round: all it says is accepted, and every outcome is prepared."""
+    kind, knobs = ALL[family]
+    target = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64, pages=400, page_size=PAGE_SIZE)
+    settings = config(Speculation("ssd", 4, (2,)))
+    draft = Draft(settings, Runner(target.model, 400, PAGE_SIZE))
+    prompts = [tiny.token_ids(n, n) for n in (3, 16, 41)]
+    texts = Pair(settings, target, draft).run(prompts, params(3, 1 + 6 * 5))
+    assert [(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics] == [(6, 24, 5, 0)] * 3
+    assert texts.ids == Pair(config(Speculation("ar")), target).run(prompts, params(3, 1 + 6 * 5)).ids
+    draft.assert_empty()
+
+
+def test_a_draft_without_positions_for_all_of_a_text_stops_at_its_last(tmp_path: Path) -> None:
+    target = tiny.runner(tiny.model("gpt2", tmp_path / "target"), torch.float64, pages=400, page_size=PAGE_SIZE)
+    short = tiny.runner(tiny.model("gpt2", tmp_path / "draft", max_position_embeddings=40), torch.float64)
+    assert short.model.shape.max_position == 40
+    draft = Draft(config(Speculation("ssd", 4, (2,))), Runner(short.model, 400, PAGE_SIZE))
+    prompts = [tiny.token_ids(n, n) for n in (3, 38, 60)]
+    texts = Pair(draft.config, target, draft).run(prompts, params(3, 60))
+    assert texts.ids == Pair(config(Speculation("ar")), target).run(prompts, params(3, 60)).ids
+    draft.assert_empty()

@@ -1,0 +1,113 @@
+"""Every option of every family, each in a tiny checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+THETA = {"rope_theta": 10000.0}
+DEFAULT = {"rope_type": "default"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = THETA | {"rope_type": "linear", "factor": 4.0}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+QWEN3 = {"head_dim": 8}
+MOE = QWEN3 | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True}
+GEMMA3 = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 9,
+    "num_hidden_layers": 3,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "tie_word_embeddings": True,
+}
+
+Knobs = dict[str, tuple[str, dict[str, Any]]]
+"""Name -> model_type and fields of the config."""
+
+FAMILIES: Knobs = {
+    "llama": ("llama", {}),
+    "llama without GQA": ("llama", {"num_key_value_heads": 4}),
+    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
+    "llama with three queries a key": ("llama", {"num_attention_heads": 6, "hidden_size": 48}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama attention bias": ("llama", {"attention_bias": True}),
+    "llama feed-forward bias": ("llama", {"mlp_bias": True}),
+    "llama head_dim": ("llama", {"head_dim": 20}),
+    "llama eps": ("llama", {"rms_norm_eps": 0.1}),
+    "llama vocabulary": ("llama", {"vocab_size": 257}),
+    "llama theta": ("llama", {"rope_parameters": DEFAULT | {"rope_theta": 100.0}}),
+    "llama linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama llama3 rope": ("llama", {"rope_parameters": THETA | LLAMA3}),
+    "llama sharded": ("llama", {"shards": True, "num_hidden_layers": 3}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral head_dim": ("mistral", {"sliding_window": None, "head_dim": 20}),
+    "mistral window": ("mistral", {"sliding_window": 6}),
+    "mistral window of one token": ("mistral", {"sliding_window": 1}),
+    "mistral window wider than the text": ("mistral", {"sliding_window": 200}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied, theta, eps": (
+        "qwen2",
+        {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "rope_parameters": DEFAULT | {"rope_theta": 100.0}},
+    ),
+    "qwen2 window above a layer": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("qwen3", QWEN3),
+    "qwen3 tied": ("qwen3", QWEN3 | {"tie_word_embeddings": True}),
+    "qwen3 head_dim": ("qwen3", {"head_dim": 20, "num_key_value_heads": 4}),
+    "qwen3 bias, eps, theta": (
+        "qwen3",
+        QWEN3 | {"attention_bias": True, "rms_norm_eps": 0.1, "rope_parameters": DEFAULT | {"rope_theta": 1000000.0}},
+    ),
+    "qwen3 linear rope": ("qwen3", QWEN3 | {"rope_parameters": LINEAR}),
+    "qwen3 window that no layer uses": ("qwen3", QWEN3 | {"use_sliding_window": True, "sliding_window": 4}),
+    "qwen3 window": (
+        "qwen3",
+        QWEN3 | {"use_sliding_window": True, "sliding_window": 7, "layer_types": [SLIDING, FULL]},
+    ),
+    "qwen3_moe": ("qwen3_moe", MOE),
+    "qwen3_moe shares as they are": ("qwen3_moe", MOE | {"norm_topk_prob": False, "num_experts_per_tok": 3}),
+    "qwen3_moe tied, bias": ("qwen3_moe", MOE | {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3_moe every second layer": ("qwen3_moe", MOE | {"decoder_sparse_step": 2}),
+    "qwen3_moe without experts in a layer": ("qwen3_moe", MOE | {"mlp_only_layers": [1]}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt2 inner size, eps": ("gpt2", {"n_inner": 52, "layer_norm_epsilon": 0.1}),
+    "gpt2 exact gelu": ("gpt2", {"activation_function": "gelu"}),
+    "gpt2 unscaled": ("gpt2", {"scale_attn_weights": False}),
+    "gpt2 scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2 upcast": ("gpt2", {"reorder_and_upcast_attn": True}),
+    "gemma3_text": ("gemma3_text", GEMMA3),
+    "gemma3_text pattern": ("gemma3_text", GEMMA3 | {"layer_types": None, "sliding_window_pattern": 2}),
+    "gemma3_text untied, bias, eps": (
+        "gemma3_text",
+        GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True, "rms_norm_eps": 0.1},
+    ),
+    "gemma3_text soft cap": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 3.0}),
+    "gemma3_text two bases": (
+        "gemma3_text",
+        GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
+    ),
+}
+
+# Families that have no file: transformers' own models over the engine's cache.
+FALLBACK: Knobs = {
+    "gemma2": (
+        "gemma2",
+        GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "granite": ("granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 5}),
+    "olmo3": ("olmo3", {"sliding_window": 5, "layer_types": [SLIDING, FULL]}),
+    "opt": ("opt", {"ffn_dim": 52, "word_embed_proj_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 5, "pad_token_id": 0}),
+    "starcoder2": ("starcoder2", {"sliding_window": 5}),
+}

@@ -1,0 +1,237 @@
+"""GGUF files as models: logits by transformers' own reader, tokenizers by the ones they were made of, hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from ssd import LLM, SamplingParams
+from ssd.errors import UsageError
+from ssd.execution.batch import Row
+from ssd.models import checkpoint, hub
+from ssd.models.gguf_header import SUPPORTED, check_gguf
+from ssd.models.hub import BUILTIN
+from tests.models import ggufs, tiny
+
+BPE = BUILTIN["smollm2-draft"].directory
+TEXTS = (
+    "def f(x):\n    return x**2  # naïve\n",
+    "In 1984, 42% of  them\twere 中文 ¿verdad?",
+    "<|im_start|>user\nHi<|im_end|>",
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_logits_are_those_of_the_checkpoint_rounded(kind: str, tmp_path: Path) -> None:
+    """What the file was made of, its tables rounded as the type says, in transformers."""
+    tiny.tokenizer(tmp_path)
+    made_of = ggufs.write(tmp_path / "tiny.gguf", kind)
+    weights = load_file(made_of / "model.safetensors")
+    rounded = {name: ggufs.rounded(w, kind) if w.ndim == 2 else w for name, w in weights.items()}
+    save_file(rounded, made_of / "model.safetensors", metadata={"format": "pt"})
+    oracle = tiny.oracle(made_of)
+    directory, text = hub.resolve(str(tmp_path / "tiny.gguf")), tiny.token_ids(60, 0, 300)
+    logits = tiny.runner(directory).forward([Row(text, 0, range(16), len(text))])
+    assert (logits - tiny.oracle_logits(oracle, text)).abs().max() <= 1e-4
+    types = {info.dtype for info in checkpoint.inspect(directory).tensors.values() if len(info.shape) == 2}
+    assert types == {kind if kind in ("F16", "BF16") else "F32"}
+
+
+def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    ggufs.write(file, tokenizer=tiny.tokenizer(tmp_path))
+    first = hub.resolve(str(file))
+    made = (first / "model.safetensors").stat()
+    assert hub.resolve(str(file)) == first and (first / "model.safetensors").stat() == made
+    os.utime(file, ns=(made.st_atime_ns, made.st_mtime_ns + 10**9))
+    assert hub.resolve(str(file)) != first
+    assert not [path for path in first.parent.iterdir() if path.suffix == ".new"]
+
+
+def test_a_pair_of_files_generates(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    tiny.tokenizer(tmp_path)
+    made_of = ggufs.write(target)
+    ggufs.write(draft, "Q8_0")
+    asked = SamplingParams(max_tokens=20, ignore_eos=True)
+    with LLM(str(target), [str(draft)], dtype="float32") as llm:
+        ours = llm.generate(["A tiny Llama"], [asked])[0]
+    with LLM(str(tiny.tokenizer(made_of)), mode="ar", dtype="float32") as llm:
+        assert llm.generate(["A tiny Llama"], [asked])[0].token_ids == ours.token_ids
+    assert ours.metrics.mean_acceptance_length > 1
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def with_tokenizer(tmp_path: Path, pre: str, tokenizer: Path) -> Path:
+    writer = gguf.GGUFWriter(tmp_path / "tokens.gguf", "llama")
+    ggufs.add_tokenizer(writer, tokenizer, pre)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "tokens.gguf"
+
+
+def rebuilt(file: Path, directory: Path) -> Tokenizer:
+    from ssd.models.gguf_import import read_gguf
+    from ssd.models.gguf_tokenizer import write_tokenizer
+
+    write_tokenizer(read_gguf(file), directory)
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def test_a_tokenizer_in_the_metadata_is_the_one_it_was_made_of(tmp_path: Path) -> None:
+    ours, original = (
+        rebuilt(with_tokenizer(tmp_path, "gpt-2", BPE), tmp_path),
+        Tokenizer.from_file(str(BPE / "tokenizer.json")),
+    )
+    assert ours.get_vocab() == original.get_vocab()
+    for text in TEXTS:
+        ids = original.encode(text).ids
+        assert ours.encode(text).ids == ids
+        assert ours.decode(ids, skip_special_tokens=False) == original.decode(ids, skip_special_tokens=False)
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": [2]}
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
+    assert (tmp_path / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+
+
+def test_digits_are_cut_one_by_one_where_the_file_says_so(tmp_path: Path) -> None:
+    for pre, pieces in (("smollm", ["1", "9", "8", "4"]), ("gpt-2", ["1984"])):
+        ours = rebuilt(with_tokenizer(tmp_path, pre, tiny.tokenizer(tmp_path)), tmp_path)
+        assert [piece for piece, _ in ours.pre_tokenizer.pre_tokenize_str("1984")] == pieces
+
+
+def test_a_tokenizer_of_another_kind_needs_a_file_beside_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'gpt2', 'llama-bpe'.*put the tokenizer\.json of the model beside it"):
+        rebuilt(with_tokenizer(tmp_path, "llama-bpe", tiny.tokenizer(tmp_path)), tmp_path)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"llama__rope__scaling__type": "yarn"}, "rope scaling 'yarn'"),
+        ({"llama__rope__scaling__type": "linear"}, "lacks 'llama.rope.scaling.factor'"),
+        ({"llama__embedding_length": "wide"}, "does not describe a model"),
+        ({"llama__attention__head_count": 0.0}, "does not describe a model"),
+        ({"llama__attention__head_count": float("nan")}, "does not describe a model|NaN"),
+    ],
+    ids=str,
+)
+def test_metadata_that_describes_no_model_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tiny.tokenizer(tmp_path)
+    ggufs.write(tmp_path / "tiny.gguf", **fields)
+    with pytest.raises(UsageError, match=message):
+        tiny.runner(hub.resolve(str(tmp_path / "tiny.gguf")))
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "IQ4_NL", "TQ1_0"])
+def test_other_types_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    ggufs.add_tensor(writer, "token_embd.weight", np.ones((4, 256), np.float32), "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content, number = (tmp_path / "x.gguf").read_bytes(), gguf.GGMLQuantizationType[kind]
+    (tmp_path / "x.gguf").write_bytes(content.replace(*(struct.pack("<QQIQ", 256, 4, n, 0) for n in (0, number))))
+    with pytest.raises(UsageError, match=rf"'token_embd\.weight' has type {kind}; F32, F16, BF16, Q8_0"):
+        check_gguf(tmp_path / "x.gguf")
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def tensor(name: bytes, dims: list[int], start: int, kind: int = 0) -> bytes:
+    return string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, start)
+
+
+def raw(
+    *tensors: bytes, fields: tuple[bytes, ...] = (), data: int = 64, counts: tuple[int, int] | None = None
+) -> bytes:
+    """A GGUF with any header, of `data` zero bytes after it, and optionally a lie about how much is in it."""
+    text = b"GGUF" + struct.pack("<IQQ", 3, *(counts or (len(tensors), len(fields)))) + b"".join((*fields, *tensors))
+    return text + bytes(-len(text) % 32) + bytes(data)
+
+
+def field(name: bytes, kind: int, value: bytes) -> bytes:
+    return string(name) + struct.pack("<I", kind) + value
+
+
+GOOD = (tensor(b"a", [8], 0), tensor(b"b", [4, 2], 32))
+HOSTILE = {
+    "empty": (b"", "truncated"),
+    "other magic": (b"GGML" + bytes(60), "not a readable GGUF"),
+    "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+    "version of other byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "2^63 tensors": (raw(counts=(2**63, 0)), "no room for 9223372036854775808 entries"),
+    "2^63 fields": (raw(counts=(0, 2**63)), "no room for 9223372036854775808 entries"),
+    "long string": (raw(fields=(struct.pack("<Q", 2**60),)), "over 67108864"),
+    "string past the end": (raw(fields=(struct.pack("<Q", 1000),)), "truncated"),
+    "not UTF-8": (raw(fields=(field(b"\xff", 4, bytes(4)),)), "not UTF-8"),
+    "field twice": (raw(fields=(field(b"x", 4, bytes(4)),) * 2), "field 'x' is there twice"),
+    "unknown field type": (raw(fields=(field(b"x", 77, bytes(4)),)), "type 77"),
+    "array without end": (
+        raw(fields=(field(b"x", 9, struct.pack("<IQ", 0, 2**60)),)),
+        "no room for 115292150460684",
+    ),
+    "strings without end": (raw(fields=(field(b"x", 9, struct.pack("<IQ", 8, 2**60)),)), "no room for"),
+    "array of arrays": (raw(fields=(field(b"x", 9, struct.pack("<IQ", 9, 1)),)), "type 9"),
+    "alignment 0": (raw(fields=(field(b"general.alignment", 4, bytes(4)),)), "no power of two"),
+    "alignment 48": (raw(fields=(field(b"general.alignment", 4, struct.pack("<I", 48)),)), "no power of two"),
+    "alignment as text": (raw(fields=(field(b"general.alignment", 8, string(b"32")),)), "no power of two"),
+    "tensor twice": (raw(GOOD[0], GOOD[0]), "tensor 'a' is there twice"),
+    "overlap": (raw(GOOD[0], tensor(b"b", [8], 0)), "'b' overlaps"),
+    "offset past the end": (raw(tensor(b"a", [8], 96)), "truncated: tensor 'a'"),
+    "offset 2^64 - 32": (raw(tensor(b"a", [8], 2**64 - 32)), "truncated: tensor 'a'"),
+    "offset between": (raw(tensor(b"a", [8], 7)), "not aligned"),
+    "data cut short": (raw(*GOOD, data=63), "truncated: tensor 'b'"),
+    "no dims": (raw(tensor(b"a", [], 0)), "0 dimensions"),
+    "a million dims": (raw(string(b"a") + struct.pack("<I", 1_000_000)), "1000000 dimensions"),
+    "dims whose product wraps": (raw(tensor(b"a", [2**32, 2**32], 0)), "truncated: tensor 'a'"),
+    "dim 0": (raw(tensor(b"a", [0, 8], 0)), "bad shape"),
+    "half a block": (raw(tensor(b"a", [16], 0, 8)), "'a' of Q8_0 has a bad shape"),
+    "unknown type": (raw(tensor(b"a", [8], 0, 4096)), "type 4096"),
+}
+
+
+def test_the_good_one_passes(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(raw(*GOOD, fields=(field(b"x", 9, struct.pack("<IQ", 4, 2) + bytes(8)),)))
+    check_gguf(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused(name: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[name]
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        hub.resolve(str(tmp_path / "x.gguf"))
+    assert str(tmp_path / "x.gguf") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
+    whole = raw(*GOOD, fields=(field(b"x", 8, string(b"text")),))
+    for length in range(len(whole)):
+        (tmp_path / "x.gguf").write_bytes(whole[:length])
+        with pytest.raises(UsageError, match="truncated"):
+            check_gguf(tmp_path / "x.gguf")
