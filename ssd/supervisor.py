@@ -175,6 +175,7 @@ class Engine:
         pulses = pulse.Pulses(self._pulse_fd)
         liveness = Liveness(pulses, self.config.step_timeout)
         self._publisher = Publisher(context, self._directory, self.config, self._events_fd, pulses)
+        self._held.callback(self._publisher.let_go)
         for role in pulse.ROLES:
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)

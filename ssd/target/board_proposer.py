@@ -73,7 +73,7 @@ class BoardProposer:
         self._running = 0
         self._acceptance, self._cheap_tokens = _mean(0.5), _mean(1.5)
         self._token_wait_s, self._verify_s = _mean(0.005), _mean(0.02)
-        self._settled_at = self._last_wait = 0.0
+        self._settled_at = self._last_wait = self._last_verify_s = 0.0
 
     @property
     def state(self) -> DraftState:
@@ -217,6 +217,7 @@ class BoardProposer:
         telemetry = self._board.telemetry()
         if len(results) == self._running and all(result.round > 0 for result in results):
             self._verify_s.note(seconds)
+            self._last_verify_s = seconds
             modes = {self._mode(result.sequence) for result in results}
             tokens = sum(1 + result.drafted for result in results)
             brought = sum(1 + result.outcome.accepted for result in results)
@@ -407,5 +408,7 @@ class BoardProposer:
             sequence = self._open[request].sequence
             self._showed(sequence, bool(sequence.proposal), waited=True)
         got = max(len(row.sequence.proposal) for row in self._open.values())
-        self._seen.waited, self._seen.in_vain = (time.perf_counter() - began) / max(1e-6, self._verify_s.value), not got
+        if all(self._open[request].key.round > 0 for request in depths):  # else it may still compute a prompt
+            verification = max(1e-6, self._verify_s.value, self._last_verify_s)
+            self._seen.waited, self._seen.in_vain = (time.perf_counter() - began) / verification, not got
         self._token_wait_s.note((arrived - began) / got if got else patience / deepest)

@@ -45,8 +45,9 @@ class Seen:
 
     @property
     def cost(self) -> float:
-        """In verifications, less what it brought. A wait in vain is one missed round, however long it was."""
-        waited = 1.0 if self.in_vain else self.waited
+        """In verifications, less what it brought. A wait in vain is one missed round, however long it was. One that is
+        not is what was asked for (mode `sd`) or was thought to pay, unless it was longer than the round it served."""
+        waited = 1.0 if self.in_vain else max(0.0, self.waited - 1.0)
         return waited + self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
 
     @property
@@ -54,7 +55,7 @@ class Seen:
         """What is to blame for the cost."""
         if self.rejected:
             return "what it writes is not sound"
-        if self.in_vain or self.waited:
+        if self.in_vain or self.waited > 1.0:
             return "waiting for it does not pay"
         return "its tokens are not accepted"
 

@@ -15,5 +15,6 @@ def test_a_thousand_deaths_cost_no_token() -> None:
     assert report["crashed"] == 0, "every draft died as it should"
     assert report["kills"] == sum(report["deaths"].values()) == COUNT
     assert set(report["deaths"]) == set(POINTS) and min(report["deaths"].values()) > COUNT / len(POINTS) / 4
-    assert (report["pages_left"], report["descriptors_left"], report["shared_memory_left"]) == (0, 0, [])
+    assert (report["pages_left"], report["shared_memory_left"]) == (0, [])
+    assert report["descriptors_left"] <= 0, "fewer are somebody else's, which have been collected meanwhile"
     assert report["requests"] > COUNT / 4 and report["accepted"] > COUNT / 10, "drafts were of use before they died"

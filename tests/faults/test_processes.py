@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -46,6 +47,7 @@ def params(mode: str = "ssd", tokens: int = 96) -> SamplingParams:
 
 
 def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
+    gc.collect()  # what other tests have left to it
     shm, before = shared_memory(), descriptors()
     with running_engine() as engine, Client(engine.address) as client:
         pids = engine.pids
@@ -56,7 +58,8 @@ def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
     assert all(gone(pid, within_s=2) for pid in pids.values())
     assert not directory.exists()
     assert shared_memory() == shm
-    assert descriptors() == before
+    assert descriptors() == before, "though the engine object is still there"
+    assert engine.failure is None
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

@@ -48,7 +48,7 @@ def opened(*seen: Seen) -> Breaker:
         (USELESS, 24, "not accepted"),
         (replace(SILENT, reading=True), 32, "nothing came"),
         (replace(SILENT, ticked=True), 32, "nothing came"),
-        (replace(GOOD, waited=2.5), 3, "waiting for it"),
+        (replace(GOOD, waited=3.5), 3, "waiting for it"),
     ],
 )
 def test_what_opens_it(seen: Seen, rounds: int, reason: str) -> None:
