@@ -65,7 +65,8 @@ def test_a_cascade_says_the_same(llm: LLM, quantize: Quantize) -> None:
             asked = params(mode, temperature, num_speculative_tokens=4, fan_out=(3,), backup="jit")
             completions = cascade.generate(PROMPTS, asked)
             assert [completion.token_ids for completion in completions] == expected
-            assert sum(c.metrics.accepted_tokens for c in completions) > 10
+            # In `ssd` a draft that a busy machine keeps from its core is left alone.
+            assert mode == "ssd" or sum(c.metrics.accepted_tokens for c in completions) > 10
 
 
 def test_speculation_hits_and_is_accepted(llm: LLM) -> None:

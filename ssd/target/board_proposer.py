@@ -408,7 +408,9 @@ class BoardProposer:
             sequence = self._open[request].sequence
             self._showed(sequence, bool(sequence.proposal), waited=True)
         got = max(len(row.sequence.proposal) for row in self._open.values())
-        if all(self._open[request].key.round > 0 for request in depths):  # else it may still compute a prompt
-            verification = max(1e-6, self._verify_s.value, self._last_verify_s)
-            self._seen.waited, self._seen.in_vain = (time.perf_counter() - began) / verification, not got
+        self._seen.in_vain = not got
+        rows = [self._open[request] for request in depths]
+        # Mode `sd` is a wait by name, and of a new request the draft has to compute the prompt.
+        if all(row.key.round > 0 and row.sequence.speculation.mode == "ssd" for row in rows):
+            self._seen.waited = (time.perf_counter() - began) / max(1e-6, self._verify_s.value, self._last_verify_s)
         self._token_wait_s.note((arrived - began) / got if got else patience / deepest)
