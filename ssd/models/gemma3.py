@@ -18,7 +18,8 @@ from ssd.layers.attention import Scores
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.interface import Plan, Shape
-from ssd.models.llama import Attention, Config, FeedForward, shape_of, window_of
+from ssd.models.llama import Config, FeedForward, shape_of, window_of
+from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -27,19 +28,14 @@ _ACTIVATION = "gelu_pytorch_tanh"
 _REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention")
 
 
-class Gemma3Attention(Attention):
-    """Attention with norms on queries and keys and a scale of the config's."""
+class Gemma3Attention(Qwen3Attention):
+    """Attention with this family's norm on queries and keys and a scale of the config's."""
+
+    norm = OffsetRMSNorm
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
-        eps = float(config.get("rms_norm_eps", 1e-6))
-        self._q_norm = OffsetRMSNorm(weights("q_norm.weight", shape.head_dim), eps)
-        self._k_norm = OffsetRMSNorm(weights("k_norm.weight", shape.head_dim), eps)
         self._scores = Scores(float(config.get("query_pre_attn_scalar", 256)) ** -0.5, window_of(config, layer))
-
-    def normalised(self, qk: Tensor) -> Tensor:
-        heads = self._shape.heads
-        return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)
 
 
 class Gemma3FeedForward(FeedForward):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd.layers.norm import RMSNorm
+from ssd.layers.norm import OffsetRMSNorm, RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import Shape
 from ssd.models.llama import Attention, Config, Llama
@@ -13,13 +13,15 @@ from ssd.models.weights import Weights
 
 
 class Qwen3Attention(Attention):
-    """Attention whose query and key heads are normalised before rotation."""
+    """Attention whose query and key heads are normalised before rotation, by `norm`."""
+
+    norm: type[RMSNorm | OffsetRMSNorm] = RMSNorm
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         eps = float(config.get("rms_norm_eps", 1e-6))
-        self._q_norm = RMSNorm(weights("q_norm.weight", shape.head_dim), eps)
-        self._k_norm = RMSNorm(weights("k_norm.weight", shape.head_dim), eps)
+        self._q_norm = self.norm(weights("q_norm.weight", shape.head_dim), eps)
+        self._k_norm = self.norm(weights("k_norm.weight", shape.head_dim), eps)
 
     def normalised(self, qk: Tensor) -> Tensor:
         heads = self._shape.heads
