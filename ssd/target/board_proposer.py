@@ -86,11 +86,6 @@ class BoardProposer:
         return self._board.rejected
 
     @property
-    def step_seconds(self) -> float:
-        counters = self._board.telemetry()
-        return counters.step_seconds / max(1, counters.steps)
-
-    @property
     def counters(self) -> Counters:
         counted = self._board.telemetry()
         return Counters(counted.steps, counted.step_seconds, self._board.stale)

@@ -181,7 +181,7 @@ class TargetEngine:
             prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         # A stop string ends a request in the frontend: then these are the last figures it has.
         known = reason is not None or bool(sequence.params.stop)
-        metrics = sequence.metrics(self.proposer.step_seconds) if known else None
+        metrics = sequence.metrics(self.proposer.counters.mean_step_seconds) if known else None
         error = "the model produced values that are not numbers" if reason == "error" else ""
         return Emission(
             request=sequence.request,

@@ -30,6 +30,11 @@ class Counters(NamedTuple):
     step_seconds: float = 0.0
     stale: int = 0
 
+    @property
+    def mean_step_seconds(self) -> float:
+        """Mean time of a tree step, 0 when there is none to report."""
+        return self.step_seconds / max(1, self.steps)
+
 
 class Proposer(Protocol):
     """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
@@ -41,10 +46,6 @@ class Proposer(Protocol):
     @property
     def rejected(self) -> int:
         """How often what the draft had was not sound."""
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean time of a tree step of the draft, 0 when there is none to report."""
 
     @property
     def counters(self) -> Counters:
@@ -67,7 +68,7 @@ class NoProposer:
     """Plain decoding."""
 
     state: DraftState = "down"
-    rejected, step_seconds = 0, 0.0
+    rejected = 0
     counters = Counters()
 
     def admit(self, sequence: Sequence) -> None:

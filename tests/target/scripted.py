@@ -239,7 +239,7 @@ class ScriptedProposer:
     """
 
     state: DraftState = "up"
-    rejected, step_seconds = 0, 0.0
+    rejected = 0
     counters = Counters()
 
     def __init__(
