@@ -25,7 +25,7 @@ demo: venv ## one prompt answered in ssd mode and in ar mode, with the figures
 	$(BIN)/ssd demo
 
 test: venv pull ## run the tests, in two processes
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 conformance: venv pull ## real clients of other projects against `ssd launch`
 	$(PIP) -e ".[conformance]"

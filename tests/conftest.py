@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
@@ -18,3 +20,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("search", settings())
 settings.register_profile("repeat", derandomize=True)
 settings.load_profile("repeat")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a test that may take longer than others come first, so that no worker is left with one at the end."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -longest[item.path])
