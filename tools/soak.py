@@ -40,6 +40,7 @@ from ssd.params import Speculation
 from ssd.server_config import ServerOptions
 
 _LONGEST_PROMPT = 256  # tokens, more than any here has
+_KV_CACHE_BYTES = 128 * 2**20  # full before the first kill: memory that grows from then on is not that of new pages
 _WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 
 
@@ -81,7 +82,10 @@ def main(
         _end(report, [report], out)
         return
     options = EngineOptions(
-        max_num_seqs=max_num_seqs, max_model_len=_LONGEST_PROMPT + longest, deterministic=deterministic
+        max_num_seqs=max_num_seqs,
+        max_model_len=_LONGEST_PROMPT + longest,
+        deterministic=deterministic,
+        kv_cache_memory_bytes=_KV_CACHE_BYTES,
     )
     try:
         config = resolve(options, ServerOptions(port=0))

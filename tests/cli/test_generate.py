@@ -57,7 +57,7 @@ def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path) -> None:
 
 
 def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr() -> None:
-    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "200"]
+    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80"]
     undisturbed = run(*arguments)
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None

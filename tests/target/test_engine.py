@@ -76,7 +76,7 @@ asks = st.builds(
     text=st.integers(0, len(TEXTS) - 1),
     length=st.integers(1, 20),
     law=st.sampled_from([*LAWS, *ADJUSTED]),
-    max_tokens=st.integers(1, 14),
+    max_tokens=st.integers(1, 11),
     k=st.integers(1, 6),
     script=st.sampled_from(sorted(SCRIPTS)),
     arrival=st.integers(0, 6),
@@ -93,7 +93,7 @@ def ending(ids: list[int], most: int, stops: frozenset[int]) -> tuple[list[int],
 @pytest.mark.timeout(1200)  # two minutes on a quiet machine
 @settings(deadline=None, max_examples=10_000)
 @given(
-    st.lists(asks, min_size=1, max_size=8),
+    st.lists(asks, min_size=1, max_size=6),
     st.sampled_from(TIMINGS),
     st.integers(1, 5),
     st.integers(0, 10),
