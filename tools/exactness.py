@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from prompts import human_eval
 
 from ssd import LLM, SamplingParams
+from ssd.bench.datasets import human_eval
 from ssd.models import hub
 from ssd.params import Speculation
 

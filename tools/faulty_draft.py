@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from environment import environment
 from msgspec.structs import replace
-from prompts import from_jsonl
 from rich.console import Console
 from rich.progress import track
 
 from ssd import SamplingParams
+from ssd.bench.datasets import from_jsonl
+from ssd.bench.environment import environment
 from ssd.cli.tables import grid
 from ssd.client import Client, Completion
 from ssd.config import EngineConfig

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from environment import environment
 from loading.checking import Checker, Transport
 from loading.driver import Driver
 from loading.http import Http
@@ -31,6 +30,7 @@ from loading.report import figures, table
 from loading.zeromq import ZeroMQ
 from rich.console import Console
 
+from ssd.bench.environment import environment
 from ssd.client import Client
 from ssd.config import EngineConfig
 from ssd.errors import SsdError

@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 import torch
-from prompts import from_jsonl
 from rich.progress import track
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from ssd.bench.datasets import from_jsonl
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.models import hub, registry

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from environment import environment
 from rich.console import Console
 from soaking.asking import Fates, pool, shuffled
 from soaking.disturbing import Kills, Memory, kill_drafts, watch_memory
@@ -33,6 +32,7 @@ from soaking.driver import Driver, Tally
 from soaking.processes import Host, descriptors, hosted, running, shared_memory
 from soaking.report import figures, memory_figures, phases_table, processes_table
 
+from ssd.bench.environment import environment
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError
 from ssd.launch_config import EngineOptions, resolve

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from prompts import from_jsonl
 from rich.console import Console
 from rich.progress import track
 
 from ssd import LLM, SamplingParams
+from ssd.bench.datasets import from_jsonl
 from ssd.cli.tables import grid
 from ssd.client import Completion
 from ssd.params import Speculation

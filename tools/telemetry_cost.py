@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import click
-from environment import environment
-from prompts import from_jsonl
 from rich.progress import track
 
 from ssd import LLM, SamplingParams
+from ssd.bench.datasets import from_jsonl
+from ssd.bench.environment import environment
 from ssd.ipc.messages import Metrics
 from ssd.monitor.lanes import LANES, Lane, State
 from ssd.monitor.subscriber import Subscriber

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ssd.ipc.connection import validate
 from ssd.ipc.messages import Generate
 from ssd.launch_config import EngineOptions
 from ssd.params import SamplingParams
+from ssd.prompts import read_prompts
 
 
 @click.command()
@@ -63,38 +63,12 @@ def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> l
     if prompt is not None:
         return [_checked(prompt, params, "the prompt")]
     assert file is not None
-    return _read(file, params)
-
-
-def _read(file: Path, params: SamplingParams) -> list[str]:
-    try:
-        lines = file.read_text("utf-8-sig").split("\n")  # not splitlines, which takes more than newlines
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"cannot read {file}: not UTF-8 at byte {error.start}") from None
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            prompts.append(_prompt_of(line, params, f"{file}, line {number}"))
-    if not prompts:
-        raise UsageError(f"{file} holds no prompts")
-    return prompts
-
-
-def _prompt_of(line: str, params: SamplingParams, where: str) -> str:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise UsageError(f'{where}: expected an object with a "prompt" of text')
-    return _checked(entry["prompt"], params, where)
+    return [_checked(text, params, where) for where, text in read_prompts(file)]
 
 
 def _checked(prompt: str, params: SamplingParams, where: str) -> str:
     if not prompt:
-        raise UsageError(f"{where} is empty" if where == "the prompt" else f"{where}: the prompt is empty")
+        raise UsageError(f"{where} is empty")
     try:
         validate(Generate(0, prompt, params=params))
     except RequestError as error:

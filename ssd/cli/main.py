@@ -20,6 +20,7 @@ _COMMANDS = {
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
+    "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.pull:pull", "Fetch a model before it is needed."),

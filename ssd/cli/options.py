@@ -71,7 +71,7 @@ def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: o
     """Add an option for each row to a command. Its first long flag names a field of `defaults`, the parameter of the
     command, and (SSD_ before it, in capitals) a variable of the environment."""
     for flags, kind, text in reversed(table):
-        name = flags[0].split("/")[0].removeprefix("--").replace("-", "_")
+        name = _field((flags, kind, text))
         default = getattr(defaults, name)
         several = isinstance(kind, Names)
         if isinstance(default, tuple) and not several:
@@ -89,6 +89,11 @@ def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: o
         )
         function = option(function)
     return function
+
+
+def _field(row: Row) -> str:
+    """The field that an option sets."""
+    return row[0][0].split("/")[0].removeprefix("--").replace("-", "_")
 
 
 _POSITIVE = click.IntRange(min=1)
@@ -171,17 +176,24 @@ def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[s
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
             raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
-    return {name: getattr(engine, name) for name in _SPECULATION if sources[name] is not ParameterSource.DEFAULT}
+    unsaid = (ParameterSource.DEFAULT, None)  # None: the command has no such option
+    return {name: getattr(engine, name) for name in _SPECULATION if sources[name] not in unsaid}
 
 
-def engine_options(function: _Function) -> Callable[..., Any]:
-    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`."""
+def engine_options_but(*left_out: str) -> Callable[[_Function], Callable[..., Any]]:
+    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`. Fields that are `left_out`
+    keep their defaults; there is no --speculative-config then, which could set them all the same."""
+    table = [row for row in _ENGINE if _field(row) not in left_out]
 
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        values |= _speculative(values.pop("speculative_config"))
-        engine = EngineOptions(**{name: values.pop(name) for name in EngineOptions.__struct_fields__})
-        return function(engine=engine, **values)
+    def decorate(function: _Function) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            if not left_out:
+                values |= _speculative(values.pop("speculative_config"))
+            engine = EngineOptions(**{name: values.pop(name) for name in map(_field, table)})
+            return function(engine=engine, **values)
+
+        return with_options(call if left_out else whole(call), table, EngineOptions())
 
     whole = click.option(
         "--speculative-config",
@@ -189,7 +201,10 @@ def engine_options(function: _Function) -> Callable[..., Any]:
         envvar="SSD_SPECULATIVE_CONFIG",
         help=f"The options of speculation at once, as an object with any of {', '.join(_SPECULATION)}.",
     )
-    return with_options(whole(call), _ENGINE, EngineOptions())
+    return decorate
+
+
+engine_options = engine_options_but()
 
 
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)

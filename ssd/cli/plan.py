@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ssd import profile as profiles
-from ssd.cli import plan_plot, plan_report
+from ssd.cli import plan_plot, plan_report, plots
 from ssd.cli.quantities import Duration, Rates, Times, Wholes
 from ssd.errors import UsageError
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
@@ -73,7 +73,7 @@ def plan(
     except ValueError as error:
         raise UsageError(f"--budget, -k: {error}") from None
     if plot is not None:
-        plan_plot.check(plot)
+        plots.check(plot)
     profile, sources = _profile(file, {name: value for name, value in figures.items() if value is not None})
     pair = profile.pair()
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)

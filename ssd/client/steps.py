@@ -52,7 +52,7 @@ class ClientSteps:
     answers and of lost connections."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
-        self._address = address
+        self.address = address
         self._timeout = timeout
         self._request_timeout = request_timeout
         self._keys = None if keys is None else client_keys(Path(keys))
@@ -66,7 +66,7 @@ class ClientSteps:
 
     def _describing(self) -> Steps[Description]:
         dead = EngineDeadError(
-            f"what is at {self._address} does not answer as an engine of protocol version {PROTOCOL_VERSION}"
+            f"what is at {self.address} does not answer as an engine of protocol version {PROTOCOL_VERSION}"
         )
         connect_and_send = 2 * self._timeout
         try:
@@ -226,7 +226,7 @@ class ClientSteps:
                 raise EngineDeadError(self._connection.trouble)
             if not self._connection.up and now >= given_up:
                 raise EngineDeadError(
-                    f"no engine answers at {self._address} (waited {self._timeout:g} s){self._connection.trouble}"
+                    f"no engine answers at {self.address} (waited {self._timeout:g} s){self._connection.trouble}"
                 )
             if deadline is not None and now >= deadline:
                 return False
@@ -239,7 +239,7 @@ class ClientSteps:
         if self._closed:
             raise EngineDeadError("this client is closed")
         if self._connection.closed:
-            self._connection = Connection(self._address, self._keys)
+            self._connection = Connection(self.address, self._keys)
         return self._offer_cancels() and self._connection.offer(message)
 
     def _offer_cancels(self) -> bool:

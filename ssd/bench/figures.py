@@ -1,0 +1,135 @@
+"""What runs come to: one row of figures for each setting."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ssd.bench.runs import Runs, Turn
+from ssd.bench.settings import Setting, written
+from ssd.client import Completion
+from ssd.ipc.messages import Metrics
+from ssd.speculation.theory import speedup_sd, speedup_ssd
+
+Row = dict[str, Any]
+
+
+def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Row]:
+    """The figures of each setting, in order. Speeds are medians over turns, ratios medians over pairs of turns, the
+    rest means over requests."""
+    return [_row(setting, settings, runs, temperature) for setting in settings]
+
+
+def described(setting: Setting, temperature: float) -> Row:
+    """What a setting is."""
+    speculation = setting.speculation
+    row: Row = {"mode": setting.name, "temperature": temperature}
+    if speculation.mode == "ar":
+        return row
+    row |= {"k": speculation.num_speculative_tokens or "auto", "sampler": speculation.sampler}
+    return row | (
+        {"fan_out": written(speculation.fan_out), "backup": speculation.backup} if speculation.mode == "ssd" else {}
+    )
+
+
+def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature: float) -> Row:
+    turns = runs[setting.name]
+    speeds = [turn.tok_s for turn in turns]
+    answers = _answers(turns)
+    metrics = [answer.metrics for answer in answers]
+    row = {
+        **described(setting, temperature),
+        "tok_s": statistics.median(speeds),
+        "tok_s_quartiles": quartiles(speeds),
+        **{key: _ratio(turns, runs[name]) for key, name in _others(setting, settings).items()},
+        "acceptance_length": _mean(metrics, "mean_acceptance_length"),
+        "on_hit": _mean(metrics, "mean_acceptance_length_on_hit"),
+        "on_miss": _mean(metrics, "mean_acceptance_length_on_miss"),
+        "hit_rate": sum(m.hits for m in metrics) / max(1, sum(m.hits + m.misses for m in metrics)),
+        "verify_ms": _mean(metrics, "verify_ms"),
+        "tree_step_ms": metrics[-1].draft_step_ms,
+        "wait_ms": _mean(metrics, "draft_wait_ms"),
+        "overhead_ms": _mean(metrics, "round_overhead_ms"),
+    }
+    if all(m.verify_ms for m in metrics):
+        row["measured_over_predicted"] = statistics.median(m.tokens_per_second / predicted(m) for m in metrics)
+    reference = plain(settings)
+    if reference is not None:
+        row |= _compared(setting, answers, _answers(runs[reference.name]), temperature)
+    return row
+
+
+def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
+    """Names of the settings that this one's speed is put over, by key: `ar`, and `sd` with the same K."""
+    found = {}
+    for other in settings:
+        mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens
+        same = setting.speculation.mode != "ar" and setting.speculation.num_speculative_tokens == lookahead
+        if mode == "ar" or (mode == "sd" and same):
+            found[f"over_{mode}{'_all_cores' if other.all_cores else ''}"] = other.name
+    return found
+
+
+def plain(settings: Sequence[Setting]) -> Setting | None:
+    """The setting whose tokens the others have to have."""
+    return next((setting for setting in settings if setting.speculation.mode == "ar"), None)
+
+
+def _compared(
+    setting: Setting, answers: Sequence[Completion], reference: Sequence[Completion], temperature: float
+) -> Row:
+    """How many answers have the ids of `ar`; None where they need not."""
+    if setting.speculation.mode != "ar" and setting.speculation.ratio_rule(temperature):
+        return {"answers": len(answers), "equal_to_ar": None}
+    pairs = zip(answers, reference, strict=True)
+    return {"answers": len(answers), "equal_to_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}
+
+
+def differing(found: Sequence[Row]) -> list[str]:
+    """A sentence about each row whose ids are not those of `ar`."""
+    return [
+        f"{row['mode']} at T = {row['temperature']:g}: {row['answers'] - row['equal_to_ar']} of {row['answers']} "
+        "answers have other ids than ar"
+        for row in found
+        if row.get("equal_to_ar") is not None and row["equal_to_ar"] != row["answers"]
+    ]
+
+
+def predicted(m: Metrics) -> float:
+    """Tokens per second that theory gives for the measured parts: Theorem 7, for `sd` E / (1 + T)."""
+    per_second = 1e3 / m.verify_ms
+    if m.mode == "ar":
+        return per_second
+    wait = m.draft_wait_ms / m.verify_ms
+    if m.mode == "sd" or not m.hits:  # without hits: plain decoding, or nothing but misses
+        return per_second * speedup_sd(m.mean_acceptance_length, wait)
+    # Filling the cache overlaps with the verification; only misses wait, and the mean wait is over all rounds.
+    on_miss = wait / max(1e-9, 1 - m.hit_rate)
+    return per_second * speedup_ssd(
+        m.hit_rate, m.mean_acceptance_length_on_hit, m.mean_acceptance_length_on_miss, 0.0, on_miss
+    )
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The first and the third."""
+    if len(values) == 1:
+        return [values[0], values[0]]
+    first, _, third = statistics.quantiles(values, n=4)
+    return [first, third]
+
+
+def metrics_by_name(runs: Mapping[str, Sequence[Turn]]) -> dict[str, list[Metrics]]:
+    return {name: [answer.metrics for answer in _answers(turns)] for name, turns in runs.items()}
+
+
+def _answers(turns: Sequence[Turn]) -> list[Completion]:
+    return [completion for turn in turns for completion in turn.completions]
+
+
+def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float:
+    return statistics.median(a.tok_s / b.tok_s for a, b in zip(turns, others, strict=True))
+
+
+def _mean(metrics: Sequence[Metrics], field: str) -> float:
+    return statistics.fmean(getattr(m, field) for m in metrics)

@@ -1,0 +1,116 @@
+"""Requests to an OpenAI-compatible server, each on a connection of its own and in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from ssd.bench.load import Answer
+from ssd.client import Prompt
+from ssd.errors import SsdError, UsageError
+from ssd.params import SamplingParams
+
+_PATIENCE_S = 300.0  # without a byte
+
+
+class Http:
+    """An `Ask` to the server at `url`, with at most `most` requests open. Raises UsageError for what is no address
+    of a server, SsdError where none answers."""
+
+    def __init__(self, url: str, most: int, chat: bool, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        try:
+            self._kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
+            self._host, self._port, self._base = parts.hostname or "", parts.port, parts.path.rstrip("/")
+        except (KeyError, ValueError):
+            raise UsageError(f"--url {url}: expected an address such as http://127.0.0.1:8000") from None
+        if not self._host:
+            raise UsageError(f"--url {url}: it names no host")
+        self._url, self._chat = url, chat
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._most, self.model = most, self._model()
+
+    async def __aenter__(self) -> Http:
+        self._pool = ThreadPoolExecutor(self._most)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._ask, prompt, params)
+
+    def _model(self) -> str:
+        connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
+        try:
+            connection.request("GET", f"{self._base}/v1/models", headers=self._headers)
+            response = connection.getresponse()
+            body = response.read()
+            if response.status != 200:
+                raise SsdError(f"{self._url} answers {response.status} {response.reason} to a question for its models")
+            return str(json.loads(body)["data"][0]["id"])
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise SsdError(f"no server with a model at {self._url}: {error}") from None
+        finally:
+            connection.close()
+
+    def _ask(self, prompt: Prompt, params: SamplingParams) -> Answer:
+        connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
+        answer = Answer(time.perf_counter())
+        try:
+            connection.request("POST", *self._request(prompt, params), self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                _follow(response, answer)
+            else:
+                answer.error = str(response.status)
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            answer.error = type(error).__name__
+        finally:
+            connection.close()
+        answer.ended = time.perf_counter()
+        return answer
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, bytes]:
+        """Path and body."""
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "ignore_eos": params.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        chat = self._chat and isinstance(prompt, str)
+        asked |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        return f"{self._base}/v1/{'chat/' if chat else ''}completions", json.dumps(asked).encode()
+
+
+def _follow(response: HTTPResponse, answer: Answer) -> None:
+    """Read the events of a stream to their end. One without token ids counts as one token."""
+    for line in response:
+        data = line.strip().removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            answer.error = str(event["error"].get("code") or "error")
+            return
+        for choice in event.get("choices") or ():
+            ids = choice.get("token_ids")
+            count = (
+                len(ids) if ids is not None else bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
+            )
+            answer.token_ids += ids or ()
+            if count:
+                answer.arrivals.append((time.perf_counter(), count))
+        if usage := event.get("usage"):
+            answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -1,0 +1,139 @@
+"""What `ssd bench` says: one JSON document, and tables for people."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssd.bench.environment import environment
+from ssd.bench.figures import Row
+from ssd.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Title of a table ("": the first) -> its columns: key of a row -> heading.
+_TABLES = {
+    "": {
+        "tok_s": "tok/s",
+        "tok_s_quartiles": "quartiles",
+        "over_ar": "over ar",
+        "over_sd": "over sd",
+        "over_ar_all_cores": "over ar, all cores",
+        "over_sd_all_cores": "over sd, all cores",
+        "request_throughput": "requests/s",
+        "output_throughput": "tok/s",
+        "max_concurrent_requests": "most open",
+        "failed": "failed",
+        "perplexity": "perplexity",
+        "equal_to_ar": "ids = ar",
+    },
+    "latencies in ms": {
+        "median_ttft_ms": "TTFT",
+        "p99_ttft_ms": "p99",
+        "median_tpot_ms": "TPOT",
+        "p99_tpot_ms": "p99",
+        "median_itl_ms": "ITL",
+        "p99_itl_ms": "p99",
+        "median_chunk_gap_ms": "chunk gap",
+        "p99_chunk_gap_ms": "p99",
+        "median_e2el_ms": "E2E",
+        "p99_e2el_ms": "p99",
+    },
+    "rounds": {
+        "acceptance_length": "tokens",
+        "on_hit": "on hit",
+        "on_miss": "on miss",
+        "hit_rate": "hits",
+        "verify_ms": "verify ms",
+        "tree_step_ms": "tree step ms",
+        "wait_ms": "wait ms",
+        "overhead_ms": "overhead ms",
+        "measured_over_predicted": "of predicted",
+    },
+}
+
+
+@dataclass
+class Report:
+    """Everything that was measured. `engine` and `workload` say with what; `hardware`, whether the comparison is of
+    equal hardware; `notes` is whatever else a reader has to know."""
+
+    benchmark: str
+    engine: dict[str, Any]
+    workload: dict[str, Any]
+    hardware: str
+    environment: dict[str, Any] = field(default_factory=environment)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.benchmark,
+            "command": shlex.join(["ssd", *sys.argv[1:]]),
+            "environment": self.environment,
+            "engine": self.engine,
+            "workload": self.workload,
+            "hardware": self.hardware,
+            "notes": self.notes,
+            "rows": self.rows,
+        }
+
+
+def write(document: dict[str, Any], file: Path) -> None:
+    """Raises UsageError where the file cannot be written."""
+    try:
+        file.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+
+
+def tables(rows: Sequence[Row], about: str) -> list[Table]:
+    """Some for each temperature and batch size; columns that have no value are left out."""
+    from ssd.cli.tables import grid
+
+    found = []
+    for case, group in groupby(rows, _case):
+        members = list(group)
+        for title, columns in _TABLES.items():
+            keys = [key for key in columns if any(row.get(key) is not None for row in members)]
+            cells = [[row["mode"], *(_cell(row, key) for key in keys)] for row in members]
+            if keys:
+                found.append(grid(f"{case}: {title or about}", ["mode", *(columns[key] for key in keys)], cells))
+    return found
+
+
+def sentences(report: Report) -> list[str]:
+    """What stands below the tables."""
+    facts = report.engine
+    pair = " and ".join(filter(None, (facts.get("target_name"), facts.get("draft_name"))))
+    machine = report.environment
+    ran_on = ", ".join(machine.get("gpus") or [f"{machine['cores']} cores of {machine['cpu']}"])
+    versions = f"ssd {machine['ssd']} {machine['commit']}".strip()
+    place = "on" if "device" in facts else "asked from"
+    about = f"{pair} {place} {ran_on}; {versions}, torch {machine['torch']}, Python {machine['python']}."
+    return [*filter(None, [report.hardware]), *report.notes, about]
+
+
+def _case(row: Row) -> str:
+    batch = f", batch {row['batch_size']}" if "batch_size" in row else ""
+    return f"T = {row['temperature']:g}{batch}"
+
+
+def _cell(row: Row, key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return "-"
+    if key == "equal_to_ar":
+        return f"{value}/{row['answers']}"
+    if key == "hit_rate":
+        return f"{value:.0%}"
+    if isinstance(value, list):
+        return "-".join(f"{item:.1f}" for item in value)
+    return f"{value:.{1 if abs(value) >= 100 else 2}f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,109 @@
+"""What is compared: ways to decode, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ssd.errors import RequestError, UsageError
+from ssd.params import FanOut, Mode, SamplingParams, Speculation
+from ssd.speculation import speculators
+
+
+class Setting(NamedTuple):
+    """One row. `all_cores`: it runs on the engine whose target has all cores."""
+
+    name: str
+    speculation: Speculation
+    all_cores: bool = False
+
+
+class Sweep(NamedTuple):
+    """Modes, and the values to run each of them with; none: as the engine does."""
+
+    modes: tuple[Mode, ...]
+    lookaheads: tuple[int, ...] = ()
+    fan_outs: tuple[FanOut, ...] = ()
+    backups: tuple[str, ...] = ()
+
+    def settings(self, base: Speculation) -> list[Setting]:
+        """Every mode with every value that concerns it, which it is named after where there are several. What is not
+        swept is as in `base`. Raises UsageError for a sweep that no mode takes part in, and for values that do not fit
+        together."""
+        self._check()
+        lookaheads = self.lookaheads or (base.num_speculative_tokens,)
+        whole = product(lookaheads, self.fan_outs or (base.fan_out,), self.backups or (base.backup,))
+        found = []
+        for mode in dict.fromkeys(self.modes):
+            if mode == "ar":
+                found.append(Setting("ar", Speculation("ar")))
+            elif mode == "sd":
+                found += [self._setting(base, "sd", lookahead, (), base.backup) for lookahead in lookaheads]
+            else:
+                found += [self._setting(base, "ssd", *values) for values in whole]
+        return found
+
+    def _check(self) -> None:
+        for flag, values, modes in (
+            ("-k", self.lookaheads, {"sd", "ssd"}),
+            ("--fan-out", self.fan_outs, {"ssd"}),
+            ("--backup", self.backups, {"ssd"}),
+        ):
+            if len(values) > 1 and not modes & set(self.modes):
+                raise UsageError(f"{flag} has several values, and none of the modes {', '.join(self.modes)} uses them")
+        unknown = set(self.backups) - set(speculators.names())
+        if unknown:
+            raise UsageError(f"no backup {min(unknown)!r}; there are {', '.join(speculators.names())}")
+
+    def _setting(self, base: Speculation, mode: Mode, lookahead: int, fan_out: FanOut, backup: str) -> Setting:
+        parts: list[str] = [mode]
+        if len(self.lookaheads) > 1:
+            parts.append(f"K={lookahead or 'auto'}")
+        if mode == "ssd" and len(self.fan_outs) > 1:
+            parts.append(f"F={written(fan_out)}")
+        if mode == "ssd" and len(self.backups) > 1:
+            parts.append(backup)
+        speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=fan_out, backup=backup)
+        try:
+            speculation.check()
+        except RequestError as error:
+            raise UsageError(f"{' '.join(parts)}: {error}") from None
+        return Setting(" ".join(parts), speculation)
+
+
+def written(fan_out: FanOut) -> str:
+    """As `--fan-out` takes it."""
+    return ",".join(map(str, fan_out)) or "auto"
+
+
+def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
+    """What an engine has to be started with to have room for all of them."""
+    speculating = [setting.speculation for setting in settings if setting.speculation.mode != "ar"]
+    if not speculating:
+        return Speculation("ar")
+    longest = max(speculation.longest for speculation in speculating)
+    chains = max(base.budget, *(speculation.chains for speculation in speculating))
+    lookahead = 0 if longest == replace(base, num_speculative_tokens=0).longest else longest
+    return replace(base, mode="ssd", num_speculative_tokens=lookahead, fan_out=(), budget=chains)
+
+
+class Protocol(NamedTuple):
+    """How every request is asked: `tokens` new tokens, as a chat or as it is, through the end of text or up to it."""
+
+    tokens: int
+    chat: bool
+    ignore_eos: bool = True
+    seed: int = 0
+
+    def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
+        """For prompt number `index`, whose seed is the same in every setting."""
+        return SamplingParams(
+            temperature=temperature,
+            seed=self.seed + index,
+            max_tokens=self.tokens,
+            ignore_eos=self.ignore_eos,
+            speculation=setting.speculation,
+        )

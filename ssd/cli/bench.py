@@ -1,0 +1,108 @@
+"""`ssd bench`: modes side by side, by turns, with their ids compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from msgspec.structs import replace
+
+from ssd.bench.settings import Setting
+from ssd.cli.bench_job import check_ids, measuring, publish, starting
+from ssd.cli.bench_options import SWEPT, Asked, check_writable, measured_options
+from ssd.cli.bench_serve import serve
+from ssd.cli.options import engine_options_but
+from ssd.errors import UsageError
+from ssd.launch_config import EngineOptions
+
+_ALL_CORES = click.option(
+    "--all-cores", is_flag=True, help="Add ar and sd on an engine whose target has the draft's cores too."
+)
+_PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure speed: modes side by side on the same prompts, by turns.
+
+    Every answer's ids are compared with those of ar in the same run; where they differ the exit status is 1."""
+
+
+@bench.command()
+@measured_options
+@_ALL_CORES
+@_PERPLEXITY
+@click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
+@engine_options_but(*SWEPT)
+def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | None, engine: EngineOptions) -> None:
+    """One request at a time: speed of decoding, and the parts of a round beside what theory makes of them."""
+    from ssd.bench import profiles
+    from ssd.bench.runs import latency as run
+
+    base = starting(engine)
+    settings = asked.sweep().settings(base)
+    misses: dict[int, Setting] = {}
+    if profile is not None:
+        check_writable("--write-profile", profile)
+        misses = profiles.fan_out_settings(settings, base)
+        if len(asked.temperatures) != 1:
+            raise UsageError("--write-profile needs one temperature")
+        settings += misses.values()
+    with measuring("latency", asked, asked.texts(), engine, settings, all_cores) as job:
+        for temperature in asked.temperatures:
+            runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol)
+            job.report.rows += job.rows(runs, temperature, perplexity)
+    publish(job.report, asked, f"medians over {len(job.prompts)} prompts, {asked.tokens} tokens each")
+    if profile is not None:
+        facts = job.report.environment | job.report.engine | asked.workload(job.protocol, len(job.prompts))
+        name = f"{engine.target} at T = {asked.temperatures[0]:g}"
+        facts |= {"temperature": asked.temperatures[0], "k": asked.lookaheads[0]}
+        profiles.write(profile, name, runs, misses, facts)
+        click.echo(f"wrote {profile}", err=True)
+    check_ids(job.report)
+
+
+@bench.command()
+@measured_options
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=click.IntRange(1, 1024),
+    multiple=True,
+    default=(8,),
+    show_default=True,
+    help="Requests at the same time; may be given several times, for a table each.",
+)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")
+@_ALL_CORES
+@_PERPLEXITY
+@engine_options_but(*SWEPT)
+def throughput(
+    asked: Asked,
+    batch_sizes: tuple[int, ...],
+    repeats: int,
+    all_cores: bool,
+    perplexity: bool,
+    engine: EngineOptions,
+) -> None:
+    """All prompts in batches: tokens a second of the whole batch."""
+    from ssd.bench.runs import throughput as run
+
+    settings = asked.sweep().settings(starting(engine))
+    texts = asked.texts()
+    count = asked.prompts if texts is None else len(texts)
+    if max(batch_sizes) > count:
+        raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
+    engine = replace(engine, max_num_seqs=max(engine.max_num_seqs, *batch_sizes))
+    with measuring("throughput", asked, texts, engine, settings, all_cores) as job:
+        for temperature in asked.temperatures:
+            for size in batch_sizes:
+                runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol, size, repeats)
+                found = job.rows(runs, temperature, perplexity)
+                job.report.rows += [row | {"batch_size": size} for row in found]
+    about = f"medians over {repeats} runs of {len(job.prompts)} prompts, {asked.tokens} tokens each"
+    publish(job.report, asked, about)
+    check_ids(job.report)
+
+
+bench.add_command(serve)

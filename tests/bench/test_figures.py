@@ -1,0 +1,91 @@
+"""What is made of runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd.bench.figures import differing, predicted, quartiles, rows
+from ssd.bench.runs import Turn
+from ssd.bench.settings import Setting
+from ssd.ipc.messages import Metrics
+from ssd.params import Speculation
+from tests.bench.runs import completion, turns
+
+AR = Setting("ar", Speculation("ar"))
+SD2, SD4 = Setting("sd K=2", Speculation("sd", 2)), Setting("sd K=4", Speculation("sd", 4))
+SSD = Setting("ssd", Speculation("ssd", 4))
+
+
+def test_speeds_are_medians_and_ratios_are_of_turns_that_belong_together() -> None:
+    runs = {"ar": turns(10, 20, 40), "ssd": turns(30, 30, 30)}
+    plain, fast = rows([AR, SSD], runs, 0.0)
+    assert (plain["tok_s"], plain["over_ar"]) == (20, 1)
+    assert fast["tok_s_quartiles"] == [30, 30]
+    assert fast["over_ar"] == pytest.approx(1.5)  # of 3, 1.5 and 0.75
+    assert (fast["k"], fast["fan_out"], fast["backup"]) == (4, "3", "jit") and "k" not in plain
+
+
+def test_sd_is_what_it_is_over_the_same_k_only() -> None:
+    runs = {"ar": turns(10, 10), "sd K=2": turns(20, 20), "sd K=4": turns(40, 40), "ssd": turns(60, 60)}
+    found = {row["mode"]: row.get("over_sd") for row in rows([AR, SD2, SD4, SSD], runs, 0.0)}
+    assert found == {"ar": None, "sd K=2": 1, "sd K=4": 1, "ssd": 1.5}
+
+
+def test_rows_with_all_cores_are_compared_under_a_name_of_their_own() -> None:
+    whole = [Setting("ar, all cores", AR.speculation, True), Setting("sd K=4, all cores", SD4.speculation, True)]
+    runs = {"ar": turns(10), "ssd": turns(60), whole[0].name: turns(30), whole[1].name: turns(40)}
+    ssd = rows([AR, SSD, *whole], runs, 0.0)[1]
+    assert (ssd["over_ar"], ssd["over_ar_all_cores"], ssd["over_sd_all_cores"]) == (6, 2, 1.5)
+
+
+def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:
+    answers = [
+        completion([1], hits=9, misses=1, draft_wait_ms=1.0),
+        completion([1], hits=1, misses=1, draft_wait_ms=2.0),
+    ]
+    (row,) = rows([SSD], {"ssd": [Turn(answers, 100.0)]}, 0.0)
+    assert row["hit_rate"] == pytest.approx(10 / 12) and row["wait_ms"] == 1.5
+    assert "over_ar" not in row and "equal_to_ar" not in row
+
+
+def test_ids_are_compared_where_they_have_to_be_equal() -> None:
+    rule = Setting("ssd", Speculation("ssd", sampler="rejection"))
+    runs = {"ar": turns(1, 1, ids=[5]), "ssd": turns(1, 1, ids=[6])}
+    for setting, temperature, equal in ((SSD, 1.0, 0), (rule, 0.0, 0), (rule, 1.0, None)):
+        found = rows([AR, setting], runs, temperature)
+        assert [row["equal_to_ar"] for row in found] == [2, equal]
+        assert len(differing(found)) == (equal == 0)
+    assert differing(rows([AR, SSD], runs, 0.0)) == ["ssd at T = 0: 2 of 2 answers have other ids than ar"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"mode": "ar"}, 50.0),
+        ({"mode": "sd", "mean_acceptance_length": 3.0, "draft_wait_ms": 10.0}, 100.0),
+        ({"mode": "ssd", "mean_acceptance_length": 1.5}, 75.0),
+        (
+            {  # all 0.5 x 40 ms of waiting are the misses', half of the rounds: 3 and 1 tokens in 20 and in 60 ms
+                "mode": "ssd",
+                "hits": 5,
+                "hit_rate": 0.5,
+                "mean_acceptance_length_on_hit": 3.0,
+                "mean_acceptance_length_on_miss": 1.0,
+                "draft_wait_ms": 20.0,
+            },
+            50.0,
+        ),
+    ],
+)
+def test_what_theory_makes_of_the_parts(figures: dict[str, object], expected: float) -> None:
+    assert predicted(Metrics(verify_ms=20.0, **figures)) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_has_no_times_is_not_predicted() -> None:
+    (row,) = rows([AR], {"ar": turns(10, verify_ms=0.0)}, 0.0)
+    assert "measured_over_predicted" not in row
+
+
+def test_quartiles_of_few() -> None:
+    assert quartiles([3.0]) == [3.0, 3.0]
+    assert quartiles([1.0, 2.0, 3.0]) == [1.0, 3.0]

@@ -1,0 +1,259 @@
+"""`ssd bench` as a user calls it: on a tiny pair, at servers, and with what cannot be measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from ssd import profile
+from ssd.bench import runs
+from ssd.bench.runs import Turn
+from ssd.cli.main import main
+from ssd.client import Completion
+from ssd.supervisor import Engine
+from tests.cli.launched import running
+from tests.faults.engine import running_engine
+from tests.models import tiny
+
+MODES = ["ar", "sd", "ssd"]
+SMALL = ("--prompts", "3", "--tokens", "12")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = tiny.tokenizer(tiny.llama(folder / "target", vocab_size=300))
+    draft = tiny.tokenizer(tiny.noisy_copy(target, folder / "draft", noise=0.01))
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("texts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"turns": [f"number {n}", "and now?"]}) + "\n" for n in range(5)))
+    return str(file)
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+
+def measured(tmp_path: Path, *arguments: str | Path) -> dict[str, Any]:
+    file = tmp_path / "figures.json"
+    result = bench(*arguments, "--json", file)
+    assert result.exit_code == 0, (result.output, result.exception)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"stdout": result.stdout}
+
+
+# -- on an engine of its own ------------------------------------------------------------------------------------------
+
+
+def test_latency_has_every_figure(pair: list[str], texts: str, tmp_path: Path) -> None:
+    more = ("--temperature", "0", "--temperature", "1", "--all-cores", "--perplexity")
+    found = measured(tmp_path, "latency", *pair, "--dataset", texts, *SMALL, *more)
+    names = [*MODES, "ar, all cores", "sd, all cores"]
+    rows = found["rows"]
+    assert [(row["mode"], row["temperature"]) for row in rows] == [(name, t) for t in (0, 1) for name in names]
+    for number, row in enumerate(rows):
+        assert row["equal_to_ar"] == row["answers"] == 3
+        assert row["tok_s"] > 0 and row["verify_ms"] > 0 and row["over_ar"] > 0 and row["over_ar_all_cores"] > 0
+        assert row["perplexity"] == rows[number - number % len(names)]["perplexity"]  # that of the same tokens
+    assert 1 < rows[0]["perplexity"] < 300
+    assert found["workload"] | {"prompts": 3, "tokens": 12, "chat": True, "ignore_eos": True} == found["workload"]
+    assert found["environment"]["cores"] and found["engine"]["target_name"] == "target"
+    assert "Extra hardware: the target has core" in found["hardware"]
+    for words in ("T = 0", "T = 1", "over sd, all", "ids = ar", "3/3", "perplexity", "Equal hardware"):
+        assert words in found["stdout"]
+
+
+def test_a_profile_is_written_and_other_ids_than_those_of_ar_are_an_error(
+    pair: list[str], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured is written all the same. On a pair this small the engine may find that drafts do not pay."""
+
+    def worse(*arguments: Any) -> runs.Runs:
+        found = latency(*arguments)
+        found["sd"] = [Turn([_drafted(turn.completions[0])], turn.tok_s) for turn in found["sd"]]
+        found["sd"][1].completions[0].token_ids[-1] ^= 1
+        return found
+
+    latency = runs.latency
+    monkeypatch.setattr(runs, "latency", worse)
+    figures, made = tmp_path / "figures.json", tmp_path / "profile.json"
+    arguments = ("--dataset", texts, *SMALL, "-k", "3", "--modes", "ar,sd", "--write-profile", made, "--json", figures)
+    result = bench("latency", *pair, *arguments)
+    assert result.exit_code == 1
+    assert "error: sd at T = 0: 1 of 3 answers have other ids than ar" in result.stderr
+    rows = json.loads(figures.read_text())["rows"]
+    assert [(row["mode"], row["equal_to_ar"]) for row in rows] == [
+        ("ar", 3),
+        ("sd", 2),
+        *((f"ssd F={count}", 3) for count in (1, 2, 4)),
+    ]
+    written = profile.read(made)
+    assert written.verify.fixed_s > 0 and (written.source["k"], written.source["prompts"]) == ("3", "3")
+    assert CliRunner().invoke(main, ["plan", "--profile", str(made)]).exit_code == 0
+
+
+def _drafted(completion: Completion) -> Completion:
+    rounds = completion.metrics.rounds
+    return replace(completion, metrics=replace(completion.metrics, drafted_tokens=3 * rounds, draft_step_ms=1.0))
+
+
+def test_throughput_goes_over_batches(pair: list[str], tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    arguments = ("--dataset", "random", "--input-len", "20", *SMALL, "--batch-size", "1", "--batch-size", "2")
+    found = measured(tmp_path, "throughput", *pair, *arguments, "--repeats", "2", "--modes", "ar,ssd", "--plot", plot)
+    rows = found["rows"]
+    assert [(row["mode"], row["batch_size"]) for row in rows] == [(m, b) for b in (1, 2) for m in ("ar", "ssd")]
+    assert all(row["equal_to_ar"] == row["answers"] == 6 for row in rows)
+    assert found["workload"]["input_len"] == 20 and "batch 2" in found["stdout"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_serving_compares_the_modes_of_an_engine_of_its_own(pair: list[str], texts: str, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    arguments = ("--dataset", texts, *SMALL, "--request-rate", "50", "--max-concurrency", "2", "--plot", plot)
+    found = measured(tmp_path, "serve", *pair, *arguments)
+    assert [row["mode"] for row in found["rows"]] == MODES
+    for row in found["rows"]:
+        assert (row["completed"], row["failed"], row["equal_to_ar"]) == (3, 0, 3)
+        assert row["total_output_tokens"] == 36 and row["max_concurrent_requests"] <= 2
+        assert row["mean_ttft_ms"] < row["mean_e2el_ms"] and row["p99_itl_ms"] > 0
+    assert found["workload"]["request_rate"] == 50 and any("read before" in note for note in found["notes"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+# -- at a running engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(pair: list[str]) -> Iterator[Engine]:
+    with running_engine(target=pair[1], draft=(pair[3],), num_speculative_tokens=2) as engine:
+        yield engine
+
+
+def test_a_running_engine_is_asked_as_it_runs(served: Engine, texts: str, tmp_path: Path) -> None:
+    found = measured(tmp_path, "serve", "--address", served.address, "--dataset", texts, *SMALL)
+    (row,) = found["rows"]
+    assert (row["mode"], row["k"], row["completed"], row["request_rate"]) == ("ssd", 2, 3, "inf")
+    assert found["engine"]["address"] == served.address and found["notes"] == []
+    found = measured(tmp_path, "serve", "--address", served.address, "--dataset", texts, *SMALL, "--modes", "ar,sd")
+    assert [row["equal_to_ar"] for row in found["rows"]] == [3, 3]
+
+
+def test_its_models_cannot_be_changed(served: Engine, pair: list[str], texts: str) -> None:
+    result = bench("serve", "--address", served.address, *pair, "--dataset", texts)
+    assert result.exit_code == 2 and "--target cannot be changed" in result.stderr
+
+
+def test_a_server_is_asked_over_http(texts: str, tmp_path: Path) -> None:
+    with running("--port", "0") as (_, said):
+        arguments = ("--url", said["http"], "--dataset", texts, *SMALL, "--max-concurrency", "2")
+        for more in ((), ("--chat", "--repeats", "2")):
+            (row,) = measured(tmp_path, "serve", *arguments, *more)["rows"]
+            passes = 2 if more else 1
+            assert (row["mode"], row["completed"], row["failed"]) == ("as served", 3 * passes, 0)
+            assert row["total_output_tokens"] == 36 * passes and row["total_input_tokens"] > 0
+            assert row["mean_tpot_ms"] > 0 and row["max_concurrent_requests"] <= 2
+        refused = bench("serve", *arguments, "--tokens", "100000")
+        assert refused.exit_code == 1 and "no request was completed; failures by code: {'400': 3}" in refused.stderr
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: Engine, timeout: float = 0.0) -> None:
+        raise AssertionError("a process would have been started")
+
+    monkeypatch.setattr(Engine, "start", start)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["latency", "--dataset", "nonesuch"], ["no dataset 'nonesuch'", "humaneval, random"]),
+        (["latency", "--modes", "ar,warp"], ["'warp' is not a mode"]),
+        (["latency", "--modes", "ar", "-k", "2", "-k", "4"], ["-k has several values"]),
+        (["latency", "--backup", "prayer"], ["no backup 'prayer'"]),
+        (["latency", "--temperature", "nan"], ["--temperature"]),
+        (["latency", "--temperature", "-1"], ["--temperature"]),
+        (["latency", "--prompts", "0"], ["--prompts"]),
+        (["latency", "--tokens", "1"], ["--tokens"]),
+        (["latency", "--chat"], ["random prompts are token ids"]),
+        (["latency", "--mode", "ar"], ["--mode"]),
+        (["latency", "--plot", "figure.txt"], ["--plot figure.txt", ".png"]),
+        (["latency", "--json", "."], ["--json .", "it is a folder"]),
+        (["latency", "--json", "nowhere/x.json"], ["nowhere is no folder"]),
+        (["latency", "--write-profile", "x.json"], ["--write-profile", "-k 4 --temperature 0"]),
+        (["latency", "--modes", "ssd", "--all-cores"], ["--all-cores adds ar and sd"]),
+        (["latency", "--all-cores", "--target-cpus", "0", "--draft-cpus", "0"], ["no cores of their own"]),
+        (["throughput", "--batch-size", "0"], ["--batch-size"]),
+        (["throughput", "--batch-size", "21"], ["--batch-size 21 is more than the 20 prompts"]),
+        (["serve", "--request-rate", "-1"], ["--request-rate"]),
+        (["serve", "--request-rate", "0"], ["--request-rate"]),
+        (["serve", "--request-rate", "nan"], ["--request-rate"]),
+        (["serve", "--keys", "x"], ["--keys is for"]),
+        (["serve", "--url", "ftp://x"], ["--url ftp://x"]),
+        (["serve", "--url", "http://x", "--modes", "ar"], ["--modes is not for --url"]),
+        (["serve", "--url", "http://x"], ["--dataset random needs"]),
+        (["serve", "--address", "bogus"], ["bogus", "no address"]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    no_engine: None, pair: list[str], arguments: list[str], words: list[str]
+) -> None:
+    models = [] if {"--url", "--address"} & set(arguments) else pair
+    dataset = [] if "--dataset" in arguments or arguments[-1] == "ftp://x" else ["--dataset", "random"]
+    result = bench(*arguments, *models, *dataset)
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and result.stdout == ""
+    for word in words:
+        assert word in line
+
+
+def test_a_server_that_is_not_there_is_named(texts: str) -> None:
+    result = bench("serve", "--url", "http://127.0.0.1:9", "--dataset", texts)
+    assert result.exit_code == 1 and "no server with a model at http://127.0.0.1:9" in result.stderr
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["latency", "--help"], ["serve", "--request-rate", "0"]])
+def test_help_and_refusals_load_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'rich', 'matplotlib')\n"
+        "atexit.register(lambda: print('loaded:', [name for name in heavy if name in sys.modules]))\n"
+        f"from ssd.cli.main import main; main(['bench', *{arguments!r}])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "loaded: []", result.stderr
+
+
+def test_the_papers_protocol_is_what_is_not_said_otherwise(no_engine: None, pair: list[str]) -> None:
+    from click import Context
+
+    from ssd.cli.bench import latency
+
+    def parsed(*arguments: str) -> dict[str, Any]:
+        context: Context = latency.make_context("latency", list(arguments))
+        return {name: context.params[name] for name in ("chat", "ignore_eos", "tokens")}
+
+    paper = {"chat": False, "ignore_eos": True, "tokens": 512}
+    assert parsed("--preset", "paper") == paper
+    assert parsed("--preset", "paper", "--tokens", "64", "--chat") == paper | {"tokens": 64, "chat": True}
+    assert parsed() == {"chat": None, "ignore_eos": True, "tokens": 128}
