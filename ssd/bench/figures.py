@@ -44,9 +44,7 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
         "tok_s_quartiles": quartiles(speeds),
         **{key: _ratio(turns, runs[name]) for key, name in _others(setting, settings).items()},
         "acceptance_length": _mean(metrics, "mean_acceptance_length"),
-        "on_hit": _mean(metrics, "mean_acceptance_length_on_hit"),
-        "on_miss": _mean(metrics, "mean_acceptance_length_on_miss"),
-        "hit_rate": sum(m.hits for m in metrics) / max(1, sum(m.hits + m.misses for m in metrics)),
+        **_hits(metrics),
         "verify_ms": _mean(metrics, "verify_ms"),
         "tree_step_ms": metrics[-1].draft_step_ms,
         "wait_ms": _mean(metrics, "draft_wait_ms"),
@@ -58,6 +56,18 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
     if reference is not None:
         row |= _compared(setting, answers, _answers(runs[reference.name]), temperature)
     return row
+
+
+def _hits(metrics: Sequence[Metrics]) -> Row:
+    """Of rounds that looked a speculation up; nothing where there was none."""
+    hits, misses = ([m for m in metrics if getattr(m, field)] for field in ("hits", "misses"))
+    if not hits and not misses:
+        return {}
+    return {
+        "on_hit": _mean(hits, "mean_acceptance_length_on_hit") if hits else None,
+        "on_miss": _mean(misses, "mean_acceptance_length_on_miss") if misses else None,
+        "hit_rate": sum(m.hits for m in metrics) / sum(m.hits + m.misses for m in metrics),
+    }
 
 
 def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:

@@ -45,6 +45,12 @@ def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:
     ]
     (row,) = rows([SSD], {"ssd": [Turn(answers, 100.0)]}, 0.0)
     assert row["hit_rate"] == pytest.approx(10 / 12) and row["wait_ms"] == 1.5
+    (plain,) = rows([AR], {"ar": turns(1.0)}, 0.0)
+    assert "hit_rate" not in plain
+    never = completion([1], misses=4, mean_acceptance_length_on_miss=1.5)
+    once = completion([1], hits=2, mean_acceptance_length_on_hit=3.0)
+    (row,) = rows([SSD], {"ssd": [Turn([never, once], 100.0)]}, 0.0)
+    assert (row["on_hit"], row["on_miss"]) == (3.0, 1.5)
     assert "over_ar" not in row and "equal_to_ar" not in row
 
 
