@@ -125,7 +125,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
     """The first and the third."""
     if len(values) == 1:
         return [values[0], values[0]]
-    first, _, third = statistics.quantiles(values, n=4)
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return [first, third]
 
 

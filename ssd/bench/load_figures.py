@@ -101,7 +101,8 @@ def _speculation(answers: Sequence[Answer]) -> Row:
     rounds = sum(m.rounds for m in metrics)
     if not rounds:
         return {}
+    looked_up = sum(m.hits + m.misses for m in metrics)
     return {
         "acceptance_length": 1 + sum(m.accepted_tokens for m in metrics) / rounds,
-        "hit_rate": sum(m.hits for m in metrics) / max(1, sum(m.hits + m.misses for m in metrics)),
+        "hit_rate": sum(m.hits for m in metrics) / looked_up if looked_up else None,
     }

@@ -50,6 +50,7 @@ def _over_batch(axes: Axes, rows: Sequence[Row]) -> None:
         points = [(row["batch_size"], row["tok_s"], row) for row in rows if _name(row) == name]
         sizes, speeds, members = zip(*points, strict=True)
         axes.plot(sizes, speeds, "o-", color=_colour(members[0]), label=name)
+    axes.set_xticks(sorted({row["batch_size"] for row in rows}))
     axes.set_xlabel("batch")
     axes.set_ylabel("tok/s of the whole batch")
     axes.set_ylim(bottom=0)
@@ -70,9 +71,9 @@ def _latency(axes: Axes, rows: Sequence[Row], key: str, words: str) -> None:
     """The median as a bar, the 99th percentile as a mark."""
     places = range(len(rows))
     axes.bar(places, [row.get(f"median_{key}_ms", 0.0) for row in rows], color=[_colour(row) for row in rows])
-    axes.plot(places, [row.get(f"p99_{key}_ms", 0.0) for row in rows], "k_", markersize=12, label="99 %")
+    axes.plot(places, [row.get(f"p99_{key}_ms", 0.0) for row in rows], "k_", markersize=12, label="99th percentile")
     axes.set_title(words)
-    axes.legend()
+    axes.legend(fontsize="small", loc="lower right")
     _named(axes, rows, "ms")
 
 

@@ -51,6 +51,9 @@ def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:
     once = completion([1], hits=2, mean_acceptance_length_on_hit=3.0)
     (row,) = rows([SSD], {"ssd": [Turn([never, once], 100.0)]}, 0.0)
     assert (row["on_hit"], row["on_miss"]) == (3.0, 1.5)
+    for answer, lengths in ((never, (None, 1.5)), (once, (3.0, None))):
+        (row,) = rows([SSD], {"ssd": [Turn([answer], 100.0)]}, 0.0)
+        assert (row["on_hit"], row["on_miss"]) == lengths
     assert "over_ar" not in row and "equal_to_ar" not in row
 
 
@@ -94,4 +97,4 @@ def test_an_engine_that_has_no_times_is_not_predicted() -> None:
 
 def test_quartiles_of_few() -> None:
     assert quartiles([3.0]) == [3.0, 3.0]
-    assert quartiles([1.0, 2.0, 3.0]) == [1.0, 3.0]
+    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == [2.0, 4.0]

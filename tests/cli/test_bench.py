@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd import profile
 from ssd.bench import load, runs
+from ssd.bench.perplexity import perplexities
 from ssd.bench.runs import Turn
 from ssd.cli.main import main
+from ssd.client import Client, Completion
+from ssd.params import SamplingParams
 from ssd.supervisor import Engine
 from tests.cli.launched import running
 from tests.faults.engine import running_engine
@@ -130,6 +135,26 @@ def test_a_running_engine_is_asked_as_it_runs(served: Engine, texts: str, tmp_pa
     assert found["engine"]["address"] == served.address and found["notes"] == []
     found = measured(tmp_path, "serve", "--address", served.address, "--dataset", texts, *SMALL, "--modes", "ar,sd")
     assert [row["equal_to_ar"] for row in found["rows"]] == [3, 3]
+
+
+def test_perplexity_is_that_of_the_answers_after_their_prompts(served: Engine, pair: list[str]) -> None:
+    with Client(served.address) as client:
+        params = SamplingParams(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True)
+        answers = client.generate([[5, 6, 7], [8, 9]], params)
+        room = served.config.max_model_len - 12
+        long = client.generate([tiny.token_ids(room, 0, 300)], params)
+        found = perplexities(client, {"both": [Turn(answers, 1.0)], "long": [Turn(long, 1.0)]})
+    oracle = tiny.oracle(Path(pair[1]))
+
+    def losses(answer: Completion) -> torch.Tensor:
+        ids = answer.prompt_token_ids + answer.token_ids
+        logprobs = tiny.oracle_logits(oracle, ids).log_softmax(-1)
+        steps = torch.arange(len(answer.prompt_token_ids), len(ids))
+        return -logprobs[steps - 1, torch.tensor(ids)[steps]]
+
+    assert found["both"] == pytest.approx(math.exp(torch.cat([losses(answer) for answer in answers]).mean()), rel=1e-3)
+    # A context that is full has no place for one more token: the last one is left out.
+    assert found["long"] == pytest.approx(math.exp(losses(long[0])[:-1].mean()), rel=1e-3)
 
 
 def test_other_ids_than_those_of_ar_are_an_error(
