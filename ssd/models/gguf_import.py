@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
+TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -99,10 +99,10 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
 def hugging_face_name(name: str) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; UsageError for a tensor no Llama has."""
     match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _LAYER:
-            return f"model.layers.{layer}.{_LAYER[part]}.weight"
-        case [part, "weight"] if part in _TOP:
-            return f"{_TOP[part]}.weight"
+        case ["blk", layer, part, "weight"] if part in LAYER:
+            return f"model.layers.{layer}.{LAYER[part]}.weight"
+        case [part, "weight"] if part in TOP:
+            return f"{TOP[part]}.weight"
     raise UsageError(f"GGUF tensor {name!r} is not part of a plain Llama")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from peers.gguf_writer import add_tokenizer, finish, permute
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -21,7 +22,7 @@ from ssd.execution.batch import Row
 from ssd.models import checkpoint, hub
 from ssd.models.gguf_header import SUPPORTED, check_gguf
 from ssd.models.hub import BUILTIN
-from tests.models import ggufs, tiny
+from tests.models import ggufs, tiny, wheels
 
 BPE = BUILTIN["smollm2-draft"].directory
 TEXTS = (
@@ -76,16 +77,19 @@ def test_a_pair_of_files_generates(tmp_path: Path) -> None:
     assert ours.metrics.mean_acceptance_length > 1
 
 
+def test_rows_are_put_into_the_order_that_llama_cpp_defines() -> None:
+    weight = np.random.default_rng(0).standard_normal((4 * 6, 8), np.float32)
+    assert (permute(weight, 4) == wheels.interleaved(weight, 4)).all()
+
+
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def with_tokenizer(tmp_path: Path, pre: str, tokenizer: Path) -> Path:
     writer = gguf.GGUFWriter(tmp_path / "tokens.gguf", "llama")
-    ggufs.add_tokenizer(writer, tokenizer, pre)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    add_tokenizer(writer, tokenizer, pre)
+    writer.add_chat_template("{{ messages[0].content }}")
+    finish(writer)
     return tmp_path / "tokens.gguf"
 
 
@@ -148,10 +152,7 @@ def test_metadata_that_describes_no_model_is_refused(fields: dict[str, Any], mes
 def test_other_types_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     ggufs.add_tensor(writer, "token_embd.weight", np.ones((4, 256), np.float32), "F32")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     content, number = (tmp_path / "x.gguf").read_bytes(), gguf.GGMLQuantizationType[kind]
     (tmp_path / "x.gguf").write_bytes(content.replace(*(struct.pack("<QQIQ", 256, 4, n, 0) for n in (0, number))))
     with pytest.raises(UsageError, match=rf"'token_embd\.weight' has type {kind}; F32, F16, BF16, Q8_0"):

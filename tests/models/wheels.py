@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from peers.gguf_writer import finish
 
 from ssd.models.download import Location
 from ssd.models.hub import BUILTIN
@@ -75,10 +76,7 @@ def write_gguf(path: Path, architecture: str = "llama", extra: str | None = None
         quantised = name == "blk.0.ffn_up.weight"
         kind = gguf.GGMLQuantizationType.Q8_0 if quantised else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quantize(array, kind) if quantised else array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def wheel_of(model: bytes) -> bytes:
