@@ -52,6 +52,7 @@ class Observer:
     def ended(self, request: Request, reason: str) -> None: ...
     def stepped(self, load: Load) -> None: ...
     def dropped_frame(self) -> None: ...
+    def target_lost(self) -> None: ...
 
 
 class Request:
@@ -219,6 +220,8 @@ class Desk:
             self.state = "restarting"
         self.load = Load()
         had = set(self._open.values()).difference(self._unsent) if self._has_target else set()
+        for observer in self.observers if self._has_target else ():
+            observer.target_lost()
         self._unsent.clear()
         for request in [*self._open.values(), *(self._preparing if last else ())]:
             request.losses += request in had

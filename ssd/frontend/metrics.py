@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import get_args
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -31,6 +32,8 @@ _COUNTERS = {
     "spec_decode_cache_hits": "Outcomes that the draft had prepared for.",
     "stale_speculations": "Look-ups that found nothing but what answers another outcome.",
     "rejected_speculations": "Entries of the board that were not sound, and were not used.",
+    "target_losses": "Targets that have died.",
+    "draft_losses": "Drafts that have left the target.",
 }
 # With a label of their own.
 _LABELLED = {
@@ -147,12 +150,17 @@ class Metrics(Collector, Observer):
     def dropped_frame(self) -> None:
         self._counts["bad_frames"] += 1
 
+    def target_lost(self) -> None:
+        self._counts["target_losses"] += 1
+        self._load = replace(self._load, draft_state="down")  # with the target, which is no loss of a draft
+
     def stepped(self, load: Load) -> None:
         self._counts["rejected_speculations"] = load.rejected_speculations
         self._seconds["verify_seconds"].observe(load.verify_seconds)
         self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
-        # These count from the start of the engine, or of a new target.
         before, self._load = self._load, load
+        self._counts["draft_losses"] += before.draft_state != "down" and load.draft_state == "down"
+        # These count from the start of the engine, or of a new target.
         self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
         steps = load.draft_steps - before.draft_steps
         if steps > 0:

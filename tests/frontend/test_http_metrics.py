@@ -9,8 +9,11 @@ from http.client import HTTPConnection
 from msgspec.structs import replace
 
 from ssd.config import Server
-from ssd.ipc.messages import Emission, Load, Metrics, Step
+from ssd.frontend.desk import Desk
+from ssd.frontend.metrics import Metrics as Observing
+from ssd.ipc.messages import Emission, Load, Message, Metrics, Step
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.test_desk import with_desk
 from tests.scripted_engine import PATIENCE_S
 
 COMPATIBLE = Server(names=("scripted",), port=0, metrics_compat="vllm")
@@ -108,3 +111,19 @@ def test_names_of_models_are_left_alone() -> None:
     for prefix in ("ssd", "vllm"):
         assert f'{prefix}:generation_tokens_total{{model_name="ssd:a model"}} 1.0\n' in found
         assert f"# TYPE {prefix}:generation_tokens_total counter\n" in found
+
+
+def test_losses_are_counted_once() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        metrics = Observing(desk, "none")
+        for state in ("up", "up", "down", "down", "half_open", "up"):
+            desk.step(Step([], Load(draft_state=state)))
+        desk.target_lost()
+        desk.target_lost()  # that of one which never said hello
+        desk.target_back()
+        desk.step(Step([], Load(draft_state="down")))
+        text = metrics.text().decode()
+        for lost in ("draft", "target"):
+            assert f'ssd:{lost}_losses_total{{model_name="{desk.config.target_name}"}} 1.0\n' in text
+
+    with_desk(body)
