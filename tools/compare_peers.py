@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
-from environment import environment
 from peers.contestants import CONTESTANTS, REFERENCE, Files
 from peers.serving import Answer, Begin
 from peers.worker import PeerError, Worker
-from prompts import from_jsonl
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ssd.bench.datasets import from_jsonl
+from ssd.bench.environment import environment
 from ssd.errors import SsdError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage
