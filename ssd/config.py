@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ssd.emulation.devices import DeviceTimes
 from ssd.errors import UsageError
 from ssd.params import Speculation
 
@@ -59,8 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
     the target's place. Empty cpu lists leave the placement to the operating system. With `telemetry` target and draft
-    record what they do (`ssd.monitor.lanes`). `failpoints`: the processes may be made to fail (`ssd.failpoints`); for
-    tests.
+    record what they do (`ssd.monitor.lanes`). `emulate`: forwards take these times instead of their own. `failpoints`:
+    the processes may be made to fail (`ssd.failpoints`); for tests.
     """
 
     target: str
@@ -91,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
     telemetry: bool = True
     server: Server = Server()
+    emulate: DeviceTimes | None = None
     failpoints: bool = False
 
     def __post_init__(self) -> None:
@@ -101,3 +103,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
                 f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )
+        if self.emulate is not None and (self.cascade or self.load_format == "mock"):
+            raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")

@@ -12,6 +12,7 @@ import zmq
 from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft.engine import DraftEngine
+from ssd.emulation import pacing
 from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
@@ -54,7 +55,8 @@ def _load(config: EngineConfig, directory: Path) -> Runner:
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
     model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8)
-    runner = Runner(model, config.draft_num_pages, config.page_size, config.deterministic)
+    takes = None if config.emulate is None else config.emulate.depth
+    runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
     runner.warm_up(_WARM_UP_TOKENS)
     return runner
 

@@ -11,6 +11,7 @@ import zmq
 
 from ssd import failpoints
 from ssd.config import EngineConfig
+from ssd.emulation import pacing
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
@@ -43,7 +44,8 @@ def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
     dtype, device = getattr(torch, config.dtype), device_of(config.device)
     int8 = config.quantize == "int8"
     model = registry.load(checkpoint, dtype, device, config.max_model_len, dummy=dummy, int8=int8)
-    runner = Runner(model, config.num_pages, config.page_size, config.deterministic)
+    takes = None if config.emulate is None else config.emulate.verify
+    runner = pacing.runner(model, config.num_pages, config.page_size, config.deterministic, takes)
     runner.warm_up(1 + config.speculation.longest)
     return runner, stop_token_ids(checkpoint)
 

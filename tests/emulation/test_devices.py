@@ -1,0 +1,68 @@
+"""What is asked for as devices, and what the paper's were."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+import pytest
+
+from ssd.cli.emulation import Emulated, emulated
+from ssd.config import EngineConfig
+from ssd.emulation.devices import PRESETS, DeviceTimes
+from ssd.errors import UsageError
+from ssd.params import MAX_CHAINS
+from ssd.profile import Times
+from ssd.speculation.theory import expected_tokens
+
+
+def parsed(text: str) -> DeviceTimes:
+    return Emulated().convert(text, None, None)
+
+
+def test_times_are_given_by_name_in_any_order() -> None:
+    expected = DeviceTimes(Times(15e-3), Times(2.2e-3))
+    assert parsed("verify=15ms,depth=2.2ms") == parsed("depth = 2.2ms, verify = 15ms") == expected
+    assert parsed("verify=15ms+2us,depth=0") == DeviceTimes(Times(15e-3, 2e-6), Times(0.0))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_times(name: str) -> None:
+    assert parsed(name) == PRESETS[name].times
+    assert parsed(emulated(PRESETS[name].times)) == PRESETS[name].times
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("lama", r"'lama' is neither a preset \(llama, qwen\) nor NAME=TIME"),
+        ("", "neither a preset"),
+        ("verify=15ms", "lacks the time of depth"),
+        ("verify=15ms,verify=16ms,depth=1ms", "'verify' is given twice"),
+        ("verify=15ms,draft=1ms", "'draft' is none of verify, depth"),
+        ("verify=15,depth=1ms", "'15' is not a time"),
+        ("verify=-1ms,depth=1ms", "'-1ms' is not a time"),
+    ],
+)
+def test_anything_else_is_refused_with_its_cause(text: str, cause: str) -> None:
+    with pytest.raises(click.BadParameter, match=cause):
+        parsed(text)
+
+
+def test_the_presets_say_what_was_published() -> None:
+    """Tokens a second of `sd` in the re-run and of the paper's means, with the overhead that the re-run had."""
+    for name, published in (("llama", 181.7), ("qwen", 136.8)):
+        preset = PRESETS[name]
+        round_s = preset.times.verify.fixed_s + preset.lookahead * preset.times.depth.fixed_s + 2.9e-3
+        assert expected_tokens(preset.acceptance[0.0], preset.lookahead) / round_s == pytest.approx(published, rel=0.02)
+        assert preset.fan_out * (preset.lookahead + 1) <= MAX_CHAINS
+
+
+def test_the_times_reach_every_process() -> None:
+    config = EngineConfig(target="t", draft="d", emulate=parsed("llama"))
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
+@pytest.mark.parametrize("fields", [{"cascade": ("small",)}, {"load_format": "mock"}], ids=["cascade", "mock"])
+def test_what_has_other_devices_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="a target and one draft"):
+        EngineConfig(target="t", draft="d", emulate=parsed("llama"), **fields)  # type: ignore[arg-type]

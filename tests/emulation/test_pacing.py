@@ -1,0 +1,90 @@
+"""Forwards that take their time: which ones, and that the engine says the same with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from ssd.emulation import pacing
+from ssd.emulation.chains import write_pair
+from ssd.emulation.devices import DeviceTimes
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from ssd.launch_config import EngineOptions, resolve
+from ssd.llm import running
+from ssd.params import Mode, SamplingParams, Speculation
+from ssd.profile import Times
+from tests.target.scripted import tiny_llama
+
+
+def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stands still: what is waited for is what was stated, after the forward."""
+    ends: list[float] = []
+    monkeypatch.setattr(pacing.time, "perf_counter", lambda: 100.0)
+    monkeypatch.setattr(pacing, "wait_until", ends.append)
+    model = tiny_llama()
+    paced = pacing.runner(model, 4, 16, False, Times(0.015, 0.001))
+    logits = paced.forward([Row([1, 2, 3], 0, range(4)), Row([4], 16, range(1, 4))])
+    assert ends == [100.0 + 0.015 + 4 * 0.001]
+    assert torch.equal(logits, Runner(model, 4, 16).forward([Row([1, 2, 3], 0, range(4)), Row([4], 16, range(1, 4))]))
+
+
+def test_without_times_a_runner_is_the_plain_one() -> None:
+    assert type(pacing.runner(tiny_llama(), 4, 16, False, None)) is Runner
+
+
+def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps most of it and looks at the clock for the rest; a time that has passed is not waited for."""
+    now, slept = [10.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    def look() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr(pacing.time, "perf_counter", look)
+    monkeypatch.setattr(pacing.time, "sleep", sleep)
+    pacing.wait_until(10.015)
+    assert now[0] >= 10.015 and sum(slept) == pytest.approx(0.0147, abs=1e-5)
+    pacing.wait_until(5.0)
+    assert len(slept) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_mode_says_the_same_and_drafts_are_accepted_as_stated(tmp_path: Path, temperature: float) -> None:
+    """Through all processes. 600 draft tokens or more are tested: five standard deviations of their rate are .08."""
+    pair = write_pair(tmp_path / "pair", 0.8, temperature)
+    options = EngineOptions(
+        target=str(pair.target), draft=(str(pair.draft),), max_model_len=512, max_num_seqs=4, draft_dtype="float32"
+    )
+    config = replace(resolve(options), emulate=DeviceTimes(Times(2e-3), Times(0.2e-3)))
+    prompts = [[n, 2 * n, 3 * n] for n in range(4)]
+    with running(config) as (_, client):
+
+        def params(mode: Mode) -> list[SamplingParams]:
+            return [
+                SamplingParams(
+                    temperature=temperature,
+                    seed=seed,
+                    max_tokens=200,
+                    ignore_eos=True,
+                    speculation=Speculation(mode, 4, (3,), "jit"),
+                )
+                for seed in range(len(prompts))
+            ]
+
+        plain, sd, ssd = (client.generate(prompts, params(mode)) for mode in ("ar", "sd", "ssd"))
+    ids = [completion.token_ids for completion in plain]
+    assert [completion.token_ids for completion in sd] == ids
+    assert [completion.token_ids for completion in ssd] == ids
+    metrics = [completion.metrics for completion in sd]
+    # A round whose draft was not right to the end has tested one token more than it accepted.
+    whole = sum(m.acceptance_histogram[4] if len(m.acceptance_histogram) > 4 else 0 for m in metrics)
+    accepted = sum(m.accepted_tokens for m in metrics)
+    assert accepted / (accepted + sum(m.rounds for m in metrics) - whole) == pytest.approx(0.8, abs=0.08)
