@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Child:
     """A child's view of its engine: configuration, sockets' directory, the supervisor's ear."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, cores: Iterable[int] = ()) -> None:
+        """`cores` are those that the threads of sockets may use; none given, they share this process's."""
         self.start = start
         self.config = start.config
         self.epoch = start.epoch
@@ -62,6 +64,8 @@ class Child:
         self.lane = Lane(start.events_fd, start.role) if records else SILENT
         self.lane.enter(State.LOADING)
         self.context: zmq.Context[Any] = zmq.Context()
+        for core in cores:
+            self.context.set(zmq.THREAD_AFFINITY_CPU_ADD, core)
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
     def address(self, name: str) -> str:
@@ -110,10 +114,12 @@ def run(module: str) -> None:
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
     logging.basicConfig(stream=sys.stderr, level=log_level(), format=f"ssd {start.role}: %(message)s")
+    cores = os.sched_getaffinity(0)
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
     _die_with_parent(start)
-    child = Child(start)
+    # Where a process has one core, each message sent would stop it for the thread that carries it.
+    child = Child(start, cores if start.cpus else ())
     code = 0
     try:
         importlib.import_module(module).main(child)
