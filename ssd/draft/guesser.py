@@ -37,6 +37,8 @@ class Guesser:
             return []  # prompt chunks only
         runs = logits.split([len(place.positions) for place in places])
         if any(place.tree.law.temperature > 0 for place in places):
+            sampled = [place for place in places if place.tree.law.temperature > 0 and not place.tree.ratio_rule]
+            self._noise.prepare((p.tree.law.seed, position) for p in sampled for position in p.positions)
             runs = tuple(self._scores(run, place) for run, place in zip(runs, places, strict=True))
             logits = torch.cat(runs)
         most = max(most_candidates(place.tree.speculation.fan_out) for place in places)

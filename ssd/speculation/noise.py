@@ -7,12 +7,18 @@ bits on every device; only the two logarithms at the end are floating point.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 _MASK64 = 2**64 - 1
+# Lanes that are computed at a time: few enough for a processor's own memory.
+_AT_ONCE = 2**16
+
+Place = tuple[int, int]
+"""(request seed, absolute position)."""
 
 
 class Stream(IntEnum):
@@ -55,12 +61,18 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
-    key = _splitmix64(_splitmix64(seed) ^ position)
+    return _lanes([(seed, position)], vocab_size, device)[0]
+
+
+def _lanes(places: Sequence[Place], vocab_size: int, device: torch.device | str) -> Tensor:
+    """int32 [n, vocab_size]; see `hash_lanes`."""
+    keys = [_splitmix64(_splitmix64(seed) ^ position) for seed, position in places]
+    halves = [[_signed32(key & 0xFFFFFFFF), _signed32(key >> 32)] for key in keys]
+    low, high = torch.tensor(halves, dtype=torch.int32, device=device).T[..., None]
     lanes = torch.arange(vocab_size, dtype=torch.int32, device=device)
     lanes *= _signed32(0x9E3779B1)
-    lanes += _signed32(key & 0xFFFFFFFF)
-    _mix32(lanes)
-    lanes ^= _signed32(key >> 32)
+    lanes = _mix32(lanes + low)
+    lanes ^= high
     return _mix32(lanes)
 
 
@@ -69,7 +81,12 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
 
     31 bits make u; E keeps its relative resolution near 0, which is where the Gumbel is large and decides.
     """
-    bits = hash_lanes(seed, position, vocab_size, device) & 0x7FFFFFFF
+    return gumbels([(seed, position)], vocab_size, device)[0]
+
+
+def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """float32 [n, vocab_size]: the same for several places, bit by bit."""
+    bits = _lanes(places, vocab_size, device) & 0x7FFFFFFF
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
@@ -85,16 +102,22 @@ class NoiseCache:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26) -> None:
         self._vocab_size, self._device = vocab_size, device
         self._capacity = max(64, most_bytes // (4 * vocab_size))
-        self._vectors: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
     def __call__(self, seed: int, position: int) -> Tensor:
         """float32 [vocab_size]; see `gumbel`."""
-        key = (seed, position)
-        vector = self._vectors.get(key)
-        if vector is None:
-            vector = self._vectors[key] = gumbel(seed, position, self._vocab_size, self._device)
-            if len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
-        else:
-            self._vectors.move_to_end(key)
-        return vector
+        place = (seed, position)
+        if place not in self._vectors:
+            self.prepare([place])
+        self._vectors.move_to_end(place)
+        return self._vectors[place]
+
+    def prepare(self, places: Iterable[Place]) -> None:
+        """Make the vectors of places that will be asked for soon: several at a time cost little more than one."""
+        missing = [place for place in dict.fromkeys(places) if place not in self._vectors]
+        count = max(1, _AT_ONCE // self._vocab_size)
+        for start in range(0, len(missing), count):
+            part = missing[start : start + count]
+            self._vectors |= zip(part, gumbels(part, self._vocab_size, self._device), strict=True)
+        while len(self._vectors) > self._capacity:
+            self._vectors.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from ssd.ipc.messages import TokenLogprob
 from ssd.speculation.acceptance import rejection
 from ssd.speculation.adjustment import Written, adjusted
-from ssd.speculation.noise import NoiseCache, Stream, stream_seed, uniform
+from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
 from ssd.speculation.sampling import argmax, perturbed, probabilities
 from ssd.target.scheduler import Scheduled
 
@@ -33,6 +34,7 @@ class Verifier:
         if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
             own = argmax(logits)
         else:
+            self._noise.prepare(_places(batch))
             rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
             own = argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]))
         samples, offset = [], 0
@@ -118,6 +120,13 @@ def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogpro
         TokenLogprob(token, max(-1e18, value), [(i, max(-1e18, v)) for i, v in zip(ids, values, strict=True)])
         for token, value, ids, values in rows
     ]
+
+
+def _places(batch: Items[Scheduled]) -> Iterator[Place]:
+    """Those of the noise that decides the samples of a batch, where it is shared with the draft."""
+    for part in batch:
+        if part.complete and part.sequence.law.temperature > 0 and not part.sequence.ratio_rule:
+            yield from ((part.sequence.law.seed, position) for position in part.predicted)
 
 
 def _greedy(part: Scheduled) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssd.params import MAX_SEED
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.noise import NoiseCache, gumbel, hash_lanes
+from ssd.speculation.noise import NoiseCache, gumbel, gumbels, hash_lanes
 from ssd.speculation.sampling import Law, Noise, argmax, filtered, perturbed
 
 SIGMAS = 5.5
@@ -168,3 +168,13 @@ def test_joint_law_of_three_tokens(sign: float) -> None:
     p = torch.softmax(table.double(), -1)
     joint = p[0][:, None, None] * p[:, :, None] * p[None, :, :]
     assert chi_square(observed, joint.flatten().tolist()) > 1e-6
+
+
+@pytest.mark.parametrize("vocab_size", [1, 131, 1000, 40_000])
+def test_noise_of_several_places_at_once_is_that_of_each(vocab_size: int) -> None:
+    places = [(seed, position) for seed in (0, 7, 2**63 - 1) for position in (0, 1, 4095)]
+    expected = torch.stack([gumbel(*place, vocab_size) for place in places])
+    assert torch.equal(gumbels(places, vocab_size), expected)
+    noise = NoiseCache(vocab_size)
+    noise.prepare([*places, *places])
+    assert torch.equal(torch.stack([noise(*place) for place in places]), expected)
