@@ -156,12 +156,13 @@ class BoardReader(_Board):
         A chain that is registered but has no token yet has no ids.
         """
         entries = self._slots[slot]
-        before = entries[:, _VERSION].copy()
-        rows = entries.copy()
-        found = np.flatnonzero((before != 0) & (rows[:, _EPOCH:_DEPTH] == key).all(axis=1))
-        for index in found:
-            row = rows[index]
-            if entries[index, _VERSION] != before[index]:
+        # Few tokens are alike, so that hardly anything is left to compare.
+        for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
+            before = entries[index, _VERSION]
+            row = entries[index].copy()
+            if not before or tuple(row[_EPOCH:_DEPTH].tolist()) != key:
+                continue
+            if entries[index, _VERSION] != before:
                 continue  # overwritten while it was read
             depth = int(row[_DEPTH])
             ids: list[int] = row[_IDS : _IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
@@ -169,7 +170,7 @@ class BoardReader(_Board):
             if not sound or _checksum(row[None])[0] != row[_CHECKSUM]:
                 self.rejected += 1
                 continue
-            return Cached(int(index), ids[:most])
+            return Cached(index, ids[:most])
         return None
 
     def prepared(self, slot: int, key: Key) -> set[int]:
