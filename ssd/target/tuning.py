@@ -107,7 +107,7 @@ class Tuning:
             self._left -= 1
             self._detour = self._detour if self._left else ""
             return
-        profile = self.learner.profile(self._batch)
+        profile = self.learner.profile(self._batch) if self._plans else None
         if profile is None:
             return
         if self._rounds % _DECIDE_EVERY == 0:
