@@ -14,7 +14,7 @@ from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
 from ssd.models import registry
 from ssd.models.checkpoint import check_pair, inspect
-from ssd.speculation.noise import gumbel
+from ssd.speculation.noise import gumbel, gumbels
 
 CPU = torch.device("cpu")
 
@@ -43,6 +43,16 @@ def test_a_pair_agrees_as_often_as_stated(tmp_path: Path, acceptance: float, tem
         logits = Runner(model, 4, 16).forward([Row(list(range(40)), 0, range(4), 40)])
         # Every token as if it stood alone, in whatever place: attention adds nothing.
         assert torch.allclose(logits, chain.logits[:40], atol=1e-4)
+
+
+def test_texts_under_shared_noise_agree_as_often_as_stated() -> None:
+    """3,000 tokens of one seed; five standard deviations."""
+    target, draft = (chain.logits for chain in pair(0.771, 1.0))
+    token, same, count = 0, 0, 3000
+    for noise in gumbels([(5, position) for position in range(count)], VOCABULARY):
+        guess, token = int((draft[token] + noise).argmax()), int((target[token] + noise).argmax())
+        same += guess == token
+    assert same / count == pytest.approx(0.771, abs=5 * (0.771 * 0.229 / count) ** 0.5)
 
 
 def test_greedy_texts_go_through_the_whole_vocabulary() -> None:
