@@ -114,7 +114,7 @@ class NoiseCache:
 
     def prepare(self, places: Iterable[Place]) -> None:
         """Make the vectors of places that will be asked for soon: several at a time cost little more than one."""
-        missing = [place for place in dict.fromkeys(places) if place not in self._vectors]
+        missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self._capacity]
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
