@@ -292,7 +292,7 @@ class Engine:
         code = process.wait()
         self._read_statuses()
         if code < 0 and process.failure is None:
-            return f"killed by {signal.Signals(-code).name}"
+            return f"killed by {_signal_name(-code)}"
         deadline = time.monotonic() + _LAST_WORDS_S
         while process.failure is None and (left := deadline - time.monotonic()) > 0:
             self._socket.poll(int(1000 * left) + 1)
@@ -357,6 +357,14 @@ class Engine:
         with self._changed:
             self._state = state
             self._changed.notify_all()
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _as_error(role: str, cause: str) -> EngineDeadError:

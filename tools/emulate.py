@@ -19,11 +19,11 @@ import click
 from emulating import report
 from emulating.cases import MODES, Case, cases, prompts
 from emulating.figures import Figures, Turn, figures
-from environment import environment
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
+from ssd.bench.environment import environment
 from ssd.cli.emulation import Emulated
 from ssd.client import Client
 from ssd.emulation.chains import write_pair

@@ -32,6 +32,7 @@ _WORDS = _IDS + MAX_LOOKAHEAD
 _HALF = _WORDS // 2
 _HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
+_MOST = 2**59  # of a counter; in nanoseconds 18 years
 
 Words = npt.NDArray[np.int64]
 # SplitMix64's finaliser: weights on an even grid would not see differences that cancel, such as +1, -2, +1.
@@ -97,6 +98,7 @@ class BoardWriter(_Board):
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
         self._version, self._part_of_step = 0, 0.0
+        self._header[:] = 0  # whatever the draft before has left there
 
     def publish(self, slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]]) -> None:
         """Write one chain (its ids so far) per entry number; all entries of one call become visible together."""
@@ -183,5 +185,7 @@ class BoardReader(_Board):
         return set(rows[mine, _ACCEPTED].tolist())
 
     def telemetry(self) -> Telemetry:
-        progress, steps, nanoseconds, grown = (int(word) for word in self._header[:4])
+        """Counters that cannot be are 0: what the draft has scribbled must fit into a message (contract C1)."""
+        counters: list[int] = self._header[:4].tolist()
+        progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)
         return Telemetry(progress, steps, nanoseconds / 1e9, grown)

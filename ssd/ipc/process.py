@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import logging
 import os
+import select
 import shutil
 import signal
 import sys
@@ -144,10 +145,11 @@ def log_level() -> str:
 
 def _die_with_parent(start: Start) -> None:
     """End when the supervisor does, whatever this process is busy with."""
+    parent = os.pidfd_open(os.getppid())
 
     def watch() -> None:
-        while os.read(start.death_fd, 1):
-            pass
+        # What the supervisor's program has forked holds the pipe open after its end: look at itself, too.
+        select.select([start.death_fd, parent], [], [])
         shutil.rmtree(start.run_directory, ignore_errors=True)
         os._exit(0)
 

@@ -400,8 +400,9 @@ class BoardProposer:
                 break
             time.sleep(_POLL_S)
         for request in depths:
-            sequence = self._open[request].sequence
-            self._showed(sequence, bool(sequence.proposal), waited=True)
+            if request in self._followers:  # giving one up may show that the draft is gone, with all it followed
+                sequence = self._open[request].sequence
+                self._showed(sequence, bool(sequence.proposal), waited=True)
         got = max(len(row.sequence.proposal) for row in self._open.values())
         self._seen.in_vain = not got
         rows = [self._open[request] for request in depths]

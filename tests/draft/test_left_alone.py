@@ -10,7 +10,7 @@ import pytest
 
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardWriter, Key
-from ssd.ipc.messages import Admit, Message
+from ssd.ipc.messages import Admit, Message, Release
 from ssd.params import Mode, SamplingParams, Speculation
 from ssd.target import board_proposer
 from tests.draft.audit import PROMPTS, World, plainly, world_in
@@ -54,6 +54,11 @@ def scribbling(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..
         writer._slots[slot, list(entries), -1] += 1
 
     return scribble
+
+
+def forgetful(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
+    """Nothing of the first request."""
+    return lambda slot, entries, keys, chains: keys[0].request == 0 or publish(slot, entries, keys, chains)
 
 
 class Watched:
@@ -103,6 +108,13 @@ def test_it_is_left_alone(world: World, fault: Fault, mode: Mode, temperature: f
     assert sum(watched.drafted) <= 4 * len(PROMPTS) * (24 + 4)
     assert (watched.pair.proposer.rejected > 0) == (fault is scribbling)
     watched.draft.assert_empty()
+
+
+def test_a_draft_may_be_found_dead_as_one_of_several_requests_is_given_up(world: World) -> None:
+    watched = Watched(world, Speculation("sd", 4, (3,)), forgetful)
+    watched.pair.post = lambda message: not isinstance(message, Release) and watched.pair.deliver(message)
+    assert watched.run(PROMPTS, params(4, TOKENS)) == plainly(world, PROMPTS, 0.0, TOKENS).ids
+    assert "down" in watched.states and sum(watched.drafted) > 0
 
 
 def test_a_draft_that_lies_is_left_alone_where_k_is_chosen(world: World) -> None:

@@ -30,6 +30,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardReader, BoardWriter, Cached, Key, size_bytes
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
+    TARGET_TO_FRONTEND,
     Admit,
     Launched,
     Message,
@@ -38,6 +39,7 @@ from ssd.ipc.messages import (
     Rejoin,
     Release,
     Retune,
+    Step,
     Submit,
     pack,
     unpack,
@@ -66,6 +68,7 @@ ASKED = [
         ]
     )
 ]
+SCRIBBLES = ("ids", "anything", "copies", "counters")
 numbers = st.integers(0, 2**31 - 1)
 
 
@@ -173,6 +176,14 @@ class AnyOrder(RuleBasedStateMachine):
             self.engine.submit(Submit(number, prompt, params))
             self.stuck[number] = 0
 
+    @rule(seed=numbers)
+    def leave(self, seed: int) -> None:
+        """A client of one of the open requests does."""
+        if self.stuck:
+            number = random.Random(seed).choice(list(self.stuck))
+            del self.stuck[number]
+            self.engine.abort(number)
+
     @rule(rounds=st.integers(1, 6), messages=st.sampled_from([9, 9, 2, 1, 0]), steps=st.sampled_from([6, 4, 2, 1, 0]))
     def go_on(self, rounds: int, messages: int, steps: int) -> None:
         """The target takes steps, the draft as much time as it is given."""
@@ -193,7 +204,10 @@ class AnyOrder(RuleBasedStateMachine):
     def _step(self) -> None:
         began = self.clock.now
         running = {s.request for s in self.engine.scheduler.running if s.pending == 1}
-        for emission in self.engine.step():
+        step = Step(self.engine.step(), self.engine.load())
+        assert unpack(pack(step), TARGET_TO_FRONTEND)[1] == step, "the frontend can read it"
+        for emission in step.emissions:
+            assert emission.request in self.stuck, "it has ended"
             ids = self.ids[emission.request]
             ids += emission.token_ids
             expected = self.expected[emission.request % len(ASKED)]
@@ -252,10 +266,13 @@ class AnyOrder(RuleBasedStateMachine):
         for _ in range({"lose": 0, "double": 2}.get(how, 1)):
             queue.insert(dice.randrange(len(queue) + 1), message)
 
-    @rule(seed=numbers, how=st.sampled_from(["ids", "anything", "copies"]))
+    @rule(seed=numbers, how=st.sampled_from(SCRIBBLES))
     def scribble(self, seed: int, how: str) -> None:
-        """Over the board: ids that could be, any word, whole entries to where they do not belong."""
+        """Over the board: ids that could be, any word, whole entries to where they do not belong, and its counters."""
         dice, slots = random.Random(seed), self.reader._slots
+        if how == "counters":
+            self.reader._header[dice.randrange(4)] = dice.choice((-1, 0, 1, -(2**63), 2**63 - 1))
+            return
         for slot, entry in zip(*slots[:, :, 0].nonzero(), strict=True):
             if how == "ids":
                 slots[slot, entry, 9 + dice.randrange(3)] = dice.randrange(VOCABULARY)
@@ -310,13 +327,14 @@ def test_whatever_happens_in_whatever_order(machine: type[AnyOrder], monkeypatch
         lambda machine, turn: machine.process("replace"),
         lambda machine, turn: machine.process("kill and replace"),
         lambda machine, turn: machine.process(("replace", "old hello")[turn % 2]),
-        *(lambda machine, turn, how=how: machine.scribble(seed=turn, how=how) for how in ("ids", "anything", "copies")),
+        *(lambda machine, turn, how=how: machine.scribble(seed=turn, how=how) for how in SCRIBBLES),
+        lambda machine, turn: machine.leave(seed=turn) or machine.ask(turn % len(ASKED)),
         *(
             lambda machine, turn, how=how: machine._young.queue and machine.misdeliver(seed=turn, how=how)
             for how in ("lose", "double", "overtake", "garble")
         ),
     ],
-    ids=["replace", "kill", "old hello", "ids", "anything", "copies", "lose", "double", "overtake", "garble"],
+    ids=["replace", "kill", "old hello", *SCRIBBLES, "leave", "lose", "double", "overtake", "garble"],
 )
 def test_the_same_again_and_again(
     machine: type[AnyOrder], fault: Callable[[AnyOrder, int], Any], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from ssd.ipc.process import run_directory
 from ssd.ipc.pulse import ROLES
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
+from ssd.server_config import ServerOptions
 from ssd.supervisor import Engine
 from tests.faults.engine import descriptors, gone, running_engine, shared_memory
 
@@ -91,6 +94,44 @@ def test_a_restarted_draft_proposes_again(engine: Engine) -> None:
         pytest.fail("200 requests without a single hit after the draft was restarted")
 
 
+def test_a_draft_that_was_stopped_goes_on_and_is_of_use_again(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        expected = client.generate(PROMPT, params("ar")).token_ids
+        draft = engine.pids["draft"]
+        os.kill(draft, signal.SIGSTOP)
+        assert client.generate(PROMPT, params()).token_ids == expected
+        os.kill(draft, signal.SIGCONT)
+        hits = 0
+        for _ in range(200):  # a count, as above
+            completion = client.generate(PROMPT, params())
+            assert completion.token_ids == expected
+            hits += completion.metrics.hits
+            if hits:
+                break
+        assert hits and engine.pids["draft"] == draft
+
+
+def test_a_draft_that_dies_again_and_again_stays_off_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine(resolve(EngineOptions(), ServerOptions(port=0)))
+    with engine, Client(engine.address) as client:
+        expected = client.generate(PROMPT, params("ar")).token_ids
+        deadline, draft = time.monotonic() + 60, 0
+        while "it stays off" not in caplog.text:
+            assert time.monotonic() < deadline
+            if (now := engine.pids.get("draft", draft)) != draft:
+                draft = now
+                os.kill(draft, signal.SIGKILL)
+            time.sleep(0.01)
+        assert client.generate(PROMPT, params()).token_ids == expected
+        assert set(engine.pids) == {"target", "frontend"}
+        with urlopen(f"{engine.url}/health") as answer:
+            assert answer.status == 200
+        with urlopen(f"{engine.url}/server_info") as answer:
+            assert json.load(answer)["state"] == "degraded"
+
+
 def test_after_the_death_of_the_target_a_new_pair_gives_the_same_tokens() -> None:
     shm = shared_memory()
     with running_engine() as engine, Client(engine.address) as client:
@@ -147,6 +188,25 @@ def test_children_end_with_a_killed_supervisor(stopped: int | None) -> None:
     assert not Path(address.removeprefix("ipc://")).parent.exists()
     host.stdin.close()
     host.stdout.close()
+
+
+def test_children_end_with_a_killed_supervisor_whose_program_has_forked() -> None:
+    """What it has forked, as `multiprocessing` does, has its descriptors, and may live on."""
+    script = HOST.replace("print(", "import os, time\nforked = os.fork() or time.sleep(600)\nprint(forked, ")
+    host = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert host.stdout is not None and host.stdin is not None
+    forked, address, *pids = host.stdout.readline().split()
+    host.kill()
+    host.wait()
+    try:
+        assert all(gone(int(pid), within_s=2) for pid in pids)
+        assert not Path(address.removeprefix("ipc://")).parent.exists()
+    finally:
+        os.kill(int(forked), signal.SIGKILL)
+        host.stdin.close()
+        host.stdout.close()
 
 
 def test_children_end_with_a_supervisor_killed_while_they_load() -> None:

@@ -142,6 +142,14 @@ def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing
     assert engine.pids["target"] == target
 
 
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 3])
+def test_any_signal_may_be_the_death_of_a_process(engine: Engine, number: int) -> None:
+    target = engine.pids["target"]
+    os.kill(target, number)
+    until(lambda: engine.pids.get("target", target) != target)
+    until(lambda: answers(engine))
+
+
 def test_both_may_die_at_once(engine: Engine) -> None:
     for role in ("frontend", "target"):
         os.kill(engine.pids[role], signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -87,6 +88,17 @@ def test_a_second_signal_does_not_wait(
         thread.join(PATIENCE_S)
     assert len(ends) == STREAMS, "everyone is told, or sees the connection break"
     assert all(gone(pid, within_s=2) for pid in pids.values())
+
+
+def test_a_command_whose_engine_dies_has_failed() -> None:
+    with running("--no-http") as (process, _):
+        while process.poll() is None:
+            if (target := children(process.pid).get("mock")) is not None:
+                os.kill(target, signal.SIGKILL)
+            time.sleep(0.05)
+        assert process.stderr is not None
+        assert process.returncode == 1
+        assert "error: the target process ended: killed by SIGKILL; it dies again and again" in process.stderr.read()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

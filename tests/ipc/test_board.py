@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from ssd.ipc import board as layout
 from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Key, Words, size_bytes
+from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Load, Metrics, Step, pack, unpack
 from ssd.params import MAX_LOOKAHEAD
+from ssd.target.proposer import Counters
 
 ROOT = Path(__file__).parents[2]
 SLOTS, VOCAB = 3, 1000
@@ -115,6 +117,21 @@ def test_telemetry(shared: Shared) -> None:
     assert shared.reader.telemetry() == (3, 2, 0.75, 6)
     shared.writer.tick(0.5, depths=1.5, grown=6)
     assert shared.reader.telemetry() == (4, 4, 1.25, 12)  # half steps add up
+
+
+@pytest.mark.parametrize("word", [-1, -(2**63), 2**59 + 1, 2**62 + 1, 2**63 - 1])
+@pytest.mark.parametrize("counter", range(4))
+def test_counters_that_cannot_be_are_none(shared: Shared, counter: int, word: int) -> None:
+    """They travel with the tokens, in messages whose numbers are bounded: one that did not fit would cost them all."""
+    shared.writer.tick(0.25, grown=3)
+    shared.words[counter] = word
+    telemetry = shared.reader.telemetry()
+    assert telemetry[counter] == 0
+    counters = Counters(telemetry.steps, telemetry.step_seconds)
+    load = Load(draft_steps=counters.steps, draft_step_seconds=counters.step_seconds)
+    figures = Metrics(draft_step_ms=1e3 * counters.mean_step_seconds)
+    step = Step([Emission(1, [5], finish_reason="length", metrics=figures)], load)
+    assert unpack(pack(step), TARGET_TO_FRONTEND)[1] == step
 
 
 # -- what is damaged is not -------------------------------------------------------------------------------------------
