@@ -19,7 +19,8 @@ class _Seen:
     pid: int
     ready: bool
     turns: int
-    still: float = 0.0
+    still: float = 0.0  # seconds since its counter has moved, and
+    stopped: float = 0.0  # since a signal has stopped it meanwhile
 
 
 class Liveness:
@@ -36,21 +37,23 @@ class Liveness:
         running either."""
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
-        reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}
+        reasons = {role: self._reason(seen) for role, seen in self._seen.items()}
         return {role: reason for role, reason in reasons.items() if reason is not None}
 
     def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Seen:
         before, now = self._seen.get(role), _Seen(pid, ready, self._pulses.turns(role))
         if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
             now.still = before.still + passed
+            if role in _WAITED_FOR and _is_stopped(pid):
+                now.stopped = before.stopped + passed
         return now
 
-    def _reason(self, role: str, seen: _Seen) -> str | None:
+    def _reason(self, seen: _Seen) -> str | None:
         if seen.ready and seen.still >= self._step_timeout:
             return f"no step in {self._step_timeout:g} s"
         if seen.still >= _LOAD_TIMEOUT_S:
             return f"not ready in {_LOAD_TIMEOUT_S:g} s"
-        if seen.still >= _STOPPED_S and role in _WAITED_FOR and _is_stopped(seen.pid):
+        if seen.stopped >= _STOPPED_S:
             return f"stopped by a signal for {_STOPPED_S:g} s"
         return None
 

@@ -77,6 +77,15 @@ def test_a_stopped_process_is_stuck_soon_if_somebody_waits_for_it(pulses: Pulses
     assert set(stuck) == {"target", "frontend"} and "stopped" in stuck["target"]
 
 
+def test_one_that_is_stopped_for_a_moment_is_not_stuck_however_long_it_has_loaded(pulses: Pulses, pid: int) -> None:
+    liveness = Liveness(pulses, step_timeout=60.0)
+    looks(liveness, {"target": pid}, 30.0, ready=False)
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    assert looks(liveness, {"target": pid}, 0.5, start=130.25, ready=False) == {}
+    assert set(looks(liveness, {"target": pid}, 0.5, start=131.0, ready=False)) == {"target"}
+
+
 def test_a_busy_process_is_not_taken_for_a_stopped_one(pulses: Pulses) -> None:
     with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as process:
         time.sleep(0.05)
