@@ -68,8 +68,9 @@ def test_a_cascade_says_the_same() -> None:
 
 
 def test_speculation_hits_and_is_accepted(llm: LLM) -> None:
-    """How often is a matter of the clock in `ssd`: on a busy machine the draft is late, or left alone. A broken cache or
-    a wrong draft hits about as often as chance, 3 in 49,152. In `sd` the target waits, so there a rate is asserted."""
+    """How often is a matter of the clock in `ssd`: on a busy machine the draft is late, or left alone. A broken cache
+    or a wrong draft hits about as often as chance, 3 in 49,152. In `sd` the target waits, so there a rate is
+    asserted."""
     completions = llm.generate(PROMPTS, params("ssd", 0.0))
     assert sum(c.metrics.hits for c in completions) > 0
     assert sum(c.metrics.accepted_tokens for c in completions) > 0

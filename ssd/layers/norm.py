@@ -8,24 +8,26 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x [..., size] -> x / rms(x) * weight, the statistics in float32 (Zhang, Sennrich, arXiv 1910.07467)."""
+    """x [..., size] -> x / sqrt(mean(x^2) + eps) * weight, computed in float32 at least and rounded once, at the end
+    (Zhang, Sennrich, arXiv 1910.07467)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+        size, self._wide = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
+        # As |x| / sqrt(size) in place of the root of the mean, torch's CPU needs half of the time that its own takes.
+        self._least = torch.tensor((size * eps) ** 0.5, dtype=self._wide, device=weight.device)
+        self._weight = weight.to(self._wide) * size**0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        wide = x.to(self._wide)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
+        return (wide / length).mul_(self._weight).to(x.dtype)
 
 
-class OffsetRMSNorm:
-    """x [..., size] -> x / rms(x) * (1 + weight), rounded once, at the end; Gemma's."""
+class OffsetRMSNorm(RMSNorm):
+    """x [..., size] -> x / rms(x) * (1 + weight); Gemma's."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._wide = torch.promote_types(weight.dtype, torch.float32)
-        self._weight, self._eps = 1 + weight.to(self._wide), eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self._wide), self._weight.shape, self._weight, self._eps).to(x.dtype)
+        super().__init__(1 + weight.to(torch.promote_types(weight.dtype, torch.float32)), eps)
 
 
 class LayerNorm:

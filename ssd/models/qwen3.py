@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd.layers.norm import OffsetRMSNorm, RMSNorm
+from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import Shape
 from ssd.models.llama import Attention, Config, Llama
@@ -15,7 +15,7 @@ from ssd.models.weights import Weights
 class Qwen3Attention(Attention):
     """Attention whose query and key heads are normalised before rotation, by `norm`."""
 
-    norm: type[RMSNorm | OffsetRMSNorm] = RMSNorm
+    norm: type[RMSNorm] = RMSNorm
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
