@@ -16,6 +16,8 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
+MAX_RANKS = 64
+RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
-    the target's place. Empty cpu lists leave the placement to the operating system. With `telemetry` target and draft
+    the target's place. The target is split over `tensor_parallel_size` processes, its cores equally over them. Empty
+    cpu lists leave the placement to the operating system. With `telemetry` target and draft
     record what they do (`ssd.monitor.lanes`). `emulate`: forwards take these times instead of their own. `failpoints`:
     the processes may be made to fail (`ssd.failpoints`); for tests.
     """
@@ -83,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024
     draft_num_pages: Positive = 1024
+    tensor_parallel_size: RankCount = 1
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     deterministic: bool = False
@@ -103,5 +107,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
                 f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):
             raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
+
+    def _check_ranks(self) -> None:
+        ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
+        if self.load_format == "mock" or self.emulate is not None:
+            raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
+        if 0 < len(self.target_cpus) < self.tensor_parallel_size:
+            raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")

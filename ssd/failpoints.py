@@ -31,6 +31,7 @@ POINTS = {
     "draft.after_commit": "the entries are valid",
     "target.submit": "a request is read, and not queued yet",
     "target.step": "before a step",
+    "rank.step": "a rank but the first is told what to run, and has not begun",
 }
 """Where a failpoint is, and what has happened there."""
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive, Quantize
+from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive, Quantize, RankCount
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
@@ -54,6 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_seqs: Positive = 8
     max_num_batched_tokens: Positive = 256
     kv_cache_memory_bytes: int | None = None
+    tensor_parallel_size: RankCount = 1
     target_cpus: str | None = None
     draft_cpus: str | None = None
     device: str = "cpu"
@@ -127,6 +128,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         page_size=PAGE_SIZE,
         num_pages=_num_pages(options, shape, wanted),
         draft_num_pages=wanted,
+        tensor_parallel_size=options.tensor_parallel_size,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
         deterministic=options.deterministic,
@@ -260,8 +262,11 @@ def _available_bytes() -> int:
 
 
 def _placement(options: EngineOptions, has_draft: bool) -> tuple[Cpus, Cpus]:
-    """Cores of target and draft: disjoint unless asked for otherwise. Empty: wherever the system likes."""
-    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    """Cores of target and draft: disjoint unless asked for otherwise, or where every core is needed for a rank: then
+    the draft shares the last one. Empty: wherever the system likes."""
+    allowed, ranks = tuple(sorted(os.sched_getaffinity(0))), options.tensor_parallel_size
+    if ranks > len(allowed):
+        raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
     target = _parse_cpus("--target-cpus", options.target_cpus, allowed)
     draft = _parse_cpus("--draft-cpus", options.draft_cpus, allowed)
     if len(allowed) == 1:
@@ -269,8 +274,8 @@ def _placement(options: EngineOptions, has_draft: bool) -> tuple[Cpus, Cpus]:
     if not has_draft:
         return target or allowed, ()
     if target is None and draft is None:
-        cut = len(allowed) - max(1, len(allowed) // 4)
-        return allowed[:cut], allowed[cut:]
+        cut = max(ranks, len(allowed) - max(1, len(allowed) // 4))
+        return allowed[:cut], allowed[cut:] or allowed[-1:]
     return (
         tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
         tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,

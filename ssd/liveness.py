@@ -11,7 +11,6 @@ LOOK_S = 0.25
 _LOAD_TIMEOUT_S = 600.0
 # The target's requests and the frontend's clients wait for a stopped process; nobody waits for a draft.
 _STOPPED_S = 1.0
-_WAITED_FOR = ("target", "frontend")
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Liveness:
         before, now = self._seen.get(role), _Seen(pid, ready, self._pulses.turns(role))
         if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
             now.still = before.still + passed
-            if role in _WAITED_FOR and _is_stopped(pid):
+            if role != "draft" and _is_stopped(pid):
                 now.stopped = before.stopped + passed
         return now
 

@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 
 from ssd.children import ChildProcess
-from ssd.config import EngineConfig
+from ssd.config import Cpus, EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.laws import LawArena
@@ -31,6 +31,7 @@ from ssd.liveness import LOOK_S, Liveness
 from ssd.monitor import lanes
 from ssd.monitor.publisher import Publisher
 from ssd.restarts import Restarts
+from ssd.roles import ROLES, of_target, target_roles
 
 log = logging.getLogger("ssd.supervisor")
 
@@ -176,7 +177,7 @@ class Engine:
         liveness = Liveness(pulses, self.config.step_timeout)
         self._publisher = Publisher(context, self._directory, self.config, self._events_fd, pulses)
         self._held.callback(self._publisher.let_go)
-        for role in pulse.ROLES:
+        for role in ROLES:
             if role != "draft" or self.config.draft is not None:
                 self._spawn(role)
         while self._state not in ("stopping", "stopped"):
@@ -230,23 +231,31 @@ class Engine:
                     self._lost(role, f"cannot start it: {error}")
 
     def _spawn(self, role: str) -> None:
+        """Start a process; of the target, all its ranks."""
+        group = self._epoch + 1
+        for rank, name in enumerate(target_roles(self.config) if role == "target" else (role,)):
+            self._spawn_one(role, name, rank, group)
+
+    def _spawn_one(self, role: str, name: str, rank: int, group: int) -> None:
         self._epoch += 1
         config = self.config
         start = Start(
-            role=role,
+            role=name,
             epoch=self._epoch,
             run_directory=str(self._directory),
             config=config,
-            cpus=config.target_cpus if role == "target" else config.draft_cpus,
+            cpus=_cores(config, rank) if role == "target" else config.draft_cpus,
             death_fd=self._death_read,
             board_fd=self._board_fd,
             laws_fd=self._laws_fd,
             pulse_fd=self._pulse_fd,
             events_fd=self._events_fd,
             http_fd=self._http.fileno() if role == "frontend" and self._http is not None else -1,
+            rank=rank,
+            group=group,
         )
         package = "mock" if role == "target" and config.load_format == "mock" else role
-        self._processes[role] = ChildProcess(f"ssd.{package}", start)
+        self._processes[name] = ChildProcess(f"ssd.{package}", start)
 
     def _read_statuses(self) -> None:
         while True:
@@ -285,7 +294,7 @@ class Engine:
         if self._state == "starting":
             self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
         elif self._state in ("ready", "draining"):
-            self._lost(process.role, cause)
+            self._lost("target" if of_target(process.role) else process.role, cause)
 
     def _cause(self, process: ChildProcess) -> str:
         """How a process ended: in its own words, which may still be on their way, where it had any."""
@@ -303,6 +312,8 @@ class Engine:
         """Say so, and when it will be tried again."""
         if role == "target":
             self._untold = True
+            for rank in target_roles(self.config):  # none is of use without the others
+                self._end_one(rank, "another rank was lost")
             self._replace_draft()
         if self._state == "draining" and role != "draft":
             self._give_up(role, cause)
@@ -316,12 +327,18 @@ class Engine:
 
     def _replace_draft(self) -> None:
         """A draft follows one target. The next one begins with the next target."""
-        draft = self._processes.pop("draft", None)
-        if draft is not None:
-            draft.kill("its target was lost")
-            draft.wait()
-            self._publisher.ended("draft")
+        if self._end_one("draft", "its target was lost"):
             self._restarts["draft"].replace(time.monotonic())
+
+    def _end_one(self, role: str, why: str) -> bool:
+        """Kill a process at once; False: there is none."""
+        process = self._processes.pop(role, None)
+        if process is None:
+            return False
+        process.kill(why)
+        process.wait()
+        self._publisher.ended(role)
+        return True
 
     def _give_up(self, role: str, cause: str) -> None:
         """Nothing is started any more. Without a target the frontend can still say how everything ended."""
@@ -357,6 +374,12 @@ class Engine:
         with self._changed:
             self._state = state
             self._changed.notify_all()
+
+
+def _cores(config: EngineConfig, rank: int) -> Cpus:
+    """A rank's part of the target's cores; equal ones, since all wait for the slowest."""
+    each = len(config.target_cpus) // config.tensor_parallel_size
+    return config.target_cpus[rank * each : (rank + 1) * each]
 
 
 def _signal_name(number: int) -> str:

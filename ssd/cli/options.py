@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 from click.core import ParameterSource
 
+from ssd.config import MAX_RANKS
 from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions
 from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
@@ -128,6 +129,11 @@ _ENGINE: list[Row] = [
     (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
     (("--kv-cache-memory-bytes",), _POSITIVE, "Memory of the target's KV cache. Default: at most a quarter of it all."),
+    (
+        ("--tensor-parallel-size", "-tp"),
+        click.IntRange(1, MAX_RANKS),
+        "Processes the target is split over: on a GPU or an equal part of its cores each.",
+    ),
     (("--target-cpus",), str, "Cores of the target, as 0-2,5. Default: apart from the draft's."),
     (("--draft-cpus",), str, "Cores of the draft."),
     (("--device",), str, "Where the target runs: cpu, cuda or cuda:N."),

@@ -20,13 +20,14 @@ _TOGETHER = 16
 class Row:
     """`token_ids` of one sequence, the first at absolute position `start`; `pages` covers all of them.
 
-    The logits of the last `outputs` tokens are wanted.
+    The logits of the last `outputs` tokens are wanted. Rows of one sequence have the same `slot`, a small number.
     """
 
     token_ids: Sequence[int]
     start: int
     pages: Sequence[int]
     outputs: int = 1
+    slot: int = 0
 
     @property
     def stop(self) -> int:

@@ -36,7 +36,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
     `laws_fd` that of the arena of draft laws, `pulse_fd` that of the turn counters, `events_fd` that of the lanes,
-    `http_fd` the socket that listens for HTTP; -1 where no one needs it.
+    `http_fd` the socket that listens for HTTP; -1 where no one needs it. The ranks of a target are a `group`, named by
+    the epoch of its first.
     """
 
     role: str
@@ -50,6 +51,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pulse_fd: int = -1
     events_fd: int = -1
     http_fd: int = -1
+    rank: int = 0
+    group: int = 0
 
 
 class Child:

@@ -10,8 +10,10 @@ import mmap
 
 import numpy as np
 
-ROLES = ("target", "frontend", "draft")
-SIZE_BYTES = 8 * len(ROLES)
+from ssd.roles import FOLLOWERS, ROLES
+
+_PLACES = (*ROLES, *FOLLOWERS)
+SIZE_BYTES = 8 * len(_PLACES)
 
 
 class Pulses:
@@ -22,7 +24,7 @@ class Pulses:
 
     def beat(self, role: str) -> None:
         """One more turn of the loop of `role`, which alone may say so."""
-        self._turns[ROLES.index(role)] += 1
+        self._turns[_PLACES.index(role)] += 1
 
     def turns(self, role: str) -> int:
-        return int(self._turns[ROLES.index(role)])
+        return int(self._turns[_PLACES.index(role)])

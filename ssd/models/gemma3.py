@@ -18,7 +18,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.interface import Plan, Shape
-from ssd.models.llama import Config, FeedForward, shape_of, window_of
+from ssd.models.llama import SPLITS, Config, FeedForward, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
@@ -65,6 +65,8 @@ class Layer:
 class Gemma3:
     """A Gemma 3 decoder; see `ssd.models.interface.Model`."""
 
+    splits = SPLITS
+
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
@@ -73,7 +75,7 @@ class Gemma3:
         for field in _REFUSED:
             if config.get(field):
                 raise UsageError(f"{field} is not supported in this family")
-        self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
+        self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)
         self._rotary = {
             kind: Rotary(inverse_frequencies(self.shape.head_dim, rope(config, kind)).to(device), max_position, dtype)
@@ -91,10 +93,11 @@ class Gemma3:
         tied = config.get("tie_word_embeddings", True)
         head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
         self._head = weights.linear(head[: self.shape.outputs], None)
+        self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
         self._cap = Scores(softcap=config.get("final_logit_softcapping"))
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        x = self._embedding[token_ids] * self._scale
+        x = self._embed(token_ids) * self._scale
         tables = {kind: rotary.at(plan.positions) for kind, rotary in self._rotary.items()}
         for kind, layer in zip(self._kinds, self._layers, strict=True):
             x = layer(x, tables[kind], plan)

@@ -11,14 +11,25 @@ from ssd.layers.attention import Scores
 from ssd.layers.norm import LayerNorm
 from ssd.models.interface import Plan, Shape
 from ssd.models.llama import Config
-from ssd.models.weights import LinearLayer, Weights
+from ssd.models.split import VOCABULARY, Split, Splits
+from ssd.models.weights import LinearLayer, MakeLinear, Weights
 
 # What config.json calls the activation -> how torch approximates it.
 _GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 
 
-def _linear(weights: Weights, name: str, inputs: int, outputs: int) -> LinearLayer:
-    return weights.linear(weights(f"{name}.weight", inputs, outputs).t().contiguous(), weights(f"{name}.bias", outputs))
+# Weights are [in, out] here.
+SPLITS: Splits = {
+    "wte": VOCABULARY,
+    "c_attn": Split(1, 0, blocks=3),
+    "c_fc": Split(1, 0),
+    "c_proj": Split(0, None),
+    "lm_head": VOCABULARY,
+}
+
+
+def _linear(weights: Weights, make: MakeLinear, name: str, inputs: int, outputs: int) -> LinearLayer:
+    return make(weights(f"{name}.weight", inputs, outputs).t().contiguous(), weights(f"{name}.bias", outputs))
 
 
 def _norm(weights: Weights, name: str, width: int, config: Config) -> LayerNorm:
@@ -31,12 +42,13 @@ class Block:
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int) -> None:
         width = int(config["hidden_size"])
-        inner = int(config.get("n_inner") or 4 * width)
+        inner = weights.share.size(int(config.get("n_inner") or 4 * width), "n_inner")
+        attended = shape.heads * shape.head_dim
         self._first, self._second = (_norm(weights, name, width, config) for name in ("ln_1", "ln_2"))
-        self._qkv = _linear(weights, "attn.c_attn", width, 3 * width)
-        self._out = _linear(weights, "attn.c_proj", width, width)
-        self._up = _linear(weights, "mlp.c_fc", width, inner)
-        self._down = _linear(weights, "mlp.c_proj", inner, width)
+        self._qkv = _linear(weights, weights.linear, "attn.c_attn", width, 3 * attended)
+        self._out = _linear(weights, weights.row_linear, "attn.c_proj", attended, width)
+        self._up = _linear(weights, weights.linear, "mlp.c_fc", width, inner)
+        self._down = _linear(weights, weights.row_linear, "mlp.c_proj", inner, width)
         self._shape, self._layer = shape, layer
         self._approximate = _GELU[config.get("activation_function", "gelu_new")]
         scale = shape.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
@@ -51,6 +63,8 @@ class Block:
 class GPT2:
     """A GPT-2 decoder; see `ssd.models.interface.Model`."""
 
+    splits = SPLITS
+
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
@@ -64,7 +78,8 @@ class GPT2:
         if width % heads:
             raise UsageError(f"hidden_size {width} is no multiple of num_attention_heads {heads}")
         vocab_size, layers = int(config["vocab_size"]), int(config["num_hidden_layers"])
-        self.shape = Shape(vocab_size, vocab_size, layers, heads, heads, width // heads, min(max_position, known))
+        shape = Shape(vocab_size, vocab_size, layers, heads, heads, width // heads, min(max_position, known))
+        self.shape = weights.share.shape(shape)
         self.dtype, self.device = dtype, device
         model = weights.below("transformer") if weights.has("transformer.wte.weight") else weights
         self._embedding = model("wte.weight", vocab_size, width)
@@ -73,9 +88,10 @@ class GPT2:
         self._norm = _norm(model, "ln_f", width, config)
         tied = config.get("tie_word_embeddings", True)
         self._head = weights.linear(self._embedding if tied else weights("lm_head.weight", vocab_size, width), None)
+        self._embed = weights.embedding(self._embedding, vocab_size)
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        x = self._embedding[token_ids] + self._positions[plan.positions]
+        x = self._embed(token_ids) + self._positions[plan.positions]
         for block in self._blocks:
             x = block(x, plan)
         return self._norm(x)

@@ -15,9 +15,22 @@ from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.checkpoint import DRAFT_VOCAB
 from ssd.models.interface import Plan, Shape
+from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
 from ssd.models.weights import Weights
 
 Config = Mapping[str, Any]
+
+SPLITS: Splits = {
+    "embed_tokens": VOCABULARY,
+    "q_proj": COLUMN,
+    "k_proj": KEYS,
+    "v_proj": KEYS,
+    "o_proj": ROW,
+    "gate_proj": COLUMN,
+    "up_proj": COLUMN,
+    "down_proj": ROW,
+    "lm_head": VOCABULARY,
+}
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
@@ -68,7 +81,7 @@ class Attention:
             torch.cat([weights(f"{name}.weight", size, width) for name, size in parts]),
             torch.cat(biases) if biases else None,
         )
-        self._out = weights.linear(
+        self._out = weights.row_linear(
             weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, out_bias)
         )
         self._shape, self._layer, self._rotary = shape, layer, rotary
@@ -95,15 +108,17 @@ class Attention:
 class FeedForward:
     """down(silu(gate(x)) * up(x)), gate and up as one projection (Shazeer, arXiv 2002.05202)."""
 
-    def __init__(self, config: Config, weights: Weights) -> None:
-        width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
+        """Without being `summed` over the ranks it is a part, where there are several."""
+        width = int(config["hidden_size"])
+        inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
         bias = bool(config.get("mlp_bias", False))
         biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
         self._gate_up = weights.linear(
             torch.cat([weights(f"{name}.weight", inner, width) for name in ("gate_proj", "up_proj")]),
             torch.cat(biases) if biases else None,
         )
-        self._down = weights.linear(
+        self._down = (weights.row_linear if summed else weights.partial_linear)(
             weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias)
         )
 
@@ -117,13 +132,14 @@ class Llama:
 
     attention: type[Attention] = Attention
     slides = False  # whether layers of this family may have windows
+    splits = SPLITS
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
         if config.get("hidden_act", "silu") != "silu":
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
-        self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
+        self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         if not self.slides and any(window_of(config, index) for index in range(self.shape.layers)):
             raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")
         width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
@@ -138,6 +154,7 @@ class Llama:
         tied = bool(config.get("tie_word_embeddings", False))
         head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
         self._head = weights.linear(head[: self.shape.outputs], None)
+        self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
 
     def _layer(
         self, config: Config, weights: Weights, index: int, width: int, eps: float
@@ -154,7 +171,7 @@ class Llama:
         return FeedForward(config, weights)
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        x = self._embedding[token_ids]
+        x = self._embed(token_ids)
         table = self._rotary.at(plan.positions)
         for attention_norm, attention, forward_norm, feed_forward in self._layers:
             x = x + attention(attention_norm(x), table, plan)

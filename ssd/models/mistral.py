@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ssd.models.llama import Llama
+from ssd.models.llama import SPLITS, Llama
 
 
 class Mistral(Llama):
     """A Mistral decoder; see `ssd.models.interface.Model`."""
 
     slides = True
+    splits = SPLITS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd.models.llama import Attention, Config, Llama
+from ssd.models.llama import SPLITS, Attention, Config, Llama
 
 
 class Qwen2Attention(Attention):
@@ -18,3 +18,4 @@ class Qwen2(Llama):
 
     attention = Qwen2Attention
     slides = True
+    splits = SPLITS

@@ -8,7 +8,7 @@ from torch import Tensor
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import Shape
-from ssd.models.llama import Attention, Config, Llama
+from ssd.models.llama import SPLITS, Attention, Config, Llama
 from ssd.models.weights import Weights
 
 
@@ -33,3 +33,4 @@ class Qwen3(Llama):
 
     attention = Qwen3Attention
     slides = True
+    splits = SPLITS

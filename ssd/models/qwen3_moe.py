@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.linear import Linear
-from ssd.models.llama import Config, FeedForward
+from ssd.models.llama import SPLITS, Config, FeedForward
 from ssd.models.qwen3 import Qwen3
 from ssd.models.weights import Weights
 
@@ -24,7 +24,8 @@ class Experts:
         self._normalised = bool(config.get("norm_topk_prob", False))
         self._router = Linear(weights("gate.weight", count, int(config["hidden_size"])))
         inner = {**config, "intermediate_size": config["moe_intermediate_size"]}
-        self._experts = [FeedForward(inner, weights.below(f"experts.{index}")) for index in range(count)]
+        self._experts = [FeedForward(inner, weights.below(f"experts.{index}"), summed=False) for index in range(count)]
+        self._ranks = weights.share.ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         shares, chosen = torch.softmax(self._router(x), dim=-1, dtype=torch.float32).topk(self._chosen)
@@ -35,13 +36,14 @@ class Experts:
             tokens, rank = torch.where(chosen == index)
             share = shares[tokens, rank, None].to(x.dtype)
             out.index_add_(0, tokens, self._experts[index](x[tokens]) * share)
-        return out
+        return self._ranks.sum(out)
 
 
 class Qwen3MoE(Qwen3):
     """A Qwen3 decoder with experts in some or all layers; see `ssd.models.interface.Model`."""
 
     slides = False
+    splits = SPLITS
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
         every, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()

@@ -15,6 +15,7 @@ from ssd.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from ssd.layers.ranks import Ranks
     from ssd.models.checkpoint import Checkpoint
     from ssd.models.interface import Model
 
@@ -43,15 +44,23 @@ def load(
     *,
     dummy: bool = False,
     int8: bool = False,
+    ranks: Ranks | None = None,
 ) -> Model:
     """Build the checkpoint's model. `max_position` bounds the positions it will ever see; `dummy`: with random weights;
-    `int8`: with linear layers in 8 bits, in float32 on a CPU only. Raises `UsageError`."""
+    `int8`: with linear layers in 8 bits, in float32 on a CPU only; `ranks`: this rank's part of it, whose logits are
+    those of its part of the vocabulary. Raises `UsageError`."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
     from ssd.models import fallback, weights
+    from ssd.models.split import Share
 
     kind, known = str(checkpoint.config.get("model_type")), _entries()
     if kind not in known:
+        if ranks is not None and ranks.size > 1:
+            raise UsageError(
+                f"{checkpoint.directory}: model family {kind!r} runs through transformers, which is not split over "
+                "ranks: use --tensor-parallel-size 1"
+            )
         if int8:
             raise UsageError(f"{checkpoint.directory}: int8 needs a family with a file of its own; {kind!r} has none")
         try:
@@ -62,12 +71,13 @@ def load(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
     linear = Int8Linear if int8 else Linear
-    if dummy:
-        source = weights.dummy(dtype, device, linear)
-    else:
-        source = weights.from_checkpoint(checkpoint, dtype, device, linear)
     family = known[kind].load()
     try:
+        share = Share.of(family, checkpoint.config, ranks)
+        if dummy:
+            source = weights.dummy(dtype, device, linear, share)
+        else:
+            source = weights.from_checkpoint(checkpoint, dtype, device, linear, share)
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
     except UsageError as error:
         raise UsageError(f"{checkpoint.directory}: {error}") from error

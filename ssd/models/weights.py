@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.linear import Linear
+from ssd.layers.parallel import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.split import WHOLE, Piece, Share
 
-Reader = Callable[[str, tuple[int, ...]], Tensor]
+Reader = Callable[..., Tensor]
+"""(name, shape of the whole tensor[, the piece of it that is wanted])"""
 LinearLayer = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
@@ -22,33 +26,65 @@ class Weights:
     """Tensors below a name prefix, read on demand and checked against the shape the family expects.
 
     `linear` makes the linear layers of a family out of them. `names` are those that exist; None: whatever is asked for.
+    Of what is split over ranks (`ssd.models.split`), `share` is the part that is here.
     """
 
     def __init__(
-        self, read: Reader, linear: MakeLinear = Linear, prefix: str = "", names: Container[str] | None = None
+        self,
+        read: Reader,
+        linear: MakeLinear = Linear,
+        prefix: str = "",
+        names: Container[str] | None = None,
+        share: Share = WHOLE,
     ) -> None:
-        self._read, self.linear, self._prefix, self._names = read, linear, prefix, names
+        self._read, self.linear, self._prefix, self._names, self.share = read, linear, prefix, names, share
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`; raises `UsageError` when it is missing or shaped differently."""
-        return self._read(self._prefix + name, shape)
+        """The tensor `name`, or this rank's part of it, which has `shape`; of a vocabulary that is the whole shape.
+        Raises `UsageError` when it is missing or shaped differently."""
+        whole, pieces = self.share.pieces(self._prefix + name, shape)
+        if not pieces:
+            return self._read(self._prefix + name, shape)
+        read = [self._read(self._prefix + name, whole, piece) for piece in pieces]
+        return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
+
+    def partial_linear(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+        """A linear layer whose inputs are split over the ranks. To be summed over them."""
+        return self.linear(weight, None if self.share.ranks.rank else bias)
+
+    def row_linear(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+        """The same with its sum."""
+        partial = self.partial_linear(weight, bias)
+        return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
+
+    def embedding(self, weight: Tensor, vocab_size: int) -> LinearLayer:
+        """The look-up of ids below `vocab_size`, of whose rows `weight` are those that are here."""
+        ranks = self.share.ranks
+        if ranks.size == 1:
+            return Embedding(weight)
+        return ParallelEmbedding(weight, ranks.part(vocab_size).start, ranks)
 
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.", self._names)
+        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.", self._names, self.share)
 
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names
 
 
 def from_checkpoint(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    linear: MakeLinear = Linear,
+    share: Share = WHOLE,
 ) -> Weights:
-    """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`."""
+    """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`. Of a
+    tensor that is split, nothing but the `share` is read."""
     from safetensors import safe_open
 
-    files: dict[str, object] = {}
+    files: dict[str, Any] = {}
 
-    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         info = checkpoint.tensors.get(name)
         if info is None:
             raise UsageError(f"tensor {name} is missing")
@@ -57,20 +93,21 @@ def from_checkpoint(
         path = str(info.file)
         if path not in files:
             files[path] = safe_open(path, framework="pt")
-        tensor: Tensor = files[path].get_tensor(name)  # type: ignore[attr-defined]
+        file = files[path]
+        tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
         return tensor.to(device, dtype)
 
-    return Weights(read, linear, names=checkpoint.tensors)
+    return Weights(read, linear, names=checkpoint.tensors, share=share)
 
 
-def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear) -> Weights:
+def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:
     """Small random weights for `--load-format dummy`: the cost of a model without its checkpoint. The same name and
     shape give the same tensor in every process."""
 
-    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(name: str, shape: tuple[int, ...], piece: Piece = ()) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=device)
-        return torch.randn(shape, generator=generator).mul_(0.02).to(device, dtype)
+        return torch.randn(shape, generator=generator).mul_(0.02)[piece].to(device, dtype)
 
-    return Weights(read, linear)
+    return Weights(read, linear, share=share)

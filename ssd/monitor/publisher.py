@@ -17,6 +17,7 @@ from ssd.ipc.pulse import Pulses
 from ssd.ipc.supervision import Report, Seconds, Watch
 from ssd.monitor.lanes import LANES, Lane, Reader, State
 from ssd.monitor.messages import LaneNews, Process, ProcessState, Snapshot
+from ssd.roles import roles
 
 PERIOD_S = 0.1
 # The frontend is told again and again that someone watches: neither a lost message nor a new frontend matters.
@@ -43,7 +44,7 @@ class Publisher:
         self.watched = False
         self._config, self._events_fd, self._pulses = config, events_fd, pulses
         self._name = directory.name
-        self._roles = [role for role in ("target", "frontend", "draft") if role != "draft" or config.draft is not None]
+        self._roles = roles(config)
         self._lanes = {role: Reader(events_fd, role) for role in LANES}
         self._reports: deque[Report] = deque(maxlen=_REPORTS)
         self._seen: dict[str, tuple[int, int, float]] = {}  # role -> pid, turns, when they last changed

@@ -64,12 +64,12 @@ def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device |
     return _lanes([(seed, position)], vocab_size, device)[0]
 
 
-def _lanes(places: Sequence[Place], vocab_size: int, device: torch.device | str) -> Tensor:
-    """int32 [n, vocab_size]; see `hash_lanes`."""
+def _lanes(places: Sequence[Place], vocab_size: int, device: torch.device | str, first: int = 0) -> Tensor:
+    """int32 [n, vocab_size]; see `hash_lanes`. From the token id `first` on."""
     keys = [_splitmix64(_splitmix64(seed) ^ position) for seed, position in places]
     halves = [[_signed32(key & 0xFFFFFFFF), _signed32(key >> 32)] for key in keys]
     low, high = torch.tensor(halves, dtype=torch.int32, device=device).T[..., None]
-    lanes = torch.arange(vocab_size, dtype=torch.int32, device=device)
+    lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=device)
     lanes *= _signed32(0x9E3779B1)
     lanes = _mix32(lanes + low)
     lanes ^= high
@@ -84,9 +84,9 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
     return gumbels([(seed, position)], vocab_size, device)[0]
 
 
-def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """float32 [n, vocab_size]: the same for several places, bit by bit."""
-    bits = _lanes(places, vocab_size, device) & 0x7FFFFFFF
+def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+    """float32 [n, vocab_size]: the same for several places, bit by bit. From the token id `first` on."""
+    bits = _lanes(places, vocab_size, device, first) & 0x7FFFFFFF
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
@@ -97,10 +97,15 @@ def uniform(seed: int, position: int) -> float:
 
 
 class NoiseCache:
-    """Recently used noise vectors by (seed, position): chains, rows and retries at a position share one vector."""
+    """Recently used noise vectors by (seed, position): chains, rows and retries at a position share one vector.
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    They are of `vocab_size` token ids, `first` being the lowest.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26, first: int = 0
+    ) -> None:
+        self._vocab_size, self._device, self._first = vocab_size, device, first
         self._capacity = max(64, most_bytes // (4 * vocab_size))
         self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
@@ -118,6 +123,6 @@ class NoiseCache:
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
-            self._vectors |= zip(part, gumbels(part, self._vocab_size, self._device), strict=True)
+            self._vectors |= zip(part, gumbels(part, self._vocab_size, self._device, self._first), strict=True)
         while len(self._vectors) > self._capacity:
             self._vectors.popitem(last=False)

@@ -22,6 +22,11 @@ class Law(NamedTuple):
     min_p: float = 0.0
     seed: int = 0
 
+    @property
+    def filters(self) -> bool:
+        """Whether it leaves out tokens, by what others there are."""
+        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
 
 Noise = Callable[[int, int], Tensor]
 
@@ -96,22 +101,30 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
 
 def argmax(scores: Tensor) -> list[int]:
     """The id of the largest score of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
-    finite maximum, which has no sample.
+    finite maximum, which has no sample."""
+    ids, values = best(scores)
+    return checked(ids, values)
+
+
+def best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The id of the largest score of each row of [n, V], the lowest one on a tie, and that score; NaN for a row that
+    holds one.
 
     Two passes over blocks: reducing without indices is several times faster than `Tensor.argmax` on a CPU.
     """
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK:
-        best = scores.max(-1)
-        return _checked(best.indices, best.values)
+        largest = scores.max(-1)
+        return largest.indices, largest.values
     blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
     highest = blocks.amax(-1)
     block = highest.argmax(-1)
     inside = blocks[torch.arange(rows, device=scores.device), block].max(-1)
-    return _checked(block * _BLOCK + inside.indices, inside.values)
+    return block * _BLOCK + inside.indices, inside.values
 
 
-def _checked(ids: Tensor, values: Tensor) -> list[int]:
+def checked(ids: Tensor, values: Tensor) -> list[int]:
+    """`ids`, -1 in place of those whose `values` are no finite numbers."""
     return [
         token if value == value and abs(value) != float("inf") else -1
         for token, value in zip(ids.tolist(), values.tolist(), strict=True)

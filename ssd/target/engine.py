@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 
+import torch
 from torch import Tensor
 
 from ssd.config import EngineConfig
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
+from ssd.execution.shards import ShardRunner
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
 from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.acceptance import coupled
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
 from ssd.target.sequence import Sequence
-from ssd.target.verifier import Verifier
+from ssd.target.verifier import Verifier, unfiltered
+
+_NO_LOGITS = torch.empty(0)
 
 
 class TargetEngine:
@@ -89,28 +93,34 @@ class TargetEngine:
             self._took = (0, 0.0, 0.0)
             return []
         began = time.perf_counter()
-        logits = self._forward(batch)
+        logits, own = self._forward(batch)
         ended = time.perf_counter()
-        samples = self._verifier.samples(logits, batch)
+        samples = self._verifier.samples(logits, batch, own)
         if any(_spoiled(part, own) for part, own in zip(batch, samples, strict=True)):
             batch = [
                 part.without_draft() if _spoiled(part, own) else part for part, own in zip(batch, samples, strict=True)
             ]
-            logits = self._forward(batch)
+            logits, own = self._forward(batch)
             ended = time.perf_counter()
-            samples = self._verifier.samples(logits, batch)
+            samples = self._verifier.samples(logits, batch, own)
         self._lane.enter(State.OTHER)
         self._account(batch, waited, began, ended)
         self._verifier.collect_prompt_logprobs(logits, batch)
         return self._finish(batch, self._commit(batch, samples), logits)
 
-    def _forward(self, batch: Items[Scheduled]) -> Tensor:
+    def _forward(self, batch: Items[Scheduled]) -> tuple[Tensor, list[int] | None]:
+        """The logits of a batch; or none of them, but what the ranks have drawn from their parts of them."""
         decodes = any(part.sequence.round > 0 for part in batch)
         tokens = sum(len(part.row.token_ids) for part in batch)
         self._lane.enter(State.VERIFY if decodes else State.PREFILL, tokens)
-        logits = self._runner.forward([part.row for part in batch])
+        rows, runner = [part.row for part in batch], self._runner
+        own = None
+        if isinstance(runner, ShardRunner) and (laws := unfiltered(batch)) is not None:
+            logits, own = _NO_LOGITS, runner.sample(rows, laws)
+        else:
+            logits = runner.forward(rows)
         self._lane.enter(State.SAMPLE)
-        return logits
+        return logits, own
 
     def _admit(self) -> None:
         for sequence in self.scheduler.admit():

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
-import torch
 import zmq
 
 from ssd import failpoints
-from ssd.config import EngineConfig
-from ssd.emulation import pacing
-from ssd.execution.runner import Runner, device_of
+from ssd.execution.runner import Runner
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Abort, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
 from ssd.ipc.reception import IDLE_MS, arrived, welcome
-from ssd.models import registry
-from ssd.models.checkpoint import inspect
-from ssd.models.stopping import stop_token_ids
 from ssd.monitor.lanes import State
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
+from ssd.target.loading import load
 from ssd.target.proposer import NoProposer, Proposer
+from ssd.target.ranks import Leader, follow, meet
 
 log = logging.getLogger("ssd.target")
 
@@ -32,22 +27,13 @@ log = logging.getLogger("ssd.target")
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
     failpoints.arm_from_environment(child.config.failpoints)
+    if child.start.rank:
+        follow(child)
+        return
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
-    Target(child, socket, load(child.config)).serve()
-
-
-def load(config: EngineConfig) -> tuple[Runner, frozenset[int]]:
-    """The target model with its cache, and its end-of-sequence ids; warmed up for the first request."""
-    torch.set_grad_enabled(False)
-    dummy = config.load_format == "dummy"
-    checkpoint = inspect(Path(config.target), weights=not dummy)
-    dtype, device = getattr(torch, config.dtype), device_of(config.device)
-    int8 = config.quantize == "int8"
-    model = registry.load(checkpoint, dtype, device, config.max_model_len, dummy=dummy, int8=int8)
-    takes = None if config.emulate is None else config.emulate.verify
-    runner = pacing.runner(model, config.num_pages, config.page_size, config.deterministic, takes)
-    runner.warm_up(1 + config.speculation.longest)
-    return runner, stop_token_ids(checkpoint)
+    parallel = child.config.tensor_parallel_size > 1
+    loaded = load(child.config, meet(child), Leader(child).tell) if parallel else load(child.config)
+    Target(child, socket, loaded).serve()
 
 
 def messages(step: Step) -> list[Step]:

@@ -201,7 +201,7 @@ def _part(sequence: Sequence, count: int) -> Scheduled:
     proposal = sequence.proposal[: count - len(chunk)]
     about_prompt = sequence.uncollected(sequence.computed + len(chunk))
     outputs = about_prompt + 1 + len(proposal) if complete else max(1, about_prompt)
-    row = Row(chunk + proposal, sequence.computed, sequence.table.pages, outputs)
+    row = Row(chunk + proposal, sequence.computed, sequence.table.pages, outputs, sequence.slot)
     return Scheduled(sequence, row, len(proposal), complete, about_prompt)
 
 

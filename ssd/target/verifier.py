@@ -12,7 +12,7 @@ from ssd.ipc.messages import TokenLogprob
 from ssd.speculation.acceptance import rejection
 from ssd.speculation.adjustment import Written, adjusted
 from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
-from ssd.speculation.sampling import argmax, perturbed, probabilities
+from ssd.speculation.sampling import Law, argmax, perturbed, probabilities
 from ssd.target.scheduler import Scheduled
 
 
@@ -24,19 +24,16 @@ class Verifier:
         self._noise = NoiseCache(vocab_size, device)
 
     @torch.inference_mode()
-    def samples(self, logits: Tensor, batch: Items[Scheduled]) -> list[list[int]]:
+    def samples(self, logits: Tensor, batch: Items[Scheduled], own: list[int] | None = None) -> list[list[int]]:
         """The target's own tokens for the sampled outputs of each row, from logits [sum of outputs, V]; -1 stands where
         the logits were not numbers, and for a prefill chunk the token has no other meaning.
 
-        Under the ratio rule they are the tokens that verification emits, the accepted ones first.
+        Under the ratio rule they are the tokens that verification emits, the accepted ones first. `own` are the tokens
+        where the ranks of the target have drawn them, under `unfiltered` laws.
         """
         rows: list[Tensor] = []
-        if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
-            own = argmax(logits)
-        else:
-            self._noise.prepare(_places(batch))
-            rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
-            own = argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]))
+        if own is None:
+            own, rows = self._drawn(logits, batch)
         samples, offset = [], 0
         for part in batch:
             samples.append(own[offset : offset + part.sampled])
@@ -45,6 +42,14 @@ class Verifier:
             if part.drafted and part.sequence.ratio_rule:
                 samples[index] = self._by_ratio(rows[index], part, samples[index])
         return samples
+
+    def _drawn(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[int], list[Tensor]]:
+        """The samples one after the other, and the adjusted logits that they are of, unless all are greedy."""
+        if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
+            return argmax(logits), []
+        self._noise.prepare(_places(batch))
+        rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
+        return argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)])), rows
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """The rows of a part as its request adjusts them; the very same where it does not."""
@@ -127,6 +132,23 @@ def _places(batch: Items[Scheduled]) -> Iterator[Place]:
     for part in batch:
         if part.complete and part.sequence.law.temperature > 0 and not part.sequence.ratio_rule:
             yield from ((part.sequence.law.seed, position) for position in part.predicted)
+
+
+def unfiltered(batch: Items[Scheduled]) -> list[Law] | None:
+    """The law of each row where the largest of its logits, divided by a temperature and shifted by noise, is all that
+    is asked of any row; else None: then all the logits are needed together."""
+    laws = []
+    for part in batch:
+        sequence, params = part.sequence, part.sequence.params
+        if part.row.outputs != part.sampled or params.logprobs is not None:
+            return None
+        if not part.complete:
+            laws.append(Law())
+        elif sequence.adjustment is not None or sequence.ratio_rule or sequence.law.filters:
+            return None
+        else:
+            laws.append(sequence.law)
+    return laws
 
 
 def _greedy(part: Scheduled) -> bool:

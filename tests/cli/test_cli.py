@@ -74,6 +74,8 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
         (["-k", "4", "--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
         (["--fan-out", "[3,2]"], ["a list of fan-outs", "give -k a number"]),
+        (["-tp", "0"], ["-tp", "0"]),
+        (["-tp", "64"], ["--tensor-parallel-size 64", "cores"]),
         (["--backup", "prayer"], ["no backup 'prayer'", "ngram"]),
         (["--sampler", "magic"], ["--sampler", "coupled"]),
         (["--saguaro-c", "2", "--sampler", "rejection"], ["--saguaro-c"]),

@@ -20,9 +20,9 @@ from ssd import failpoints
 from ssd.client import Client
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.process import run_directory
-from ssd.ipc.pulse import ROLES
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
+from ssd.roles import ROLES
 from ssd.server_config import ServerOptions
 from ssd.supervisor import Engine
 from tests.faults.engine import descriptors, gone, running_engine, shared_memory

@@ -32,7 +32,8 @@ from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Hello, Message, Step,
 from ssd.ipc.process import Child, Start, memory_file, run_directory
 from ssd.params import SamplingParams, Speculation
 from ssd.target.engine import TargetEngine
-from ssd.target.process import Target, load
+from ssd.target.loading import load
+from ssd.target.process import Target
 from ssd.target.proposer import NoProposer
 
 OUTSIDE = "outside"

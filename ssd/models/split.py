@@ -1,0 +1,98 @@
+"""How the tensors of a family are split over ranks: a table beside the family, applied when weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ssd.errors import UsageError
+from ssd.layers.ranks import SINGLE, Ranks
+
+if TYPE_CHECKING:
+    from ssd.models.interface import Shape
+
+
+class Split(NamedTuple):
+    """Along which dimensions weight and bias of a layer are split; None: every rank has all of it.
+
+    `keys`: by key heads, of which there may be fewer than ranks; then neighbours have the same. `vocabulary`: by token
+    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor.
+    """
+
+    weight: int
+    bias: int | None
+    keys: bool = False
+    vocabulary: bool = False
+    blocks: int = 1
+
+
+COLUMN = Split(0, 0)  # weights [out, in], split by outputs
+KEYS = Split(0, 0, keys=True)
+ROW = Split(1, None)  # by inputs
+VOCABULARY = Split(0, None, vocabulary=True)
+
+Splits = Mapping[str, Split]
+"""Last part of a layer's name in the checkpoint -> how it is split. What is not named is whole at every rank."""
+
+Piece = tuple[slice, ...]
+
+
+class Share:
+    """One rank's part of a model of `key_heads` key heads."""
+
+    def __init__(self, ranks: Ranks = SINGLE, splits: Splits | None = None, key_heads: int = 1) -> None:
+        self.ranks, self._splits = ranks, splits or {}
+        self._key_parts = min(ranks.size, key_heads)
+
+    @classmethod
+    def of(cls, family: type, config: Mapping[str, Any], ranks: Ranks | None) -> Share:
+        """That of `ranks` in a model of `family`. Raises `UsageError` where the class, itself and not one that it
+        derives from, has no table `splits`."""
+        if ranks is None or ranks.size == 1:
+            return WHOLE
+        if "splits" not in vars(family):
+            raise UsageError(f"{family.__name__} has no table of splits over ranks: use --tensor-parallel-size 1")
+        key_heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
+        return cls(ranks, vars(family)["splits"], key_heads)
+
+    def size(self, count: int, name: str) -> int:
+        """This rank's part of `count`. Raises `UsageError` where that is no whole number."""
+        return self._divided(count, name, self.ranks.size)
+
+    def _divided(self, count: int, name: str, parts: int) -> int:
+        if count % parts or self.ranks.size % parts:
+            raise UsageError(f"{name} {count} cannot be divided among {self.ranks.size} ranks (tensor-parallel-size)")
+        return count // parts
+
+    def shape(self, shape: Shape) -> Shape:
+        """What this rank has of a model of `shape`: some of the heads."""
+        if shape.outputs < self.ranks.size:
+            raise UsageError(f"a vocabulary of {shape.outputs} cannot be divided among {self.ranks.size} ranks")
+        heads = self.size(shape.heads, "num_attention_heads")
+        kv_heads = self._divided(shape.kv_heads, "num_key_value_heads", self._key_parts)
+        return replace(shape, heads=heads, kv_heads=kv_heads)
+
+    def pieces(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[Piece]]:
+        """The shape of the whole tensor `name`, of which this rank's part has `shape`, or of whose vocabulary it is
+        part; and the pieces that its part consists of, side by side in the last dimension that they name. None of them:
+        its part is the whole.
+        """
+        layer, _, kind = name.rpartition(".")
+        split = self._splits.get(layer.rpartition(".")[2]) if self.ranks.size > 1 else None
+        dimension = None if split is None else split.weight if kind == "weight" else split.bias
+        if split is None or dimension is None:
+            return shape, []
+        before = (slice(None),) * dimension
+        if split.vocabulary:
+            mine = self.ranks.part(shape[dimension])
+            return shape, [(*before, slice(mine.start, mine.stop))]
+        parts = self._key_parts if split.keys else self.ranks.size
+        here = self.ranks.rank * parts // self.ranks.size
+        whole = (*shape[:dimension], shape[dimension] * parts, *shape[dimension + 1 :])
+        width = shape[dimension] // split.blocks
+        starts = [(block * parts + here) * width for block in range(split.blocks)]
+        return whole, [(*before, slice(start, start + width)) for start in starts]
+
+
+WHOLE = Share()

@@ -1,0 +1,23 @@
+"""The processes of an engine by name. The ranks of a target are `target`, `target-1`, `target-2` and so on."""
+
+from __future__ import annotations
+
+from ssd.config import MAX_RANKS, EngineConfig
+
+ROLES = ("target", "frontend", "draft")
+FOLLOWERS = tuple(f"target-{rank}" for rank in range(1, MAX_RANKS))
+
+
+def target_roles(config: EngineConfig) -> tuple[str, ...]:
+    """Those of the target's ranks, in their order."""
+    return ("target", *FOLLOWERS[: config.tensor_parallel_size - 1])
+
+
+def of_target(role: str) -> bool:
+    return role == "target" or role in FOLLOWERS
+
+
+def roles(config: EngineConfig) -> tuple[str, ...]:
+    """All that an engine consists of."""
+    draft = ("draft",) if config.draft is not None else ()
+    return (*target_roles(config), "frontend", *draft)

@@ -1,0 +1,41 @@
+"""The target's model, or one rank's part of it, ready to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ssd.config import EngineConfig
+from ssd.emulation import pacing
+from ssd.execution.runner import Runner, device_of
+from ssd.execution.shards import ShardRunner, Tell
+from ssd.layers.ranks import SINGLE, Ranks
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.stopping import stop_token_ids
+
+
+def load(config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None) -> tuple[Runner, frozenset[int]]:
+    """The model with its cache, and its end-of-sequence ids; at rank 0 warmed up for the first request, which the
+    others are by what they are told meanwhile."""
+    torch.set_grad_enabled(False)
+    dummy = config.load_format == "dummy"
+    checkpoint = inspect(Path(config.target), weights=not dummy)
+    dtype, device = getattr(torch, config.dtype), device_of_rank(config.device, ranks.rank)
+    int8 = config.quantize == "int8"
+    model = registry.load(checkpoint, dtype, device, config.max_model_len, dummy=dummy, int8=int8, ranks=ranks)
+    sizes = config.num_pages, config.page_size, config.deterministic
+    if ranks.size > 1:
+        runner: Runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell)
+    else:
+        runner = pacing.runner(model, *sizes, None if config.emulate is None else config.emulate.verify)
+    if ranks.rank == 0:
+        runner.warm_up(1 + config.speculation.longest)
+    return runner, stop_token_ids(checkpoint)
+
+
+def device_of_rank(name: str, rank: int) -> torch.device:
+    """The device of a rank: the CPU for all of them, or neighbouring GPUs, from the configured one on."""
+    device = device_of(name)
+    return device_of(f"cuda:{(device.index or 0) + rank}") if rank and device.type == "cuda" else device

@@ -1,0 +1,116 @@
+"""A target over two ranks, each a process: the same tokens in every mode; the loss of one is that of the target."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+
+from ssd import LLM, SamplingParams, failpoints
+from ssd.client import Client
+from ssd.errors import EngineDeadError, RequestError, UsageError
+from ssd.launch_config import EngineOptions, resolve
+from ssd.params import Mode, Speculation
+from ssd.server_config import ServerOptions
+from ssd.supervisor import Engine
+from tests.faults.engine import descriptors, gone, shared_memory
+from tests.models import tiny
+
+PROMPTS = ["A tiny random checkpoint", "of two", "ranks, each of which is a process of its own"]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A target and a draft that agrees with it now and then."""
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny.tokenizer(tiny.llama(folder / "target", vocab_size=300, max_position_embeddings=2048))
+    draft = tiny.tokenizer(tiny.noisy_copy(target, folder / "draft", noise=0.01))
+    return {"target": str(target), "draft": (str(draft),), "draft_dtype": "float32", "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def engine(models: dict[str, Any]) -> Iterator[Engine]:
+    engine = Engine(resolve(EngineOptions(**models, tensor_parallel_size=2), ServerOptions(port=0)))
+    with engine:
+        yield engine
+
+
+def params(mode: Mode, tokens: int = 40, **law: Any) -> list[SamplingParams]:
+    return [
+        SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode), **law)
+        for seed in range(len(PROMPTS))
+    ]
+
+
+def status(engine: Engine) -> int:
+    try:
+        with urlopen(f"{engine.url}/health") as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("law", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.8}], ids=str)
+def test_every_mode_says_the_same_and_what_one_rank_says(models: dict[str, Any], law: dict[str, Any]) -> None:
+    shm, before = shared_memory(), descriptors()
+    with LLM(**models, tensor_parallel_size=2) as llm:
+        assert set(llm.engine.pids) == {"target", "target-1", "frontend", "draft"}
+        pids = llm.engine.pids.values()
+        modes: tuple[Mode, ...] = ("ar", "sd", "ssd")
+        answers = {mode: llm.generate(PROMPTS, params(mode, **law)) for mode in modes}
+    expected = [answer.token_ids for answer in answers["ar"]]
+    assert all([answer.token_ids for answer in answers[mode]] == expected for mode in modes)
+    assert sum(answer.metrics.accepted_tokens for answer in answers["sd"]) > 0
+    with LLM(models["target"], mode="ar") as llm:
+        assert [answer.token_ids for answer in llm.generate(PROMPTS, params("ar", **law))] == expected
+    assert all(gone(pid, within_s=2) for pid in pids)
+    gc.collect()
+    assert (shared_memory(), descriptors()) == (shm, before)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["target", "target-1"])
+def test_the_loss_of_a_rank_is_that_of_the_target(engine: Engine, role: str, fault: signal.Signals) -> None:
+    with Client(engine.address) as client:
+        expected = client.generate(PROMPTS[0], params("ar")[0]).token_ids
+        before = engine.pids
+        with pytest.raises(RequestError) as caught:
+            for count, _ in enumerate(client.stream(PROMPTS[0], params("ar", tokens=1900)[0])):
+                if count == 3:
+                    os.kill(before[role], fault)
+        assert caught.value.code == "engine_restarted"
+        assert status(engine) == 503
+        deadline = time.monotonic() + PATIENCE_S
+        while status(engine) != 200:
+            assert time.monotonic() < deadline, "the group does not come back"
+            time.sleep(0.02)
+        assert client.generate(PROMPTS[0], params("ssd")[0]).token_ids == expected
+        now = engine.pids
+        assert now["frontend"] == before["frontend"]
+        assert not set(now.values()) & {before["target"], before["target-1"], before["draft"]}
+        assert gone(before["target"], within_s=2) and gone(before["target-1"], within_s=2)
+
+
+def test_what_a_rank_dies_of_at_the_start_is_the_message(
+    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(EngineOptions(**models, mode="ar", tensor_parallel_size=2))
+    monkeypatch.setenv(failpoints.VARIABLE, "rank.step=kill")
+    with pytest.raises(EngineDeadError, match="the target-1 process ended: killed by SIGKILL"):
+        Engine(msgspec.structs.replace(config, failpoints=True)).start()
+
+
+def test_what_cannot_be_split_is_a_usage_error(tmp_path: Path) -> None:
+    odd = tiny.tokenizer(tiny.llama(tmp_path, vocab_size=300, intermediate_size=51))
+    with pytest.raises(UsageError, match="intermediate_size 51 cannot be divided among 2 ranks"):
+        LLM(str(odd), mode="ar", tensor_parallel_size=2)
