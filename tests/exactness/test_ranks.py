@@ -78,7 +78,7 @@ def test_pages_that_are_shared_or_lost_are_the_same_everywhere(world: World, mod
 @pytest.mark.parametrize("asked", [{"logprobs": 3}, {"prompt_logprobs": 2}])
 def test_log_probabilities_are_those_of_one_rank(world: World, asked: dict[str, int]) -> None:
     """Beside a request that wants none."""
-    prompts, params = requests((5, 12), 10, temperature=0.8)
+    prompts, params = requests((15, 5), 10, temperature=0.8)
     params[0] = SamplingParams(0.8, seed=0, max_tokens=10, **asked)  # type: ignore[arg-type]
     found = []
     for target in (world.split, world.whole):
