@@ -45,6 +45,21 @@ def engine(models: dict[str, Any]) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def whole(models: dict[str, Any]) -> Iterator[LLM]:
+    """The target as one process."""
+    with LLM(models["target"], mode="ar") as llm:
+        yield llm
+
+
+def listening(pid: int) -> list[str]:
+    """Where a process listens for TCP connections: addresses and ports in hexadecimal, as the kernel writes them."""
+    inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+
+
 def params(mode: Mode, tokens: int = 40, **law: Any) -> list[SamplingParams]:
     return [
         SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode), **law)
@@ -61,20 +76,24 @@ def status(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("law", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.8}], ids=str)
-def test_every_mode_says_the_same_and_what_one_rank_says(models: dict[str, Any], law: dict[str, Any]) -> None:
-    shm, before = shared_memory(), descriptors()
-    with LLM(**models, tensor_parallel_size=2) as llm:
-        assert set(llm.engine.pids) == {"target", "target-1", "frontend", "draft"}
-        pids = llm.engine.pids.values()
-        modes: tuple[Mode, ...] = ("ar", "sd", "ssd")
-        answers = {mode: llm.generate(PROMPTS, params(mode, **law)) for mode in modes}
-    expected = [answer.token_ids for answer in answers["ar"]]
+def test_every_mode_says_the_same_and_what_one_rank_says(engine: Engine, whole: LLM, law: dict[str, Any]) -> None:
+    modes: tuple[Mode, ...] = ("ar", "sd", "ssd")
+    with Client(engine.address) as client:
+        answers = {mode: client.generate(PROMPTS, params(mode, **law)) for mode in modes}
+    expected = [answer.token_ids for answer in whole.generate(PROMPTS, params("ar", **law))]
     assert all([answer.token_ids for answer in answers[mode]] == expected for mode in modes)
     assert sum(answer.metrics.accepted_tokens for answer in answers["sd"]) > 0
-    with LLM(models["target"], mode="ar") as llm:
-        assert [answer.token_ids for answer in llm.generate(PROMPTS, params("ar", **law))] == expected
-    assert all(gone(pid, within_s=2) for pid in pids)
+
+
+def test_two_ranks_leave_nothing_behind_and_hear_nobody_from_outside(models: dict[str, Any]) -> None:
     gc.collect()
+    shm, before = shared_memory(), descriptors()
+    with LLM(models["target"], mode="ar", tensor_parallel_size=2) as llm:
+        pids = llm.engine.pids
+        assert set(pids) == {"target", "target-1", "frontend"}
+        found = [listening(pids[role]) for role in ("target", "target-1")]
+        assert all(found) and all(address.startswith("0100007F:") for addresses in found for address in addresses)
+    assert all(gone(pid, within_s=2) for pid in pids.values())
     assert (shared_memory(), descriptors()) == (shm, before)
 
 
