@@ -61,6 +61,14 @@ def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
         assert (ours - theirs).abs().max() <= TOLERANCE
 
 
+def test_neighbours_share_key_heads_that_are_fewer_than_ranks(tmp_path: Path) -> None:
+    """Two key heads at four ranks: the first is that of ranks 0 and 1."""
+    directory = tiny.model("llama", tmp_path)
+    expected = tiny.runner(directory).forward(batches()[0])
+    ours = side_by_side(4, lambda ranks: part(directory, ranks).forward(batches()[0]))[0]
+    assert (ours - expected).abs().max() <= TOLERANCE
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_row_is_the_same_bits_in_any_company(size: int, tmp_path: Path) -> None:
     """Also where the ranks' sums are of three numbers, whose order then matters."""
