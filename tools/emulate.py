@@ -4,35 +4,39 @@
 
 Every forward takes the time that the preset states, on models that take next to none (`ssd.emulation`), so that two
 processes on two cores behave like two devices that share nothing. Modes take turns on one engine, end of text ignored;
-the ids of `sd` and `ssd` are compared with those of `ar` in the same run. The machine must be quiet: what else runs on
-its cores is counted as the engine's cost.
+the ids of `sd` and `ssd` are compared with those of `ar` in the same run. What `ssd bench --emulate` measures of any
+pair, this sets against what theory and the simulator say of the same times. The machine must be quiet: what else runs
+on its cores is counted as the engine's cost.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 from emulating import report
-from emulating.cases import MODES, Case, cases, prompts
+from emulating.cases import Case, cases
 from emulating.figures import Figures, Turn, figures
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import track
 
+from ssd.bench.datasets import random_ids
+from ssd.bench.emulated import scripted
 from ssd.bench.environment import environment
+from ssd.bench.runs import throughput
+from ssd.bench.settings import Protocol
 from ssd.cli.emulation import Emulated
 from ssd.client import Client
-from ssd.emulation.chains import write_pair
-from ssd.emulation.devices import PRESETS, DeviceTimes
+from ssd.emulation.chains import VOCABULARY
+from ssd.emulation.devices import PRESETS, DeviceTimes, Preset
+from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions, resolve
 from ssd.llm import running
 
 _MAX_MODEL_LEN = 2048
-_WARM_UP_TOKENS = 48
+_PROMPT_TOKENS = 16
 
 
 @click.command(help=__doc__)
@@ -46,7 +50,7 @@ _WARM_UP_TOKENS = 48
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
     presets: tuple[str, ...],
-    times: DeviceTimes | None,
+    times: DeviceTimes | Preset | None,
     wanted: tuple[str, ...],
     batches: tuple[int, ...],
     temperatures: tuple[float, ...],
@@ -54,14 +58,16 @@ def main(
     tokens: int,
     out: Path | None,
 ) -> None:
-    found: list[tuple[Case, int, Figures]] = []
+    asked: list[Case] = []
     for name in presets:
-        preset = PRESETS[name] if times is None else PRESETS[name]._replace(times=times)
-        if missing := [t for t in temperatures if t not in preset.acceptance]:
-            raise click.UsageError(f"the preset {name} states no acceptance at temperature {missing[0]:g}")
-        for case in cases(name, preset, temperatures):
-            if case.name in wanted:
-                found += [(case, batch, row) for batch, row in measured(case, batches, runs, tokens)]
+        preset = PRESETS[name]
+        if times is not None:
+            preset = preset._replace(times=times.times if isinstance(times, Preset) else times)
+        try:
+            asked += [case for case in cases(preset, temperatures) if case.name in wanted]
+        except UsageError as error:
+            raise click.UsageError(str(error)) from None
+    found = [(case, *row) for case in asked for row in measured(case, batches, runs, tokens)]
     console = Console(width=200)
     console.print(report.table(found))
     console.print(environment())
@@ -72,34 +78,22 @@ def main(
 
 def measured(case: Case, batches: tuple[int, ...], runs: int, tokens: int) -> list[tuple[int, Figures]]:
     """The figures of a case by batch size, all on one engine."""
-    with tempfile.TemporaryDirectory() as folder:
-        pair = write_pair(Path(folder) / "pair", case.acceptance, case.temperature)
-        options = EngineOptions(
-            target=str(pair.target),
-            draft=(str(pair.draft),),
-            num_speculative_tokens=case.lookahead,
-            fan_out=(case.fan_out,),
-            backup="jit",
-            draft_dtype="float32",  # rounded, the draft would agree less often than stated
-            max_model_len=_MAX_MODEL_LEN,
-            max_num_seqs=max(batches),
-        )
-        with running(replace(resolve(options), emulate=case.times)) as (_, client):
-            found = []
-            for batch in batches:
-                turn(client, case, batch, -1, _WARM_UP_TOKENS)
-                what = f"emulated {case.preset}, {case.name}, T = {case.temperature:g}, batch {batch}"
-                turns = [turn(client, case, batch, n, tokens) for n in track(range(runs), what, transient=True)]
-                found.append((batch, figures(case, batch, turns)))
-    return found
+    lookahead = case.stated.lookahead
+    options = EngineOptions(num_speculative_tokens=lookahead, max_model_len=_MAX_MODEL_LEN, max_num_seqs=max(batches))
+    with (
+        scripted(options, case.emulation) as paired,
+        running(replace(resolve(paired), emulate=case.times)) as (_, client),
+    ):
+        return [(batch, figures(case, batch, turns(client, case, batch, runs, tokens))) for batch in batches]
 
 
-def turn(client: Client, case: Case, batch: int, number: int, tokens: int) -> Turn:
-    """Every mode once, on the same prompts with the same seeds."""
-    asked = prompts(number, batch)
-    # Target and draft keep the prompts that they have read: no mode's turn may be the one that reads them.
-    client.generate(asked, case.params("ssd", number + 1, 2, batch))
-    return {mode: client.generate(asked, case.params(mode, number + 1, tokens, batch)) for mode in MODES}
+def turns(client: Client, case: Case, batch: int, runs: int, tokens: int) -> list[Turn]:
+    """Every mode by turns, each turn with prompts that no other has and the same seeds in all modes."""
+    prompts = random_ids(runs * batch, _PROMPT_TOKENS, VOCABULARY, seed=batch)
+    settings, protocol = case.settings(), Protocol(tokens, chat=False)
+    found = throughput({False: client}, prompts, settings, case.temperature, protocol, batch, repeats=1)
+    answers = {setting.speculation.mode: found[setting.name][0].completions for setting in settings}
+    return [{mode: each[n * batch : (n + 1) * batch] for mode, each in answers.items()} for n in range(runs)]
 
 
 if __name__ == "__main__":

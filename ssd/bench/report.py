@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +16,8 @@ from ssd.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ssd.bench.emulated import Emulation
 
 # Title of a table ("": the first) -> its columns: key of a row -> heading.
 _TABLES = {
@@ -63,19 +64,26 @@ _TABLES = {
 @dataclass
 class Report:
     """Everything that was measured. `engine` and `workload` say with what; `hardware`, whether the comparison is of
-    equal hardware; `notes` is whatever else a reader has to know."""
+    equal hardware; `emulation`, which devices are none; `notes` is whatever else a reader has to know."""
 
     benchmark: str
     engine: dict[str, Any]
     workload: dict[str, Any]
     hardware: str
+    emulation: Emulation | None = None
     environment: dict[str, Any] = field(default_factory=environment)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def titled(self) -> str:
+        """What every title ends with."""
+        return f" ({self.emulation.words})" if self.emulation else ""
+
     def as_json(self) -> dict[str, Any]:
         return {
             "benchmark": self.benchmark,
+            **(self.emulation.facts() if self.emulation else {}),
             "command": shlex.join(["ssd", *sys.argv[1:]]),
             "environment": self.environment,
             "engine": self.engine,
@@ -94,18 +102,19 @@ def write(document: dict[str, Any], file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def tables(rows: Sequence[Row], about: str) -> list[Table]:
+def tables(report: Report, about: str) -> list[Table]:
     """Some for each temperature and batch size; columns that have no value are left out."""
     from ssd.cli.tables import grid
 
     found = []
-    for case, group in groupby(rows, _case):
+    for case, group in groupby(report.rows, _case):
         members = list(group)
         for title, columns in _TABLES.items():
             keys = [key for key in columns if any(row.get(key) is not None for row in members)]
             cells = [[row["mode"], *(_cell(row, key) for key in keys)] for row in members]
             if keys:
-                found.append(grid(f"{case}: {title or about}", ["mode", *(columns[key] for key in keys)], cells))
+                heading = f"{case}: {title or about}{report.titled}"
+                found.append(grid(heading, ["mode", *(columns[key] for key in keys)], cells))
     return found
 
 
@@ -118,7 +127,8 @@ def sentences(report: Report) -> list[str]:
     versions = f"ssd {machine['ssd']} {machine['commit']}".strip()
     place = "on" if "device" in facts else "asked from"
     about = f"{pair} {place} {ran_on}; {versions}, torch {machine['torch']}, Python {machine['python']}."
-    return [*filter(None, [report.hardware]), *report.notes, about]
+    emulated = report.emulation.notes(report.rows) if report.emulation else []
+    return [*filter(None, [report.hardware]), *report.notes, *emulated, about]
 
 
 def _case(row: Row) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
+from ssd.bench.emulated import Emulation
 from ssd.bench.settings import Setting
 from ssd.cli.bench_job import check_ids, measuring, publish, starting
 from ssd.cli.bench_options import SWEPT, Asked, check_writable, measured_options
 from ssd.cli.bench_serve import serve
+from ssd.cli.emulation import emulation_options
 from ssd.cli.options import engine_options_but
 from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions
@@ -30,11 +32,19 @@ def bench() -> None:
 
 @bench.command()
 @measured_options
+@emulation_options
 @_ALL_CORES
 @_PERPLEXITY
 @click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
 @engine_options_but(*SWEPT)
-def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | None, engine: EngineOptions) -> None:
+def latency(
+    asked: Asked,
+    emulation: Emulation | None,
+    all_cores: bool,
+    perplexity: bool,
+    profile: Path | None,
+    engine: EngineOptions,
+) -> None:
     """One request at a time: speed of decoding, and the parts of a round beside what theory makes of them."""
     from ssd.bench import profiles
     from ssd.bench.runs import latency as run
@@ -48,7 +58,7 @@ def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | Non
         if len(asked.temperatures) != 1:
             raise UsageError("--write-profile needs one temperature")
         settings += misses.values()
-    with measuring("latency", asked, asked.texts(), engine, settings, all_cores) as job:
+    with measuring("latency", asked, asked.texts(), engine, settings, all_cores, emulation) as job:
         for temperature in asked.temperatures:
             runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol)
             job.report.rows += job.rows(runs, temperature, perplexity)
@@ -56,6 +66,7 @@ def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | Non
     if profile is not None:
         facts = job.report.environment | job.report.engine | asked.workload(job.protocol, len(job.prompts))
         name = f"{engine.target} at T = {asked.temperatures[0]:g}"
+        facts |= {} if emulation is None else emulation.facts()
         facts |= {"temperature": asked.temperatures[0], "k": asked.lookaheads[0]}
         profiles.write(profile, name, runs, misses, facts)
         click.echo(f"wrote {profile}", err=True)
@@ -64,6 +75,7 @@ def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | Non
 
 @bench.command()
 @measured_options
+@emulation_options
 @click.option(
     "--batch-size",
     "batch_sizes",
@@ -79,6 +91,7 @@ def latency(asked: Asked, all_cores: bool, perplexity: bool, profile: Path | Non
 @engine_options_but(*SWEPT)
 def throughput(
     asked: Asked,
+    emulation: Emulation | None,
     batch_sizes: tuple[int, ...],
     repeats: int,
     all_cores: bool,
@@ -94,7 +107,7 @@ def throughput(
     if max(batch_sizes) > count:
         raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
     engine = replace(engine, max_num_seqs=max(engine.max_num_seqs, *batch_sizes))
-    with measuring("throughput", asked, texts, engine, settings, all_cores) as job:
+    with measuring("throughput", asked, texts, engine, settings, all_cores, emulation) as job:
         for temperature in asked.temperatures:
             for size in batch_sizes:
                 runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol, size, repeats)

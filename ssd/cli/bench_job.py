@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
+from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, own_cores
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import Asked
@@ -76,13 +77,21 @@ def measuring(
     engine: EngineOptions,
     settings: list[Setting],
     all_cores: bool,
+    emulation: Emulation | None,
 ) -> Iterator[Job]:
     """Engines for as long as the block lasts: one, and with `all_cores` another one for `ar` and `sd`."""
     from ssd.bench.report import Report
 
-    options = sized(engine, settings)
-    config = resolve(options)
-    with process_setup(), ExitStack() as stack:
+    if emulation is not None and all_cores:
+        raise UsageError("--all-cores: what is emulated is as fast on any cores")
+    with ExitStack() as stack:
+        options = sized(engine, settings)
+        if emulation is not None:
+            options = stack.enter_context(scripted(options, emulation))
+        config = resolve(options)
+        if emulation is not None:
+            config = replace(config, emulate=emulation.times)
+        stack.enter_context(process_setup())
         configs = {False: config}
         if all_cores:
             configs[True], more = _whole(options, config, settings)
@@ -91,7 +100,11 @@ def measuring(
         protocol = asked.protocol(clients[False].describe().chat)
         prompts = asked.requests(texts, config.vocab_size)
         report = Report(
-            benchmark, engine_facts(config), asked.workload(protocol, len(prompts)), hardware(config, all_cores)
+            benchmark,
+            engine_facts(config),
+            asked.workload(protocol, len(prompts)),
+            hardware(config, all_cores),
+            emulation,
         )
         yield Job(clients, prompts, settings, protocol, report)
 
@@ -123,10 +136,10 @@ def publish(report: Report, asked: Asked, about: str) -> None:
         write(report.as_json(), asked.out)
         click.echo(f"wrote {asked.out}", err=True)
     if asked.plot is not None:
-        plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}")
+        plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.titled}")
         click.echo(f"wrote {asked.plot}", err=True)
     output = console()
-    for table in tables(report.rows, about):
+    for table in tables(report, about):
         output.print(table)
     for line in sentences(report):
         output.print(f"- {line}", soft_wrap=True, highlight=False)

@@ -1,10 +1,11 @@
 """A target and a draft that agree as often as stated: Markov chains as checkpoints of the Llama family.
 
-Every token of the vocabulary has a direction. After token s the target likes the tokens whose directions are near that
-of `next(s)`, and `next` is one cycle through the whole vocabulary: greedy texts do not repeat before all of it was
-said. The draft believes in the same directions, blurred. Attention and feed-forward run as in any model and add
-nothing: a forward is nearly free, and what it gives is known exactly, so that the blur can be found at which the two
-agree as often as asked for.
+After token s the target likes the tokens of one block of the vocabulary, `next(s)` most and those behind it e times
+less each, and `next` is one cycle through the whole vocabulary: greedy texts do not repeat before all of it was said,
+and sampled ones visit every token equally often. The draft believes the same, but that after some tokens a number of
+decoys come first, which the target (nearly) never chooses. So the token that is right, greedily or under whatever noise
+both share, has as many wrong ones above it as the draft has decoys there. Attention and feed-forward run as in any
+model and add nothing: a forward is nearly free.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.errors import UsageError
+from ssd.emulation.agreement import Stated, decoys
 
-VOCABULARY = 1024
-# With this width three guesses of the draft hold what a greedy text wants as often as those of the paper's pairs, .85.
-_WIDTH, _HEAD, _INNER = 64, 2, 2
-_SHARPNESS = 8.0  # of the logits: at T = 1 the likeliest token has a probability of about .6
+_BLOCKS, _BLOCK = 32, 32
+VOCABULARY = _BLOCKS * _BLOCK
+# A row of logits is a sum of two: one over blocks, one over places in a block. A third part of the hidden states makes
+# all of them equally long, so that the norm changes none.
+_WIDTH, _HEAD, _INNER = _BLOCKS + _BLOCK + 1, 2, 2
+_OF_BLOCK, _OF_DECOYS = 128.0, 64.0  # logits: no decoy of another block comes before a token of the block that is liked
+_LENGTH = 256.0  # of hidden states; more than any row of logits has
 _CONTEXT = 8192
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -38,99 +41,66 @@ _CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-_MOST_BLUR, _HALVINGS = 16.0, 20
-_VISITS = 64  # steps after which a chain has forgotten where it began
 
 
 class Pair(NamedTuple):
-    """The folders of a target and its draft, and how often a single draft token is accepted."""
+    """The folders of a target and its draft."""
 
     target: Path
     draft: Path
-    acceptance: float
 
 
-class Chain(NamedTuple):
-    """`liked` [V, width] are unit vectors, what is liked after each token; `directions` [V, width] those of tokens."""
-
-    liked: Tensor
-    directions: Tensor
-
-    @property
-    def logits(self) -> Tensor:
-        """[V, V]: of every token after every token."""
-        return _SHARPNESS * self.liked @ self.directions.T
+def write_pair(directory: Path, asked: Stated, seed: int = 0) -> Pair:
+    """Write a pair whose draft is right as often as `asked`, at every temperature up to about 2, with every sampler.
+    Raises UsageError for what cannot be."""
+    target, draft = pair(asked, seed)
+    return Pair(_written(directory / "target", target), _written(directory / "draft", draft))
 
 
-def write_pair(directory: Path, acceptance: float, temperature: float, seed: int = 0) -> Pair:
-    """Write a pair whose draft tokens are accepted at the rate `acceptance` at `temperature`, greedily or by the
-    sampler `coupled`. Raises `UsageError` for a rate that no blur gives."""
-    target, draft = pair(acceptance, temperature, seed)
-    found = agreement(target, draft, temperature)
-    return Pair(_written(directory / "target", target), _written(directory / "draft", draft), found)
-
-
-def pair(acceptance: float, temperature: float, seed: int = 0) -> tuple[Chain, Chain]:
-    """The target and the draft of `write_pair`."""
+def pair(asked: Stated, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The target and the draft of `write_pair`, as hidden states after every token, [V, width]."""
     random = torch.Generator().manual_seed(seed)
-    directions = _unit(torch.randn(VOCABULARY, _WIDTH, generator=random))
     order = torch.randperm(VOCABULARY, generator=random)
     following = torch.empty_like(order)
     following[order] = order.roll(-1)
-    target = Chain(directions[following], directions)
-    noise = _unit(torch.randn(VOCABULARY, _WIDTH, generator=random))
-
-    def draft(blur: float) -> Chain:
-        return Chain(_unit(target.liked + blur * noise), directions)
-
-    low, high = 0.0, _MOST_BLUR
-    if not agreement(target, draft(high), temperature) <= acceptance <= 1:
-        raise UsageError(f"no draft is accepted at a rate of {acceptance:g} at temperature {temperature:g} here")
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if agreement(target, draft(middle), temperature) < acceptance:
-            high = middle
-        else:
-            low = middle
-    return target, draft(low)
+    more_than = torch.tensor([round(VOCABULARY * share) for share in decoys(asked)])
+    numbers = (torch.randperm(VOCABULARY, generator=random)[:, None] < more_than).sum(-1)
+    return _states(following, torch.zeros_like(numbers)), _states(following, numbers)
 
 
-def agreement(target: Chain, draft: Chain, temperature: float) -> float:
-    """How often both choose the same next token over the texts of the target: greedily, or with shared noise."""
-    if temperature == 0.0:  # a text goes through every token
-        return float((target.logits.argmax(-1) == draft.logits.argmax(-1)).float().mean())
-    p, q = (torch.softmax(chain.logits.double() / temperature, dim=-1) for chain in (target, draft))
-    visits = torch.full((VOCABULARY,), 1 / VOCABULARY, dtype=p.dtype)
-    for _ in range(_VISITS):
-        visits = visits @ p
-    return float(visits @ _coupled(p, q))
+def logits(states: Tensor) -> Tensor:
+    """[V, V]: of every token after every token."""
+    return states @ _head().T
 
 
-def _coupled(p: Tensor, q: Tensor) -> Tensor:
-    """[n] from laws [n, V]: the chance that argmax(log p + g) is argmax(log q + g) for Gumbel noise g, which is the sum
-    over x of 1 / sum over y of max(p_y / p_x, q_y / q_x) (Daliri, Musco, Suresh, arXiv 2408.07978).
-
-    With tokens in order of p / q, the first part of the inner sum is q_y / q_x and the rest p_y / p_x.
-    """
-    order = (p / q).argsort(-1)
-    p, q = p.gather(-1, order), q.gather(-1, order)
-    until, after = q.cumsum(-1), p.flip(-1).cumsum(-1).flip(-1) - p
-    return (1 / (until / q + after / p)).sum(-1)
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return F.normalize(vectors, dim=-1)
+def _states(following: Tensor, numbers: Tensor) -> Tensor:
+    """[V, width]: for each token the one that is liked most after it, and how many decoys are liked even more. They are
+    those of its block that are otherwise liked least."""
+    blocks = _OF_BLOCK * (torch.arange(_BLOCKS) == (following // _BLOCK)[:, None])
+    behind = (torch.arange(_BLOCK) - (following % _BLOCK)[:, None]) % _BLOCK
+    places = _OF_DECOYS * (behind >= _BLOCK - numbers[:, None]) - behind
+    row = torch.cat([blocks, places], dim=-1)
+    rest = (_LENGTH**2 - row.square().sum(-1, keepdim=True)).sqrt()
+    return torch.cat([row, rest], dim=-1)
 
 
-def _written(directory: Path, chain: Chain) -> Path:
-    """The chain as a checkpoint. The norm leaves embeddings as unit vectors; what is added to them is 0."""
+def _head() -> Tensor:
+    """[V, width]: what a hidden state says of a token's block and of its place there."""
+    tokens = torch.arange(VOCABULARY)[:, None]
+    block, place = tokens // _BLOCK == torch.arange(_BLOCKS), tokens % _BLOCK == torch.arange(_BLOCK)
+    return torch.cat([block, place, torch.zeros(VOCABULARY, 1)], dim=-1)
+
+
+def _written(directory: Path, states: Tensor) -> Path:
+    """The chain as a checkpoint. The norm takes the length from the embedding and gives it back; what attention and
+    feed-forward add is 0."""
     from safetensors.torch import save_file
 
-    layer = "model.layers.0"
+    layer, scale = "model.layers.0", _LENGTH / _WIDTH**0.5
     tensors = {
-        "model.embed_tokens.weight": chain.liked * _WIDTH**0.5,
-        "model.norm.weight": torch.full((_WIDTH,), _WIDTH**-0.5),
-        "lm_head.weight": _SHARPNESS * chain.directions,
+        "model.embed_tokens.weight": states / scale,
+        "model.norm.weight": torch.full((_WIDTH,), scale),
+        "lm_head.weight": _head(),
         f"{layer}.input_layernorm.weight": torch.ones(_WIDTH),
         f"{layer}.post_attention_layernorm.weight": torch.ones(_WIDTH),
         f"{layer}.self_attn.o_proj.weight": torch.zeros(_WIDTH, _HEAD),

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd import profile
-from ssd.bench import load, runs
+from ssd.bench import load, plot, runs
 from ssd.bench.perplexity import perplexities
 from ssd.bench.runs import Turn
 from ssd.cli.main import main
@@ -117,6 +117,45 @@ def test_serving_compares_the_modes_of_an_engine_of_its_own(pair: list[str], tex
         assert row["mean_ttft_ms"] < row["mean_e2el_ms"] and row["p99_itl_ms"] > 0
     assert found["workload"]["request_rate"] == 50 and any("read before" in note for note in found["notes"])
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_emulated_is_named_everywhere(pair: list[str], texts: str, tmp_path: Path) -> None:
+    times = ("--emulate", "verify=3ms,depth=200us")
+    found = measured(tmp_path, "latency", *pair, "--dataset", texts, *SMALL, *times, "--modes", "ar,sd", "-k", "2")
+    assert (found["emulated"], found["synthetic"]) == ("verify=3ms,depth=200us", None)
+    assert found["stdout"].count("(emulated: verify=3ms,depth=200us)") == 2  # tables
+    assert all(row["verify_ms"] >= 3 and row["equal_to_ar"] == 3 for row in found["rows"])
+    assert "Synthetic" not in found["stdout"]
+
+
+def test_a_synthetic_pair_is_as_right_as_stated_and_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How right it is, the tests of the pair say; here it may be too late at times, as the machine likes."""
+    titles = []
+    monkeypatch.setattr(plot, "draw", lambda file, rows, title: titles.append(title))
+    asked = ("--synthetic-acceptance-length", "3", "--synthetic-hit-rate", "0.8", "-k", "4", "-f", "2")
+    size = ("--prompts", "4", "--batch-size", "4", "--tokens", "60", "--repeats", "1", "--temperature", "0")
+    more = ("--temperature", "1", "--emulate", "verify=8ms,depth=0", "--plot", tmp_path / "plot.png")
+    found = measured(tmp_path, "throughput", *asked, *size, *more)
+    words = "emulated: verify=8ms,depth=0; synthetic: acceptance length 3, hit rate 0.8"
+    assert found["synthetic"] == {
+        "acceptance_length": pytest.approx(3),
+        "acceptance": pytest.approx(0.741, abs=1e-3),
+        "hit_rate": 0.8,
+        "k": 4,
+        "fan_out": 2,
+    }
+    assert [title.endswith(f"({words})") for title in titles] == [True]
+    assert "Synthetic: the texts of a scripted pair mean nothing" in found["stdout"]
+    assert found["workload"]["dataset"] == "random" and found["engine"]["draft_dtype"] == "float32"
+    assert [row["equal_to_ar"] for row in found["rows"]] == [4] * 6
+    assert all(row["acceptance_length"] > 1 for row in found["rows"] if row["mode"] == "sd")
+
+
+def test_a_preset_brings_its_pair(tmp_path: Path) -> None:
+    size = ("--prompts", "1", "--tokens", "24", "--modes", "sd")
+    found = measured(tmp_path, "latency", "--emulate", "qwen", *size, "--temperature", "1")
+    assert found["emulated"] == "verify=11.3ms,depth=1.8ms"
+    assert (found["synthetic"]["acceptance"], found["synthetic"]["k"], found["rows"][0]["k"]) == (0.53, 4, 4)
 
 
 # -- at a running engine ----------------------------------------------------------------------------------------------
@@ -226,6 +265,16 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--write-profile", "x.json"], ["--write-profile", "-k 4 --temperature 0"]),
         (["latency", "--modes", "ssd", "--all-cores"], ["--all-cores adds ar and sd"]),
         (["latency", "--all-cores", "--target-cpus", "0", "--draft-cpus", "0"], ["no cores of their own"]),
+        (["latency", "--emulate", "lama"], ["'lama' is neither a preset (llama, qwen)"]),
+        (["latency", "--emulate", "llama"], ["--target is not for a synthetic pair"]),
+        (["latency", "--emulate", "llama", "--temperature", "0.5"], ["no acceptance at temperature 0.5"]),
+        (["latency", "--emulate", "llama", "--temperature", "0", "--temperature", "1"], ["needs one temperature"]),
+        (["latency", "--emulate", "llama", "--dataset", "humaneval"], ["a scripted pair reads no texts"]),
+        (["latency", "--emulate", "verify=1ms,depth=0", "--all-cores"], ["--all-cores"]),
+        (["latency", "--synthetic-acceptance-length", "2", "-k", "4", "-f", "3"], ["needs --emulate"]),
+        (["latency", "--emulate", "llama", "--synthetic-hit-rate", ".5"], ["needs --synthetic-acceptance-length"]),
+        (["latency", "--emulate", "verify=1ms,depth=0", "--synthetic-acceptance-length", "2"], ["needs -k and -f"]),
+        (["latency", "--emulate", "llama", "--synthetic-acceptance-length", "9"], ["from 1 to 8"]),
         (["throughput", "--batch-size", "0"], ["--batch-size"]),
         (["throughput", "--batch-size", "21"], ["--batch-size 21 is more than the 20 prompts"]),
         (["serve", "--request-rate", "-1"], ["--request-rate"]),

@@ -6,17 +6,21 @@ import click
 import msgspec
 import pytest
 
-from ssd.cli.emulation import Emulated, emulated
+from ssd.bench.emulated import emulated
+from ssd.cli.emulation import Emulated
 from ssd.config import EngineConfig
-from ssd.emulation.devices import PRESETS, DeviceTimes
+from ssd.emulation.agreement import Stated
+from ssd.emulation.devices import PRESETS, DeviceTimes, Preset
 from ssd.errors import UsageError
 from ssd.params import MAX_CHAINS
 from ssd.profile import Times
-from ssd.speculation.theory import expected_tokens
 
 
-def parsed(text: str) -> DeviceTimes:
+def parsed(text: str) -> DeviceTimes | Preset:
     return Emulated().convert(text, None, None)
+
+
+LLAMA = PRESETS["llama"].times
 
 
 def test_times_are_given_by_name_in_any_order() -> None:
@@ -26,10 +30,17 @@ def test_times_are_given_by_name_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_its_times(name: str) -> None:
-    assert parsed(name) == PRESETS[name].times
+def test_a_preset_goes_by_its_name_and_its_times_as_they_are_written(name: str) -> None:
+    assert parsed(name) is PRESETS[name] and PRESETS[name].name == name
     written = emulated(PRESETS[name].times)
-    assert emulated(parsed(written)) == written
+    again = parsed(written)
+    assert isinstance(again, DeviceTimes) and emulated(again) == written
+
+
+def test_a_preset_states_acceptance_at_known_temperatures_only() -> None:
+    assert PRESETS["llama"].stated(1.0) == Stated(0.771, 0.85, 7, 3)
+    with pytest.raises(UsageError, match=r"llama states no acceptance at temperature 0.5, only at 0, 1"):
+        PRESETS["llama"].stated(0.5)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +65,16 @@ def test_the_presets_say_what_was_published() -> None:
     for name, published in (("llama", 181.7), ("qwen", 136.8)):
         preset = PRESETS[name]
         round_s = preset.times.verify.fixed_s + preset.lookahead * preset.times.depth.fixed_s + 2.9e-3
-        assert expected_tokens(preset.acceptance[0.0], preset.lookahead) / round_s == pytest.approx(published, rel=0.02)
+        assert preset.stated(0.0).acceptance_length / round_s == pytest.approx(published, rel=0.02)
         assert preset.fan_out * (preset.lookahead + 1) <= MAX_CHAINS
 
 
 def test_the_times_reach_every_process() -> None:
-    config = EngineConfig(target="t", draft="d", emulate=parsed("llama"))
+    config = EngineConfig(target="t", draft="d", emulate=LLAMA)
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
 
 @pytest.mark.parametrize("fields", [{"cascade": ("small",)}, {"load_format": "mock"}], ids=["cascade", "mock"])
 def test_what_has_other_devices_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="a target and one draft"):
-        EngineConfig(target="t", draft="d", emulate=parsed("llama"), **fields)  # type: ignore[arg-type]
+        EngineConfig(target="t", draft="d", emulate=LLAMA, **fields)  # type: ignore[arg-type]

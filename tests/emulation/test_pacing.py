@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from ssd.emulation import pacing
+from ssd.emulation.agreement import Stated
 from ssd.emulation.chains import write_pair
 from ssd.emulation.devices import DeviceTimes
 from ssd.execution.batch import Row
@@ -58,7 +59,7 @@ def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_mode_says_the_same(tmp_path: Path, temperature: float) -> None:
     """Through all processes."""
-    pair = write_pair(tmp_path / "pair", 0.8, temperature)
+    pair = write_pair(tmp_path / "pair", Stated(0.8, 0.8, 4, 3))
     options = EngineOptions(
         target=str(pair.target), draft=(str(pair.draft),), max_model_len=512, max_num_seqs=4, draft_dtype="float32"
     )

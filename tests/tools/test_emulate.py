@@ -12,7 +12,7 @@ from emulating.cases import cases
 from emulating.figures import simulated_gain
 
 from ssd.emulation.devices import PRESETS
-from ssd.speculation.theory import expected_tokens, ssd_over_sd
+from ssd.speculation.theory import ssd_over_sd
 
 
 def test_every_mode_is_measured_and_says_the_same(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_every_mode_is_measured_and_says_the_same(tmp_path: Path) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
     assert "Emulated" in result.output
     (row,) = json.loads(out.read_text())["rows"]
-    assert row["emulated"] == "verify=2ms,depth=200us"
+    assert row["emulated"] == "verify=2ms,depth=200us" and row["synthetic"]["acceptance"] == 0.888
     assert (row["equal"], row["texts"]) == (4, 4)
     assert list(row["modes"]) == ["ar", "sd", "ssd"] and all(m["beyond_ms"] > 0 for m in row["modes"].values())
 
@@ -46,7 +46,7 @@ def test_a_temperature_without_a_stated_acceptance_is_refused() -> None:
 
 
 def test_an_engine_that_costs_nothing_reaches_the_ceiling_where_all_outcomes_are_foreseen() -> None:
-    case = next(cases("llama", PRESETS["llama"], (0.0,)))
-    tokens = expected_tokens(case.acceptance, case.lookahead)
-    draft = case.lookahead * case.times.depth.fixed_s / case.times.verify.fixed_s
+    case = next(cases(PRESETS["llama"], (0.0,)))
+    tokens = case.stated.acceptance_length
+    draft = case.stated.lookahead * case.times.depth.fixed_s / case.times.verify.fixed_s
     assert simulated_gain(case, 1, tokens, 1.0) == pytest.approx(ssd_over_sd(1.0, tokens, tokens, draft)[1], rel=0.01)

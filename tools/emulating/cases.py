@@ -1,18 +1,18 @@
-"""What is measured under emulation: pairs, settings, and the prompts of one turn."""
+"""What is measured under emulation: pairs and their settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from random import Random
 
-from ssd.emulation.chains import VOCABULARY
+from ssd.bench.emulated import Emulation
+from ssd.bench.settings import Setting, Sweep
+from ssd.emulation.agreement import Stated
 from ssd.emulation.devices import DeviceTimes, Preset
-from ssd.params import Mode, SamplingParams, Speculation
+from ssd.params import Mode, Speculation
 from ssd.profile import Times
 
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
-_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -22,41 +22,24 @@ class Case:
     preset: str
     name: str
     times: DeviceTimes
-    lookahead: int
-    fan_out: int
+    stated: Stated
     temperature: float
-    acceptance: float
 
-    def speculation(self, mode: Mode) -> Speculation:
-        return Speculation(mode, self.lookahead, (self.fan_out,), "jit")
+    @property
+    def emulation(self) -> Emulation:
+        return Emulation(self.times, self.stated)
 
-    def params(self, mode: Mode, turn: int, tokens: int, batch: int) -> list[SamplingParams]:
-        """For every prompt of a turn: the same in all modes."""
-        return [
-            SamplingParams(
-                temperature=self.temperature,
-                seed=turn * batch + row,
-                max_tokens=tokens,
-                ignore_eos=True,
-                speculation=self.speculation(mode),
-            )
-            for row in range(batch)
-        ]
+    def settings(self) -> list[Setting]:
+        """Every mode once, named as it is."""
+        values = (self.stated.lookahead,), ((self.stated.fan_out,),), ("jit",)
+        return Sweep(MODES, *values).settings(Speculation())
 
 
-def cases(name: str, preset: Preset, temperatures: tuple[float, ...]) -> Iterator[Case]:
+def cases(preset: Preset, temperatures: tuple[float, ...]) -> Iterator[Case]:
     """The preset as it is; with misses in (nearly) every batch; with a draft that cannot fill a tree in time."""
     for temperature in temperatures:
-        paper = Case(
-            name, "paper", preset.times, preset.lookahead, preset.fan_out, temperature, preset.acceptance[temperature]
-        )
+        paper = Case(preset.name, "paper", preset.times, preset.stated(temperature), temperature)
         yield paper
-        yield replace(paper, name="misses", fan_out=1, acceptance=0.6)
+        yield replace(paper, name="misses", stated=paper.stated._replace(acceptance=0.6, hit_rate=0.45, fan_out=1))
         slow = Times(preset.times.verify.fixed_s / 3)
         yield replace(paper, name="slow draft", times=DeviceTimes(preset.times.verify, slow))
-
-
-def prompts(turn: int, batch: int) -> list[list[int]]:
-    """Token ids that no other turn has."""
-    random = Random(turn)
-    return [random.choices(range(VOCABULARY), k=_PROMPT_TOKENS) for _ in range(batch)]

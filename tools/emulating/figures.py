@@ -57,7 +57,7 @@ def figures(case: Case, batch: int, turns: Sequence[Turn]) -> Figures:
     sd, ssd = (_pooled([run.metrics for turn in turns for run in turn[mode]]) for mode in ("sd", "ssd"))
     depth_ms = 1e3 * case.times.depth.line.at(batch)
     texts = [pair for turn in turns for mode in ("sd", "ssd") for pair in zip(turn[mode], turn["ar"], strict=True)]
-    draft = case.lookahead * depth_ms / _verify_ms(case, batch, sd)
+    draft = case.stated.lookahead * depth_ms / _verify_ms(case, batch, sd)
     return Figures(
         modes=modes,
         hit_rate=ssd.hit_rate,
@@ -67,7 +67,7 @@ def figures(case: Case, batch: int, turns: Sequence[Turn]) -> Figures:
         simulated=simulated_gain(case, batch, sd.tokens, ssd.hit_rate),
         ceiling=ssd_over_sd(ssd.hit_rate, ssd.on_hit or ssd.tokens, sd.tokens, draft)[1],
         depth_beyond_ms=turns[-1]["ssd"][-1].metrics.draft_step_ms - depth_ms,
-        wait_beyond_ms=modes["sd"].wait_ms - case.lookahead * depth_ms,
+        wait_beyond_ms=modes["sd"].wait_ms - case.stated.lookahead * depth_ms,
         equal=sum(one.token_ids == other.token_ids for one, other in texts),
         texts=len(texts),
     )
@@ -136,7 +136,7 @@ def _predicted(case: Case, batch: int, mode: Mode, rounds: _Pooled) -> float:
     if mode == "ar":
         return 1e3 / verify
     if mode == "sd":
-        draft = case.lookahead * 1e3 * case.times.depth.line.at(batch)
+        draft = case.stated.lookahead * 1e3 * case.times.depth.line.at(batch)
         return 1e3 / verify * speedup_sd(rounds.tokens, draft / verify)
     backup = rounds.wait / verify / max(1e-9, 1 - rounds.hit_rate)
     return 1e3 / verify * speedup_ssd(rounds.hit_rate, rounds.on_hit, rounds.on_miss, 0.0, backup)
@@ -144,15 +144,15 @@ def _predicted(case: Case, batch: int, mode: Mode, rounds: _Pooled) -> float:
 
 def simulated_gain(case: Case, batch: int, tokens: float, hit_rate: float) -> float:
     """`ssd` over `sd` in the simulator, with `tokens` a round of `sd`, such hits, and an engine that costs nothing."""
-    rate = acceptance_for(tokens, case.lookahead)
+    rate = acceptance_for(tokens, case.stated.lookahead)
     exponent = 0.6  # of no account with one fan-out
-    law = ((1 - hit_rate) * case.fan_out**exponent, exponent)
+    law = ((1 - hit_rate) * case.stated.fan_out**exponent, exponent)
     setup = Setup(
         Devices(case.times.verify.line, (Level(case.times.depth.line),)),
         Statistics.alike(AcceptanceLaw((rate,)), law),
         engine="anytime",
-        lookahead=case.lookahead,
-        fan_out=(case.fan_out,),
+        lookahead=case.stated.lookahead,
+        fan_out=(case.stated.fan_out,),
         batch=batch,
         backup="auto",
     )

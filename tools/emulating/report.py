@@ -9,7 +9,6 @@ from rich.table import Table
 
 from emulating.cases import Case
 from emulating.figures import Figures
-from ssd.cli.emulation import emulated
 from ssd.cli.tables import grid
 
 CASES = ("paper", "misses", "slow draft")
@@ -38,11 +37,8 @@ def plain(case: Case, batch: int, found: Figures) -> dict[str, Any]:
     return {
         "preset": case.preset,
         "case": case.name,
-        "emulated": emulated(case.times),
-        "k": case.lookahead,
-        "fan_out": case.fan_out,
+        **case.emulation.facts(),
         "temperature": case.temperature,
-        "acceptance_stated": case.acceptance,
         "batch": batch,
         **rest,
     }
