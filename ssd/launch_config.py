@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive, Quantize, RankCount
 from ssd.errors import RequestError, UsageError
-from ssd.ipc.laws import LawArena
 from ssd.models import checkpoint, hub
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
 from ssd.server_config import ServerOptions, resolve_server
@@ -217,6 +216,8 @@ def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
 
 def _check_laws(options: EngineOptions, speculation: Speculation, shape: _Shape) -> None:
     """The arena of draft laws must leave room for everything else."""
+    from ssd.ipc.laws import LawArena
+
     if speculation.mode == "ar" or speculation.sampler != "rejection":
         return
     size = LawArena.size_bytes(options.max_num_seqs, speculation, shape.vocab_size)

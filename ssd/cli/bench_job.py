@@ -14,8 +14,6 @@ from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, own_cores
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import Asked
-from ssd.cli.session import process_setup, session
-from ssd.client import Client, Prompt
 from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.launch_config import EngineOptions, resolve
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from ssd.bench.figures import Row
     from ssd.bench.report import Report
     from ssd.bench.runs import Runs
+    from ssd.client import Client, Prompt
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,7 @@ def measuring(
 ) -> Iterator[Job]:
     """Engines for as long as the block lasts: one, and with `all_cores` another one for `ar` and `sd`."""
     from ssd.bench.report import Report
+    from ssd.cli.session import process_setup, session
 
     if emulation is not None and all_cores:
         raise UsageError("--all-cores: what is emulated is as fast on any cores")

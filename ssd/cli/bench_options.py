@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
@@ -14,10 +14,12 @@ from ssd.bench import datasets
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli import plots
 from ssd.cli.options import FanOut, Lookahead
-from ssd.client import Prompt
 from ssd.errors import UsageError
 from ssd.params import MAX_LOOKAHEAD, MAX_SEED, Mode
 from ssd.params import FanOut as FanOutList
+
+if TYPE_CHECKING:
+    from ssd.client import Prompt
 
 SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup")
 """Engine options of which a measurement takes several values, and so has options of its own."""

@@ -17,16 +17,15 @@ from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import check_ids, publish, sized, starting
 from ssd.cli.bench_options import SWEPT, Asked, Real, measured_options
 from ssd.cli.options import address_options, engine_options_but, speculation_changes
-from ssd.cli.session import process_setup, session
-from ssd.client import Client, Prompt
 from ssd.errors import SsdError, UsageError
-from ssd.ipc.messages import Description
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import Speculation
 
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
     from ssd.bench.load import Ask, Load
+    from ssd.client import Client, Prompt
+    from ssd.ipc.messages import Description
 
 _DECIDED_THERE = (*EngineOptions.__struct_fields__, "modes", "lookaheads", "fan_outs", "backups", "address", "keys")
 _AS_SERVED = Setting("as served", Speculation("ar"))  # over HTTP nothing is said of speculation
@@ -78,6 +77,9 @@ def serve(
 
     At the running engine of --address, in its own mode unless --modes says otherwise; at the server of --url, as it is;
     else, in all modes by turns, at an engine of its own."""
+    from ssd.cli.session import process_setup, session
+    from ssd.client import Client
+
     traffic = _Traffic(request_rate, max_concurrency, repeats)
     if url is not None:
         _refuse(context)

@@ -312,7 +312,7 @@ def test_a_server_that_is_not_there_is_named(texts: str) -> None:
 def test_help_and_refusals_load_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import atexit, sys\n"
-        "heavy = ('torch', 'rich', 'matplotlib')\n"
+        "heavy = ('torch', 'numpy', 'rich', 'matplotlib')\n"
         "atexit.register(lambda: print('loaded:', [name for name in heavy if name in sys.modules]))\n"
         f"from ssd.cli.main import main; main(['bench', *{arguments!r}])"
     )
