@@ -64,10 +64,10 @@ def test_chi_square_of_the_first_tokens(
 ) -> None:
     """Hits, misses and rejections mixed: the law of the text is the target's. The draft takes few steps a round, so
     that speculations are also partial."""
-    settings = config(speculation)
+    count, together = 960, 32
+    settings = config(speculation, max_num_seqs=together)
     observed: Counter[tuple[int, ...]] = Counter()
     rounds = Counter[str]()
-    count, together = 1600, 8
     draft = Draft(settings, world.draft, steps=3)
     for first in range(0, count, together):
         pair = Pair(settings, world.target, draft if speculation.mode != "ar" else None)

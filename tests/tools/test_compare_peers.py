@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import compare_peers
 import pytest
+import torch
 from click.testing import CliRunner, Result
-from peers.contestants import Files
+from peers.contestants import CONTESTANTS, Files
 from peers.memory import resident_mib
 from peers.serving import Answer, Begin
 from peers.worker import PeerError, Worker
@@ -75,7 +77,7 @@ def compare(*arguments: object) -> Result:
 
 
 def test_engines_take_turns_and_say_the_same(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
-    names = ("transformers", "transformers-draft", "transformers-lookup", "ssd")
+    names = ("transformers", "ssd")
     asked = [word for name in names for word in ("--peers", name)]
     file = tmp_path / "report.json"
     size = ("--prompts", 3, "--tokens", 12, "--json", file)
@@ -89,6 +91,19 @@ def test_engines_take_turns_and_say_the_same(pair: tuple[Path, Path], prompts: P
     assert report["ratios"].keys() == {"ssd"} and report["ratios"]["ssd"].keys() == set(names[:-1])
     ratios = [one / other for one, other in zip(*(report["runs"][name] for name in ("ssd", names[0])), strict=True)]
     assert report["ratios"]["ssd"][names[0]][0] == sorted(ratios)[1]
+
+
+def test_transformers_says_the_same_whatever_assists_it(pair: tuple[Path, Path]) -> None:
+    """In this process, which has imported it."""
+    prompt, told = tiny.token_ids(20, 1, ggufs.SIZES["vocab_size"]), dict[str, list[list[int]]]()
+    for name in ("transformers", "transformers-draft", "transformers-lookup"):
+        with CONTESTANTS[name].opened(Files(*pair, {}), torch.get_num_threads()) as answering:
+            answering(prompt, 12, told.setdefault(name, []).append)
+    plain = told["transformers"]
+    assert [len(ids) for ids in plain] == [1] * 12  # as they come
+    for chunks in told.values():
+        assert [*chain(*chunks)] == [*chain(*plain)]
+    assert len(told["transformers-draft"]) < 12  # several at a time
 
 
 @pytest.mark.usefixtures("llama_cpp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,17 +27,10 @@ FLAGS += ["--engine-cpus", "0", "--dtype", "float32"]
 STUDENT = ["--layers", "0,2", "--epochs", "6", "--learning-rate", "0.003", "--evaluate-prompts", "4"]
 
 
-def distill(target: Path, out: Path, *flags: str) -> str:
-    command = [sys.executable, str(TOOL), str(target), "--out", str(out), *FLAGS, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def refusal(target: Path, out: Path, *flags: str) -> str:
-    """What the command says that ends with 1, in this process: it has imported everything already."""
+def distill(target: Path, out: Path, *flags: str, code: int = 0) -> str:
+    """What the command says on stderr, in this process: it has imported everything already."""
     done = CliRunner().invoke(main, [str(target), "--out", str(out), *FLAGS, *flags])
-    assert done.exit_code == 1
+    assert done.exit_code == code, (done.output, done.exception)
     return done.stderr
 
 
@@ -73,7 +67,7 @@ def test_the_draft_shares_the_embedding_of_its_target(draft: Path) -> None:
 
 
 def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path) -> None:
-    assert "begun with another seed" in refusal(target, draft, *STUDENT, "--seed", "1")
+    assert "begun with another seed" in distill(target, draft, *STUDENT, "--seed", "1", code=1)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +81,19 @@ def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path)
 def test_a_student_that_does_not_fit_is_refused_first(
     target: Path, tmp_path: Path, flags: list[str], message: str
 ) -> None:
-    assert message in refusal(target, tmp_path, *flags)
+    assert message in distill(target, tmp_path, *flags, code=1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Path, tmp_path: Path) -> None:
-    """The corpus as if the first run had been killed after its first shard."""
-    distill(target, tmp_path, "--until", "corpus")
-    kept = (tmp_path / "work" / "corpus-00000.safetensors").stat().st_mtime_ns
-    for index in (1, 2):
-        (tmp_path / "work" / f"corpus-0000{index}.safetensors").unlink()
+    """As if the first run had been killed after its first shard."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("recipe.json", "corpus-00000.safetensors"):
+        shutil.copy(draft / "work" / name, work)
+    kept = (work / "corpus-00000.safetensors").stat().st_mtime_ns
     distill(target, tmp_path, *STUDENT, "--epochs", "1", "--until", "train")
-    assert (tmp_path / "work" / "corpus-00000.safetensors").stat().st_mtime_ns == kept
+    assert (work / "corpus-00000.safetensors").stat().st_mtime_ns == kept
     for index in range(3):
         name = f"corpus-0000{index}.safetensors"
         ours, theirs = (load_file(folder / "work" / name) for folder in (tmp_path, draft))
@@ -142,9 +137,12 @@ def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, t
 
 
 def test_own_prompts_are_answered(target: Path, tmp_path: Path) -> None:
+    """As a program."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(48)))
-    distill(target, tmp_path, "--prompts", str(prompts), "--until", "corpus")
+    command = [sys.executable, TOOL, target, "--out", tmp_path, *FLAGS, "--prompts", prompts, "--until", "corpus"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     tensors = load_file(tmp_path / "work" / "corpus-00002.safetensors")
     assert len(tensors["lengths"]) == 16
 
