@@ -19,9 +19,10 @@ from ssd import profile
 from ssd.bench import load, plot, runs
 from ssd.bench.perplexity import perplexities
 from ssd.bench.runs import Turn
+from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
 from ssd.client import Client, Completion
-from ssd.params import SamplingParams
+from ssd.params import SamplingParams, Speculation
 from ssd.supervisor import Engine
 from tests.cli.launched import running
 from tests.faults.engine import running_engine
@@ -215,6 +216,26 @@ def test_other_ids_than_those_of_ar_are_an_error(
     assert result.exit_code == 1
     assert "error: sd at T = 0: 1 of 3 answers have other ids than ar" in result.stderr
     assert [row["equal_to_ar"] for row in json.loads(file.read_text())["rows"]] == [3, 2]
+
+
+def test_modes_take_turns_on_the_same_prompts_and_seeds(served: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any, int | None]] = []
+    generate = Client.generate
+
+    def noted(client: Client, batch: list[Any], params: Any, **more: Any) -> list[Completion]:
+        for prompt, each in zip(batch, params if isinstance(params, list) else [params], strict=False):
+            if each.max_tokens == 5:  # neither to warm up nor to have prompts read
+                asked.append((each.speculation.mode, prompt, each.seed))
+        return generate(client, batch, params, **more)
+
+    monkeypatch.setattr(Client, "generate", noted)
+    settings, prompts = Sweep(("ar", "sd", "ssd")).settings(Speculation(num_speculative_tokens=2)), [[5, 6], [7, 8]]
+    with Client(served.address) as client:
+        protocol = Protocol(5, chat=False, seed=3)
+        runs.latency({False: client}, prompts, settings, 0.0, protocol)
+        runs.throughput({False: client}, prompts, settings, 0.0, protocol, batch_size=1, repeats=2)
+    once = [(mode, prompt, 3 + number) for number, prompt in enumerate(prompts) for mode in MODES]
+    assert asked == once * 3
 
 
 def test_its_models_cannot_be_changed(served: Engine, pair: list[str], texts: str) -> None:

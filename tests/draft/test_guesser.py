@@ -11,7 +11,7 @@ from ssd.draft.tree import Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Admit
 from ssd.params import Speculation
-from ssd.speculation.noise import NoiseCache
+from ssd.speculation.noise import NoiseCache, Stream, gumbel, stream_seed
 
 LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
 TEMPERATURE, COUNT = 0.8, 20_000
@@ -40,6 +40,15 @@ def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
         assert torch.allclose(guess.law.double(), law, rtol=1e-5, atol=0)
     drawn = torch.bincount(torch.tensor([guess.token for guess in guesses]), minlength=12)
     assert stats.chisquare(drawn, law * COUNT, sum_check=False).pvalue > 1e-6
+
+
+def test_what_is_drawn_is_independent_of_the_targets_draws() -> None:
+    """With shared noise the ratio rule would be biased."""
+    guesses = Guesser(NoiseCache(12))(LOGITS.expand(50, -1), [Places(tree(0.3), range(50), [0] * 50)])
+    own = stream_seed(7, Stream.DRAFT)
+    expected = [int((guess.law.log() + gumbel(own, position, 12)).argmax()) for position, guess in enumerate(guesses)]
+    assert [guess.token for guess in guesses] == expected
+    assert len({stream_seed(7, stream) for stream in Stream}) == len(Stream)
 
 
 def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from ssd.frontend import log_line
 from ssd.frontend import reporting as module
 from ssd.frontend.desk import Desk
 from ssd.frontend.log_line import LogLine
@@ -100,5 +102,24 @@ def test_the_line_in_the_log() -> None:
         answered(desk, sent, ([5], {}), ([6, 7, 8], hit), ([9], last))
         expected = "2.5 tok/s, 1 running, 0 waiting, 1 ended, KV cache 50%, acceptance length 2.00, hit rate 50%"
         assert line.text(2.0) == expected
+
+    with_desk(body)
+
+
+def test_it_is_written_as_long_as_something_happens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_line, "PERIOD_S", 0.02)
+    caplog.set_level(logging.INFO, "ssd.frontend")
+
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        LogLine(desk)
+        for count in (1, 2):
+            await asyncio.sleep(0.1)  # some periods in which nothing happens
+            assert len(caplog.messages) == count - 1
+            answered(desk, sent, ([5], {}))
+            while len(caplog.messages) < count:
+                await asyncio.sleep(0.01)
+            assert "tok/s, 1 running" in caplog.messages[-1]
 
     with_desk(body)
