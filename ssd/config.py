@@ -56,15 +56,23 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = Limits()
 
 
+class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a draft that is an EAGLE-3 head reads of its target: the hidden states after these `layers` layers, `width`
+    numbers a token together."""
+
+    layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
+    width: Positive
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a child process needs to know; facts found at run time never come back into it.
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
     the target's place. The target is split over `tensor_parallel_size` processes, its cores equally over them. Empty
-    cpu lists leave the placement to the operating system. With `telemetry` target and draft
-    record what they do (`ssd.monitor.lanes`). `emulate`: forwards take these times instead of their own. `failpoints`:
-    the processes may be made to fail (`ssd.failpoints`); for tests.
+    cpu lists leave the placement to the operating system. With `telemetry` target and draft record what they do
+    (`ssd.monitor.lanes`). `features`: the draft is an EAGLE-3 head. `emulate`: forwards take these times instead of
+    their own. `failpoints`: the processes may be made to fail (`ssd.failpoints`); for tests.
     """
 
     target: str
@@ -95,6 +103,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
     telemetry: bool = True
+    features: Features | None = None
     server: Server = Server()
     emulate: DeviceTimes | None = None
     failpoints: bool = False

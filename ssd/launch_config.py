@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, LoadFormat, Positive, Quantize, RankCount
+from ssd.config import Cpus, DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
 from ssd.errors import RequestError, UsageError
-from ssd.models import checkpoint, hub
+from ssd.models import checkpoint, heads, hub
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
 from ssd.server_config import ServerOptions, resolve_server
 from ssd.speculation import speculators
@@ -136,8 +136,10 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         shutdown_timeout=options.shutdown_timeout,
         step_timeout=options.step_timeout,
         telemetry=options.telemetry,
+        features=_features(drafts, target),
         server=served,
     )
+    _check_features(config)
     return _within_bounds(config)
 
 
@@ -173,7 +175,7 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
         names = ()
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
-    if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB):
+    if target.config.get(checkpoint.SHARED) or target.config.get(checkpoint.DRAFT_VOCAB) or heads.is_head(target):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
@@ -185,6 +187,28 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
         if weights:
             checkpoint.borrowed(draft, target)
     return target, drafts
+
+
+def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint) -> Features | None:
+    """What an EAGLE-3 head among the drafts reads of the target."""
+    found = [draft for draft in drafts if heads.is_head(draft)]
+    if not found:
+        return None
+    if len(drafts) > 1:
+        raise UsageError(f"{found[0].directory} is an EAGLE-3 head, which speculates alone: give one --draft")
+    layers = heads.check(found[0], target)
+    return Features(layers=layers, width=heads.FUSED * heads.target_width(found[0].config))
+
+
+def _check_features(config: EngineConfig) -> None:
+    """The arena of hidden states must leave room for everything else."""
+    from ssd.ipc.features import FeatureArena
+
+    if config.features is not None and (size := FeatureArena.size_bytes(config)) > _available_bytes() // 4:
+        raise UsageError(
+            f"an EAGLE-3 head needs {size / 2**30:.1f} GiB for the target's hidden states, more than a quarter of the "
+            "memory that is free; lower --max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        )
 
 
 def _names(options: EngineOptions) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from ssd.children import ChildProcess
 from ssd.config import Cpus, EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
+from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
@@ -106,6 +107,7 @@ class Engine:
         self._pulse_fd = self._hold(memory_file("ssd-pulse", pulse.SIZE_BYTES))
         self._events_fd = self._hold(memory_file("ssd-events", lanes.SIZE_BYTES))
         self._laws_fd = self._law_arena()
+        self._features_fd = self._feature_arena()
 
     def _hold(self, descriptor: int) -> int:
         self._held.callback(os.close, descriptor)
@@ -123,6 +125,12 @@ class Engine:
             return -1
         size = LawArena.size_bytes(config.max_num_seqs, config.speculation, config.vocab_size)
         return self._hold(memory_file("ssd-laws", size))
+
+    def _feature_arena(self) -> int:
+        """Shared memory for hidden states, where the draft is a head that reads them; else -1."""
+        if self.config.features is None:
+            return -1
+        return self._hold(memory_file("ssd-features", FeatureArena.size_bytes(self.config)))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the engine has stopped by itself (a process it needs died); True if it has."""
@@ -248,6 +256,7 @@ class Engine:
             death_fd=self._death_read,
             board_fd=self._board_fd,
             laws_fd=self._laws_fd,
+            features_fd=self._features_fd,
             pulse_fd=self._pulse_fd,
             events_fd=self._events_fd,
             http_fd=self._http.fileno() if role == "frontend" and self._http is not None else -1,

@@ -95,6 +95,9 @@ class TreePlan:
             self._visible[window] = _Visible(minus_infinity(hidden, dtype)[:, None, None], contexts)
         return self._visible[window]
 
+    def show(self, layers: int, x: Tensor) -> None:
+        pass
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         split = self._paged.positions.shape[0]
         parts = []

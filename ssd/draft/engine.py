@@ -10,6 +10,7 @@ from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft.arena import Branches
 from ssd.draft.choice import Choice, Growing
+from ssd.draft.head import HeadLevel
 from ssd.draft.level import Chains, Level, Paths, rows_of
 from ssd.draft.smaller import SmallerDraft, Tip
 from ssd.draft.tree import Chain, Guess, Tree, confirmed
@@ -17,6 +18,7 @@ from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, BoardWriter, Key
+from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, Launched, Outcome, Outcomes, Release, Retune
 from ssd.monitor.lanes import SILENT, Lane, State
@@ -33,7 +35,7 @@ class DraftEngine:
 
     Of the `runners`, smallest first, the last one decides what is published; the others help it (cascade). `vocab_size`
     is the target's: guesses beyond it would be of no use. `laws` is where the ratio rule looks up what tokens were
-    drawn from.
+    drawn from, and `features` what the draft reads of the target if it is an EAGLE-3 head.
     """
 
     def __init__(
@@ -44,11 +46,14 @@ class DraftEngine:
         epoch: int,
         vocab_size: int,
         laws: LawArena | None = None,
+        features: FeatureArena | None = None,
         lane: Lane = SILENT,
     ) -> None:
         self._board, self._laws, self._epoch, self._lane = board, laws, epoch, lane
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         *smaller, self.level = (Level(config, runner, noise, vocab_size) for runner in runners)
+        if features is not None:
+            self.level = HeadLevel(config, runners[-1], noise, vocab_size, features)
         self.smaller: SmallerDraft | None = None
         for level in smaller:
             self.smaller = SmallerDraft(level, self.smaller)
@@ -62,7 +67,8 @@ class DraftEngine:
         if isinstance(message, Admit):
             self._drop(message.request)
             self._board.clear(message.slot)
-            self.trees[message.request] = Tree(message, self._epoch, PageTable(self.level.pool))
+            table = PageTable(self.level.pool)
+            self.trees[message.request] = Tree(message, self._epoch, table, self.level.recurrent)
         elif isinstance(message, Outcomes):
             for row in message.rows:
                 tree = self.trees.get(row.request)
@@ -93,14 +99,15 @@ class DraftEngine:
             return
         self._choice.looked_up(prepared, row.token)
         self._forget_chains(tree)
-        tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
+        if not tree.recurrent:
+            tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # A chain for this very outcome may have been published while it was on its way: it would hide the line.
         self._board.clear(tree.slot)
         self._publish_line(tree)
 
     def _promote(self, tree: Tree, winner: Chain) -> None:
-        """The winning chain's keys and values become the path's."""
-        if winner.cell is None or not winner.computed:
+        """The winning chain's keys and values become the path's, unless they are computed again."""
+        if tree.recurrent or winner.cell is None or not winner.computed:
             return
         tree.table.grow(tree.computed + winner.computed)
         self.level.promote(tree.table, tree.computed, winner.cell, winner.computed)
@@ -184,7 +191,7 @@ class DraftEngine:
 
     def _piece(self, tree: Tree, budget: int) -> list[int]:
         """The next path tokens to compute; none for a tree that had to be dropped for them."""
-        tokens = tree.pending(budget)
+        tokens = self.level.ready(tree, tree.pending(budget))
         if not tokens or tree.computed + len(tokens) > self.level.max_position:
             return []
         try:

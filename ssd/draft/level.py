@@ -32,7 +32,9 @@ class Chains(NamedTuple):
 
 class Level:
     """A draft model with memory of its own. Guesses lie below `vocab_size`, that of the target; `noise` is what levels
-    on one device share."""
+    on one device share. `recurrent`: see `ssd.draft.tree.Tree`."""
+
+    recurrent = False
 
     def __init__(self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int) -> None:
         model = runner.model
@@ -44,17 +46,29 @@ class Level:
         self._vocab_size = min(vocab_size, model.shape.outputs)
         self._guesser = Guesser(noise)
 
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        """As many of the next path tokens as the next forward can compute."""
+        return tokens
+
     def forward(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> Iterator[Guess]:
         """A guess for every output of the paths' rows, then for every row of the chains."""
         rows = [row for _, row in paths]
-        plan = TreePlan(self.runner.plan(rows), [b for _, b in chains], self.runner.cache, self.arena)
+        plan = self._plan(paths, chains)
         tokens = [token for row in rows for token in row.token_ids]
         tips = [token for _, branches in chains for token in branches.tokens]
         wanted = [*output_indices(rows), *range(len(tokens), len(tokens) + len(tips))]
         logits = self.runner.run(tokens + tips, plan, wanted)[:, : self._vocab_size]
         places = [_places(tree, row) for tree, row in paths]
         places += [Places(tree, [p + 1 for p in branches.positions], branches.depths) for tree, branches in chains]
-        return iter(self._guesser(logits, places))
+        return iter(self._finished(self._guesser(logits, places), plan, wanted))
+
+    def _plan(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> TreePlan:
+        rows, branches = [row for _, row in paths], [branches for _, branches in chains]
+        return TreePlan(self.runner.plan(rows), branches, self.runner.cache, self.arena)
+
+    def _finished(self, guesses: list[Guess], plan: TreePlan, wanted: Sequence[int]) -> list[Guess]:
+        """Hook for drafts that keep more of a forward: what is about the tokens at the indices `wanted`."""
+        return guesses
 
     def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:
         """The first `count` tokens of a chain become those of a path, which has room, from position `start` on."""

@@ -21,6 +21,7 @@ from ssd.ipc.messages import TARGET_TO_DRAFT, BadFrame, Hello, Ready, Refused, R
 from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import borrowed, inspect
+from ssd.models.heads import is_head
 from ssd.monitor.lanes import State
 from ssd.params import MAX_LOOKAHEAD
 
@@ -57,7 +58,8 @@ def _load(config: EngineConfig, directory: Path) -> Runner:
     model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8)
     takes = None if config.emulate is None else config.emulate.depth
     runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
-    runner.warm_up(_WARM_UP_TOKENS)
+    if not is_head(checkpoint):  # which needs features to run
+        runner.warm_up(_WARM_UP_TOKENS)
     return runner
 
 
@@ -71,8 +73,8 @@ class _Draft:
 
     def _fresh(self) -> DraftEngine:
         child, vocab_size = self._child, self._child.config.vocab_size
-        laws, lane = child.laws(), child.lane
-        return DraftEngine(child.config, self._runners, self._board, child.epoch, vocab_size, laws, lane)
+        arenas = child.laws(), child.features()
+        return DraftEngine(child.config, self._runners, self._board, child.epoch, vocab_size, *arenas, child.lane)
 
     def serve(self) -> None:
         self._hello()

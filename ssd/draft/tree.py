@@ -32,11 +32,13 @@ _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 
 class Guess(NamedTuple):
     """What may follow a token: the `token` that the draft goes on with, the likeliest `candidates` for a bonus token,
-    best first, and the `law` [V] that the token was drawn from if the ratio rule will ask (else None)."""
+    best first, and the `law` [V] that the token was drawn from if the ratio rule will ask (else None). `feature`
+    [width] is what an EAGLE-3 head made of the token before, and goes on from."""
 
     token: int
     candidates: list[int]
     law: Tensor | None = None
+    feature: Tensor | None = None
 
 
 def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
@@ -74,9 +76,11 @@ class Tree:
     its draft tokens are right.
 
     `in_flight` is how many line tokens the target verifies now, None while it has not said (it waits for the line).
+    `recurrent`: beyond the committed tokens each is computed from what the one before it gave, and again, from what the
+    target made of them (`tags` names its features), once they are committed; there is no row for the first token.
     """
 
-    def __init__(self, admit: Admit, epoch: int, table: PageTable) -> None:
+    def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
         self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
@@ -85,7 +89,8 @@ class Tree:
         self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
         self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
-        self.computed = table.adopt_prefix(self.tokens)
+        self.recurrent, self.tags = recurrent, list[int]()
+        self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the line answers
@@ -134,7 +139,7 @@ class Tree:
         self.acceptance.note_outcome(known, accepted)
         winner = next((c for c in self.chains if c.fork == accepted and c.tokens[0] == token), None)
         key = self.key(accepted, token)
-        self.computed = min(self.computed, self.base + accepted)
+        self.computed = min(self.computed, self.base + (0 if self.recurrent else accepted))
         self.tokens += [*self.line[:accepted], token]
         self.line, self.guesses, self._forked, self.entries = [], {}, 0, 0
         self.round += 1
@@ -166,8 +171,11 @@ class Tree:
     # -- what there is to do ----------------------------------------------------------------------------------------
 
     def pending(self, most: int) -> list[int]:
-        """The next tokens of the path without keys and values, at most `most`."""
-        return self.path[self.computed : min(self.wanted, self.computed + most)]
+        """The next tokens of the path without keys and values that one forward can compute, at most `most`."""
+        stop = min(self.wanted, self.computed + most)
+        if self.recurrent:
+            stop = min(stop, max(self.base, self.computed + 1))
+        return self.path[self.computed : stop]
 
     def extended(self, count: int, guesses: list[Guess]) -> bool:
         """`count` tokens of the path were computed; `guesses` follow the last ones. True if the line grew."""
@@ -175,6 +183,8 @@ class Tree:
         for offset, guess in enumerate(reversed(guesses)):
             node = self.computed - offset - self.base
             if node >= 0:
+                if node in self.guesses and node < len(self.line):  # computed again: the line's token stays as drawn
+                    guess = guess._replace(token=self.line[node], law=self.guesses[node].law)
                 self.guesses[node] = guess
         return self._grow_line()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -98,10 +98,14 @@ class _Singles:
 class PagedPlan:
     """The plan (see `ssd.models.interface.Plan`) of a list of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row.
+    `deterministic`: every token attends by itself, so that no result depends on the length of its row. Of `layers`,
+    `shown` keeps the hidden states [tokens, width] of a forward.
     """
 
-    def __init__(self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False) -> None:
+    def __init__(
+        self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Container[int] = ()
+    ) -> None:
+        self._layers, self.shown = layers, dict[int, Tensor]()
         device = cache.keys.device
         self._cache, self._deterministic = cache, deterministic
         positions = [position for row in rows for position in range(row.start, row.stop)]
@@ -119,6 +123,10 @@ class PagedPlan:
                 self._parts.append((offset, offset + len(row.token_ids), row.stop, span))
             offset += len(row.token_ids)
         self._scale = cache.keys.shape[-1] ** -0.5
+
+    def show(self, layers: int, x: Tensor) -> None:
+        if layers in self._layers:
+            self.shown[layers] = x
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         self._cache.write(layer, self._slots, k, v)

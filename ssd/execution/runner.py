@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor
@@ -35,14 +35,15 @@ class Runner:
         except RuntimeError as error:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
 
-    def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row."""
+    def forward(self, rows: Sequence[Row], plan: Plan | None = None) -> Tensor:
+        """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row. `plan` is
+        that of the rows, where the caller has asked it to keep something."""
         token_ids = [token for row in rows for token in row.token_ids]
-        return self.run(token_ids, self.plan(rows), output_indices(rows))
+        return self.run(token_ids, plan or self.plan(rows), output_indices(rows))
 
-    def plan(self, rows: Sequence[Row]) -> PagedPlan:
-        """The plan of rows over this runner's cache."""
-        return PagedPlan(rows, self.cache, self._deterministic)
+    def plan(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedPlan:
+        """The plan of rows over this runner's cache, which keeps the hidden states after these `layers`."""
+        return PagedPlan(rows, self.cache, self._deterministic, layers)
 
     @torch.inference_mode()
     def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:

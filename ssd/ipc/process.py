@@ -21,6 +21,7 @@ import zmq
 from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
+from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Message
 from ssd.ipc.pulse import Pulses
@@ -35,9 +36,9 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
     `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
-    `laws_fd` that of the arena of draft laws, `pulse_fd` that of the turn counters, `events_fd` that of the lanes,
-    `http_fd` the socket that listens for HTTP; -1 where no one needs it. The ranks of a target are a `group`, named by
-    the epoch of its first.
+    `laws_fd` that of the arena of draft laws, `features_fd` that of hidden states, `pulse_fd` that of the turn
+    counters, `events_fd` that of the lanes, `http_fd` the socket that listens for HTTP; -1 where no one needs it. The
+    ranks of a target are a `group`, named by the epoch of its first.
     """
 
     role: str
@@ -48,6 +49,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     death_fd: int
     board_fd: int
     laws_fd: int = -1
+    features_fd: int = -1
     pulse_fd: int = -1
     events_fd: int = -1
     http_fd: int = -1
@@ -82,6 +84,12 @@ class Child:
             return None
         config = self.config
         return LawArena(self.start.laws_fd, config.max_num_seqs, config.speculation, config.vocab_size)
+
+    def features(self, writable: bool = False) -> FeatureArena | None:
+        """The arena of hidden states, where the draft is a head that reads them."""
+        if self.start.features_fd < 0:
+            return None
+        return FeatureArena(self.start.features_fd, self.config, writable)
 
     def beat(self) -> None:
         """Show that this process goes on; once in every turn of its loop."""

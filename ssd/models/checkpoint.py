@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd.errors import UsageError
+from ssd.models import heads
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 
 __all__ = [
@@ -175,11 +176,14 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     """`draft` with the tensors that its config leaves to the target's files ("shared_with_target": their names).
 
-    A draft over its target's own embedding needs no copy of it. UsageError when the target has no such tensor.
+    A draft over its target's own embedding needs no copy of it, and an EAGLE-3 head often has none. UsageError when the
+    target has no such tensor.
     """
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
+    if heads.is_head(draft) and heads.EMBEDDING not in draft.tensors:
+        names = [*names, heads.TARGET_EMBEDDING]
     for name in names:
         if name not in target.tensors:
             raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")

@@ -241,6 +241,9 @@ class _Probe:
         self._calls += 1
         return attend(q, k, v, q.shape[2] ** -0.5 if rule.scale is None else rule.scale, rule)
 
+    def show(self, layers: int, x: Tensor) -> None:
+        pass
+
     def check(self, config: Any) -> None:
         """Raise `UsageError` unless every layer attended once per chunk, all alike, in the windows of the config."""
         if sorted(self.sizes) != list(range(config.num_hidden_layers)) or self._calls != self._chunks * len(self.sizes):

@@ -23,6 +23,10 @@ class Plan(Protocol):
         """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim],
         scored as `rule` says. Returns [n, heads * head_dim]."""
 
+    def show(self, layers: int, x: Tensor) -> None:
+        """x [n, width] is what the first `layers` layers made of the tokens. A family that tells can be the target of
+        an EAGLE-3 head; most plans do not listen."""
+
 
 _MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 

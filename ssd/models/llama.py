@@ -72,13 +72,15 @@ def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tens
 class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
 
+    inputs = 1  # how many times the model's width goes in
+
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
         self._qkv = weights.linear(
-            torch.cat([weights(f"{name}.weight", size, width) for name, size in parts]),
+            torch.cat([weights(f"{name}.weight", size, self.inputs * width) for name, size in parts]),
             torch.cat(biases) if biases else None,
         )
         self._out = weights.row_linear(
@@ -173,9 +175,11 @@ class Llama:
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
         x = self._embed(token_ids)
         table = self._rotary.at(plan.positions)
-        for attention_norm, attention, forward_norm, feed_forward in self._layers:
+        plan.show(0, x)
+        for index, (attention_norm, attention, forward_norm, feed_forward) in enumerate(self._layers, 1):
             x = x + attention(attention_norm(x), table, plan)
             x = x + feed_forward(forward_norm(x))
+            plan.show(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ goes to transformers (`ssd.models.fallback`).
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 
@@ -51,11 +51,12 @@ def load(
     those of its part of the vocabulary. Raises `UsageError`."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
-    from ssd.models import fallback, weights
+    from ssd.models import fallback, heads, weights
     from ssd.models.split import Share
 
     kind, known = str(checkpoint.config.get("model_type")), _entries()
-    if kind not in known:
+    head = heads.is_head(checkpoint)
+    if kind not in known and not head:
         if ranks is not None and ranks.size > 1:
             raise UsageError(
                 f"{checkpoint.directory}: model family {kind!r} runs through transformers, which is not split over "
@@ -71,7 +72,7 @@ def load(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
     linear = Int8Linear if int8 else Linear
-    family = known[kind].load()
+    family = _head_family() if head else known[kind].load()
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:
@@ -85,3 +86,9 @@ def load(
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     return model
+
+
+def _head_family() -> Any:
+    from ssd.models.eagle3 import Eagle3
+
+    return Eagle3

@@ -26,7 +26,8 @@ class Weights:
     """Tensors below a name prefix, read on demand and checked against the shape the family expects.
 
     `linear` makes the linear layers of a family out of them. `names` are those that exist; None: whatever is asked for.
-    Of what is split over ranks (`ssd.models.split`), `share` is the part that is here.
+    Of what is split over ranks (`ssd.models.split`), `share` is the part that is here. `integers` reads those that are
+    no weights, as they are.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Weights:
         prefix: str = "",
         names: Container[str] | None = None,
         share: Share = WHOLE,
+        integers: Reader | None = None,
     ) -> None:
         self._read, self.linear, self._prefix, self._names, self.share = read, linear, prefix, names, share
+        self._integers = integers or read
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, or this rank's part of it, which has `shape`; of a vocabulary that is the whole shape.
@@ -64,8 +67,12 @@ class Weights:
             return Embedding(weight)
         return ParallelEmbedding(weight, ranks.part(vocab_size).start, ranks)
 
+    def integers(self, name: str, *shape: int) -> Tensor:
+        """The same of a tensor of whole numbers, as int64."""
+        return self._integers(self._prefix + name, shape).long()
+
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.", self._names, self.share)
+        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.", self._names, self.share, self._integers)
 
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names
@@ -84,7 +91,7 @@ def from_checkpoint(
 
     files: dict[str, Any] = {}
 
-    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+    def stored(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         info = checkpoint.tensors.get(name)
         if info is None:
             raise UsageError(f"tensor {name} is missing")
@@ -95,9 +102,12 @@ def from_checkpoint(
             files[path] = safe_open(path, framework="pt")
         file = files[path]
         tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
-        return tensor.to(device, dtype)
+        return tensor
 
-    return Weights(read, linear, names=checkpoint.tensors, share=share)
+    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+        return stored(name, shape, piece).to(device, dtype)
+
+    return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:

@@ -15,6 +15,7 @@ from ssd.execution.shards import ShardRunner
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
 from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.acceptance import coupled
+from ssd.target.features import FeatureExport
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
 from ssd.target.sequence import Sequence
@@ -24,7 +25,8 @@ _NO_LOGITS = torch.empty(0)
 
 
 class TargetEngine:
-    """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids, `lane` is told what it does."""
+    """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids, `lane` is told what it does,
+    and `features` shows hidden states to the draft."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class TargetEngine:
         proposer: Proposer,
         stop_token_ids: frozenset[int] = frozenset(),
         lane: Lane = SILENT,
+        features: FeatureExport | None = None,
     ) -> None:
         salt = f"{config.digest}/{config.dtype}/{config.quantize}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
@@ -40,7 +43,7 @@ class TargetEngine:
         self.proposer = proposer
         self._config, self._runner, self._stop_token_ids = config, runner, stop_token_ids
         self._verifier = Verifier(runner.model.shape.vocab_size, runner.model.device)
-        self._lane = lane
+        self._lane, self._features = lane, features
         self._forward_ended = 0.0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
@@ -114,11 +117,14 @@ class TargetEngine:
         tokens = sum(len(part.row.token_ids) for part in batch)
         self._lane.enter(State.VERIFY if decodes else State.PREFILL, tokens)
         rows, runner = [part.row for part in batch], self._runner
+        plan = runner.plan(rows, () if self._features is None else self._features.layers)
         own = None
         if isinstance(runner, ShardRunner) and (laws := unfiltered(batch)) is not None:
-            logits, own = _NO_LOGITS, runner.sample(rows, laws)
+            logits, own = _NO_LOGITS, runner.sample(rows, laws, plan)
         else:
-            logits = runner.forward(rows)
+            logits = runner.forward(rows, plan)
+        if self._features is not None:
+            self._features.write(batch, plan)
         self._lane.enter(State.SAMPLE)
         return logits, own
 

@@ -8,6 +8,8 @@ import torch
 
 from ssd.config import EngineConfig
 from ssd.emulation import pacing
+from ssd.errors import UsageError
+from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
 from ssd.execution.shards import ShardRunner, Tell
 from ssd.layers.ranks import SINGLE, Ranks
@@ -32,7 +34,19 @@ def load(config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None) 
         runner = pacing.runner(model, *sizes, None if config.emulate is None else config.emulate.verify)
     if ranks.rank == 0:
         runner.warm_up(1 + config.speculation.longest)
+        if config.features is not None:
+            _check_shown(runner, config)
     return runner, stop_token_ids(checkpoint)
+
+
+def _check_shown(runner: Runner, config: EngineConfig) -> None:
+    """UsageError where the target's family does not show the hidden states that the draft reads."""
+    assert config.features is not None
+    rows = [Row([0], 0, range(1))]
+    plan = runner.plan(rows, config.features.layers)
+    runner.forward(rows, plan)
+    if plan.shown.keys() != set(config.features.layers):
+        raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
 
 
 def device_of_rank(name: str, rank: int) -> torch.device:

@@ -17,6 +17,7 @@ from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.monitor.lanes import State
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
+from ssd.target.features import FeatureExport
 from ssd.target.loading import load
 from ssd.target.proposer import NoProposer, Proposer
 from ssd.target.ranks import Leader, follow, meet
@@ -59,7 +60,9 @@ class Target:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
         proposer: Proposer = NoProposer() if self._board is None else self._board
-        self.engine = TargetEngine(config, runner, proposer, stops, child.lane)
+        arena = child.features(writable=True)
+        features = FeatureExport(arena, config.features.layers) if arena and config.features else None
+        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features)
 
     def serve(self) -> None:
         self._child.ready()

@@ -57,7 +57,8 @@ class Sequence:
     `speculation` is what was `asked` for, or what the tuner makes of that at present. `round` numbers outcomes: 0 is
     the prefill's. `cache` says what the speculation cache had for the next one. A token of `ends` ends the text.
     `adjustment` is None where logits are taken as they are; `written` is what it has been told of the text.
-    `prompt_logprobs` are those of the first prompt tokens after the very first, as far as they are computed.
+    `prompt_logprobs` are those of the first prompt tokens after the very first, as far as they are computed. `tags`
+    name the texts whose features were shown to the draft (`ssd.ipc.features`).
     """
 
     request: int
@@ -81,6 +82,7 @@ class Sequence:
     laws: Tensor | None = None
     cache: Cache = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
 
     @classmethod

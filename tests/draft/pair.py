@@ -11,6 +11,7 @@ from ssd.config import EngineConfig
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
+from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
@@ -33,6 +34,7 @@ from ssd.params import SamplingParams, Speculation
 from ssd.speculation.sampling import Law
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
+from ssd.target.features import FeatureExport
 from ssd.target.proposer import NoProposer
 
 PAGE_SIZE = 4
@@ -76,6 +78,7 @@ class Draft:
         self.board = BoardReader(descriptor, slots, configuration.vocab_size)
         os.close(descriptor)
         self.laws = self._law_arena()
+        self.features, self.shown = self._feature_arenas()
         self.epoch = self.forwards = 0
         self.restart()
 
@@ -89,11 +92,21 @@ class Draft:
         os.close(descriptor)
         return arena
 
+    def _feature_arenas(self) -> tuple[FeatureArena | None, FeatureArena | None]:
+        """The draft's view and the target's."""
+        if self.config.features is None:
+            return None, None
+        descriptor = memory_file("features", FeatureArena.size_bytes(self.config))
+        arenas = FeatureArena(descriptor, self.config), FeatureArena(descriptor, self.config, writable=True)
+        os.close(descriptor)
+        return arenas
+
     def restart(self) -> None:
         """A new draft, of a new epoch, that knows nothing."""
         self.epoch += 1
         vocab_size = self.config.vocab_size
-        self.engine = DraftEngine(self.config, self.runners, self._writer, self.epoch, vocab_size, self.laws)
+        arenas = self.laws, self.features
+        self.engine = DraftEngine(self.config, self.runners, self._writer, self.epoch, vocab_size, *arenas)
         self.cells = cells_of(self.engine)
 
     def hear(self, message: Message) -> None:
@@ -195,7 +208,8 @@ class Pair:
             self.engine = TargetEngine(configuration, target, NoProposer())
         else:
             self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.laws)
-            self.engine = TargetEngine(configuration, target, self.proposer)
+            shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
+            self.engine = TargetEngine(configuration, target, self.proposer, features=shown)
             self.proposer.join(draft.epoch)
 
     def deliver(self, message: Message) -> bool:

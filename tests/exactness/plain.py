@@ -85,16 +85,22 @@ class Plain:
         return (inner * inner.sigmoid() * (x @ up)) @ down
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[len(token_ids), vocab_size]."""
-        embedding = self.weights["model.embed_tokens.weight"]
-        x = embedding[torch.tensor(token_ids)]
+    def states(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """What goes into the first layer, and what comes out of each: [len(token_ids), width]."""
+        x = self.weights["model.embed_tokens.weight"][torch.tensor(token_ids)]
+        found = [x]
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"
             x = x + self._attention(self._norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn")
             x = x + self._feed_forward(self._norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
-        head = embedding if self.config["tie_word_embeddings"] else self.weights["lm_head.weight"]
-        return self._norm(x, "model.norm") @ head.T
+            found.append(x)
+        return found
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """[len(token_ids), vocab_size]."""
+        name = "model.embed_tokens.weight" if self.config["tie_word_embeddings"] else "lm_head.weight"
+        return self._norm(self.states(token_ids)[-1], "model.norm") @ self.weights[name].T
 
     def scores(self, token_ids: Sequence[int], law: Law, adjust: Adjust | None = None) -> Tensor:
         """[vocab_size]: what decides the token after `token_ids`; each text is computed once."""

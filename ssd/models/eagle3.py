@@ -1,0 +1,93 @@
+"""The EAGLE-3 head: one layer that goes on from hidden states of its target, or from its own (arXiv 2503.01840).
+
+It reads pairs: the features of one token, and the token after it. What it makes of a pair predicts the token after
+that, and stands for the features that the target has not computed yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.norm import RMSNorm
+from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
+from ssd.models.interface import Plan
+from ssd.models.llama import Attention, Config, FeedForward, shape_of
+from ssd.models.weights import Weights
+
+
+class FeaturePlan(Plan, Protocol):
+    """A plan that also says what the head knows of the token before each of the batch."""
+
+    features: Tensor
+    """[n, width]: hidden states of the target, fused, or what the head made of that token itself."""
+
+
+class PairAttention(Attention):
+    """Attention over an embedding and a hidden state side by side."""
+
+    inputs = 2
+
+
+class Eagle3:
+    """See `ssd.models.interface.Model`; `forward` takes a `FeaturePlan`. Its hidden states have not passed its norm
+    yet: as they are, they are the features of the next pair. Tokens that it does not predict have logits of -inf."""
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        if config.get("hidden_act", "silu") != "silu":
+            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        shape = shape_of(config, max_position)
+        self.shape = replace(shape, layers=1, outputs=shape.vocab_size)
+        self.dtype, self.device = dtype, device
+        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        self._rotary = Rotary(inverse_frequencies(shape.head_dim, config).to(device), max_position, dtype)
+        own = weights.has(EMBEDDING)
+        self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
+        self._fuse = weights.linear(weights("fc.weight", width, FUSED * target_width(config)), None)
+        name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
+        layer = weights.below(name)
+        self._token_norm, self._feature_norm, self._forward_norm = (
+            RMSNorm(layer(f"{norm}.weight", width), eps)
+            for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        )
+        self._attention = PairAttention(config, self.shape, layer.below("self_attn"), 0, self._rotary)
+        self._feed_forward = FeedForward(config, layer.below("mlp"))
+        self._normed_residual = bool(config.get("norm_before_residual", False))
+        self._norm = RMSNorm(weights("norm.weight", width), eps)
+        self._head = weights.linear(weights("lm_head.weight", shape.outputs, width), None)
+        self._ids = self._predicted(weights, shape.outputs) if weights.has("d2t") else None
+
+    def _predicted(self, weights: Weights, count: int) -> Tensor:
+        """int64 [count]: the target's ids of the tokens it predicts; the checkpoint has the differences."""
+        ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocab_size or len(ids.unique()) < count:
+            raise UsageError(f"d2t does not name {count} tokens of a vocabulary of {self.shape.vocab_size}")
+        return ids
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """[n, 3 x the target's width], low to high -> features [n, width]."""
+        return self._fuse(states)
+
+    def forward(self, token_ids: Tensor, plan: FeaturePlan) -> Tensor:
+        features = self._feature_norm(plan.features)
+        pairs = torch.cat((self._token_norm(self._embedding[token_ids]), features), dim=-1)
+        x = features if self._normed_residual else plan.features
+        x = x + self._attention(pairs, self._rotary.at(plan.positions), plan)
+        x = x + self._feed_forward(self._forward_norm(x))
+        plan.show(1, x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores = self._head(self._norm(hidden))
+        if self._ids is None:
+            return scores
+        logits = scores.new_full((len(scores), self.shape.vocab_size), -torch.inf)
+        logits[:, self._ids] = scores
+        return logits

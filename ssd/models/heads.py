@@ -1,0 +1,88 @@
+"""EAGLE-3 heads as checkpoints: what tells one, and whether it fits its target. Reads configs and headers only.
+
+A head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target. The layout
+is that of SafeAILab's checkpoints, which SGLang and vLLM read: `fc` fuses three hidden states, `midlayer` (or
+`layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` says how far each is from its id in
+the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ssd.errors import UsageError
+
+if TYPE_CHECKING:
+    from ssd.models.checkpoint import Checkpoint
+
+# A head's embedding, and the target's, which it reads where it has none.
+EMBEDDING, TARGET_EMBEDDING = "embed_tokens.weight", "model.embed_tokens.weight"
+LAYER_NAMES = ("midlayer", "layers.0")
+FUSED = 3
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def is_head(model: Checkpoint) -> bool:
+    """Whether it is an EAGLE-3 head, by its config or, in older ones that do not say so, by its tensors."""
+    names = model.config.get("architectures")
+    named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
+    return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
+
+
+def target_width(config: Mapping[str, Any]) -> int:
+    """The width of the hidden states that a head fuses."""
+    return int(config.get("target_hidden_size") or config["hidden_size"])
+
+
+def check(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
+    """After how many of the target's layers the head wants its hidden states: low, middle, high. UsageError where the
+    two do not fit together."""
+    if head.config.get("model_type", "llama") != "llama":
+        raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
+    pair = f"EAGLE-3 head {head.directory} does not fit target {target.directory}"
+    ours, theirs = target.config.get("hidden_size"), target_width(head.config) if "hidden_size" in head.config else None
+    if ours != theirs:
+        raise UsageError(f"{pair}: it fuses hidden states of width {theirs}, the target's have {ours}")
+    sizes = [model.config.get("vocab_size") for model in (target, head)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(f"{pair}: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+    if head.tensors:
+        _check_tensors(head, target, pair)
+    return _layers(head, target, pair)
+
+
+def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
+    predicted = head.config.get("draft_vocab_size") or head.config["vocab_size"]
+    if "d2t" not in head.tensors and predicted != head.config["vocab_size"]:
+        raise UsageError(f"{head.directory}: tensor d2t is missing, which says what its {predicted} tokens are")
+    embedding = head.tensors.get(EMBEDDING) or target.tensors.get(TARGET_EMBEDDING)
+    if embedding is None:
+        raise UsageError(f"{pair}: neither has an embedding that it can read ({EMBEDDING}, {TARGET_EMBEDDING})")
+    if embedding.shape[-1] != head.config["hidden_size"]:
+        raise UsageError(
+            f"{pair}: it has no embedding of its own, and the target's is {embedding.shape[-1]} wide, "
+            f"not {head.config['hidden_size']}"
+        )
+
+
+def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
+    """Configs count in two ways: SGLang's `eagle_config` by what a layer puts out where its first id is 1, all others
+    by what a layer takes in, which is how many layers came before."""
+    count = target.config.get("num_hidden_layers")
+    if type(count) is not int:
+        raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")
+    nested = head.config.get("eagle_config")
+    ids = nested.get(_IDS) if isinstance(nested, dict) else None
+    if ids is None:
+        ids, shift = head.config.get(_IDS), 0
+    else:
+        shift = int(ids[:1] == [1])
+    if ids is None:
+        ids = [2, count // 2, count - 3]
+    if not isinstance(ids, list) or len(ids) != FUSED or any(type(layer) is not int for layer in ids):
+        raise UsageError(f"{head.directory / 'config.json'}: {_IDS} must be {FUSED} layers, is {ids!r}")
+    layers = tuple(layer + shift for layer in ids)
+    if not (0 <= layers[0] < layers[1] < layers[2] <= count):
+        raise UsageError(f"{pair}: it reads the hidden states after {layers} layers, the target has {count}")
+    return layers

@@ -1,0 +1,32 @@
+"""What the target shows of its hidden states to a draft that is an EAGLE-3 head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import torch
+
+from ssd.execution.batch import PagedPlan
+from ssd.ipc.features import FeatureArena, extend_tags
+from ssd.target.scheduler import Scheduled
+
+
+class FeatureExport:
+    """Writes the hidden states after `layers` layers of every token of every step: a rejected one's are found by
+    nobody, and whether it will be is not known before."""
+
+    def __init__(self, arena: FeatureArena, layers: tuple[int, ...]) -> None:
+        self._arena, self.layers = arena, layers
+
+    def write(self, batch: Items[Scheduled], plan: PagedPlan) -> None:
+        """`plan` is that of the batch and was asked to keep `layers`."""
+        states = torch.cat([plan.shown[layer] for layer in self.layers], dim=-1).float().numpy(force=True)
+        offset = 0
+        for sequence, row in ((part.sequence, part.row) for part in batch):
+            tags = sequence.tags
+            del tags[row.start :]
+            extend_tags(tags, sequence.tokens[len(tags) : row.start])
+            extend_tags(tags, row.token_ids)
+            stop = offset + len(row.token_ids)
+            self._arena.write(sequence.slot, row.pages, row.start, tags[row.start :], states[offset:stop])
+            offset = stop

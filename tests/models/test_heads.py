@@ -1,0 +1,166 @@
+"""EAGLE-3 heads as files: read in the layouts that there are, refused with the cause where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ssd.draft.arena import Arena
+from ssd.draft.head import HeadPlan
+from ssd.errors import UsageError
+from ssd.execution.batch import Row
+from ssd.launch_config import EngineOptions, resolve
+from ssd.models.checkpoint import inspect
+from ssd.models.heads import check
+from tests.exactness.plain import Plain
+from tests.models import heads, tiny
+
+TEXT = tiny.token_ids(12, 12)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.tokenizer(heads.target(tmp_path_factory.mktemp("target") / "target"), 131)
+
+
+def logits(head: Path, target: Path) -> Tensor:
+    """About the tokens after each of TEXT from the second on, from the target's states."""
+    runner, states = heads.runner(head, target), heads.PlainHead(head, Plain(target)).states(TEXT)
+    features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
+    arena = Arena(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
+    row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
+    plan = HeadPlan(runner.plan([row]), [], runner.cache, arena, features)
+    return runner.run(row.token_ids, plan, list(range(len(TEXT) - 1)))
+
+
+def edited(source: Path, folder: Path, tensors: dict[str, Tensor | None], **fields: Any) -> Path:
+    """A copy with other tensors (None: without) and fields of the config."""
+    shutil.copytree(source, folder)
+    kept = load_file(folder / "model.safetensors") | tensors
+    save_file({name: t for name, t in kept.items() if t is not None}, folder / "model.safetensors")
+    return tiny.edit(folder, **fields)
+
+
+@pytest.mark.parametrize("predicted", [131, 40])
+def test_its_logits_are_those_of_a_plain_forward(target: Path, tmp_path: Path, predicted: int) -> None:
+    """In the target's ids, and nothing for those that it does not predict."""
+    head = heads.head(tmp_path / "head", predicted)
+    plain = heads.PlainHead(head, Plain(target))
+    found = logits(head, target)
+    for index in range(len(TEXT) - 1):
+        expected = plain.logits(TEXT[: index + 2], index + 2)
+        assert torch.equal(found[index].isfinite(), expected.isfinite()) and expected.isfinite().sum() == predicted
+        assert (found[index] - expected).nan_to_num(0.0).abs().max() <= 1e-7  # angles are float32
+
+
+def test_the_layer_may_go_by_another_name(target: Path, tmp_path: Path) -> None:
+    one, other = heads.head(tmp_path / "one"), heads.head(tmp_path / "other", layer="layers.0")
+    assert torch.equal(logits(one, target), logits(other, target))
+
+
+def test_its_own_embedding_comes_first(target: Path, tmp_path: Path) -> None:
+    head = heads.head(tmp_path / "head")
+    same = edited(head, tmp_path / "same", {"embed_tokens.weight": Plain(target).weights["model.embed_tokens.weight"]})
+    other = edited(head, tmp_path / "other", {"embed_tokens.weight": torch.ones(131, 32)})
+    assert torch.equal(logits(same, target), logits(head, target))
+    assert not torch.allclose(logits(other, target), logits(head, target))
+
+
+def test_the_residual_may_be_the_normed_features(target: Path, tmp_path: Path) -> None:
+    """vLLM's `norm_before_residual`."""
+    head = heads.head(tmp_path / "head")
+    normed = edited(head, tmp_path / "normed", {}, norm_before_residual=True)
+    assert not torch.allclose(logits(normed, target), logits(head, target))
+
+
+def test_an_old_config_is_told_by_its_tensors(target: Path, tmp_path: Path) -> None:
+    head = edited(heads.head(tmp_path / "head"), tmp_path / "old", {}, architectures=["LlamaForCausalLM"])
+    assert logits(head, target).shape == (11, 131)
+
+
+@pytest.mark.parametrize(
+    ("count", "fields", "layers"),
+    [
+        (32, {}, (2, 16, 29)),
+        (4, {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, (1, 2, 4)),
+        (36, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}}, (2, 18, 34)),
+        (61, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}}, (2, 30, 58)),
+    ],
+)
+def test_which_layers_it_reads(
+    target: Path, tmp_path: Path, count: int, fields: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    head = heads.head(tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    del config["eagle_aux_hidden_state_layer_ids"]
+    (head / "config.json").write_text(json.dumps(config | fields))
+    large = tmp_path / "large"
+    shutil.copytree(target, large)
+    assert check(inspect(head), inspect(tiny.edit(large, num_hidden_layers=count))) == layers
+
+
+REFUSED: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
+    "width": ({}, {"target_hidden_size": 48}, "it fuses hidden states of width 48, the target's have 32"),
+    "vocabulary": ({}, {"vocab_size": 130}, "vocabularies of 131 and 130 tokens"),
+    "layer": ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, r"after \(1, 2, 5\) layers, the target has 4"),
+    "order": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 2, 4]}, r"after \(2, 2, 4\) layers"),
+    "no layers": ({}, {"eagle_aux_hidden_state_layer_ids": "low"}, "must be 3 layers, is 'low'"),
+    "map": ({"d2t": None}, {}, "tensor d2t is missing, which says what its 40 tokens are"),
+    "type": ({}, {"model_type": "deepseek_v3"}, "heads of type 'deepseek_v3' are not supported"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(target: Path, tmp_path: Path, case: str) -> None:
+    tensors, fields, message = REFUSED[case]
+    head = edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
+    with pytest.raises(UsageError, match=message):
+        resolve(EngineOptions(target=str(target), draft=(str(head),)))
+
+
+def test_an_embedding_of_another_width_is_refused(target: Path, tmp_path: Path) -> None:
+    head = heads.head(tmp_path / "head", hidden_size=48)
+    with pytest.raises(UsageError, match="it has no embedding of its own, and the target's is 32 wide, not 48"):
+        resolve(EngineOptions(target=str(target), draft=(str(tiny.edit(head, target_hidden_size=32)),)))
+
+
+def test_a_map_that_leads_nowhere_is_refused(target: Path, tmp_path: Path) -> None:
+    for name, ids in {"twice": torch.zeros(40), "beyond": torch.arange(40) + 100}.items():
+        odd = heads.head(tmp_path / f"{name}-head", 40)
+        head = edited(odd, tmp_path / name, {"d2t": (ids - torch.arange(40)).long()})
+        with pytest.raises(UsageError, match="d2t does not name 40 tokens of a vocabulary of 131"):
+            heads.runner(head, target)
+
+
+def test_a_head_is_no_target_and_speculates_alone(target: Path, tmp_path: Path) -> None:
+    head = str(heads.head(tmp_path / "head"))
+    with pytest.raises(UsageError, match="can only be a draft"):
+        resolve(EngineOptions(target=head, mode="ar"))
+    with pytest.raises(UsageError, match=r"is an EAGLE-3 head, which speculates alone: give one --draft"):
+        resolve(EngineOptions(target=str(target), draft=(head, head)))
+
+
+def test_the_engine_is_told_what_to_show(target: Path, tmp_path: Path) -> None:
+    features = resolve(EngineOptions(target=str(target), draft=(str(heads.head(tmp_path / "head", 40)),))).features
+    assert features is not None and (features.layers, features.width) == ((1, 2, 4), 96)
+    assert resolve(EngineOptions(target=str(target), draft=(str(target),))).features is None
+
+
+def test_a_target_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    from ssd.target.process import load
+
+    target = tiny.model("gpt2", tmp_path / "target", num_hidden_layers=4)
+    head = edited(
+        heads.head(tmp_path / "head"),
+        tmp_path / "own",
+        {"embed_tokens.weight": torch.ones(131, 32)},
+    )
+    with pytest.raises(UsageError, match="shows no hidden states, which the EAGLE-3 head"):
+        load(resolve(EngineOptions(target=str(target), draft=(str(head),))))
