@@ -19,7 +19,15 @@ class ChildProcess:
     what the supervisor has to say. Raises OSError where it cannot be started."""
 
     def __init__(self, package: str, start: Start) -> None:
-        inherited = (start.death_fd, start.board_fd, start.laws_fd, start.pulse_fd, start.events_fd, start.http_fd)
+        inherited = (
+            start.death_fd,
+            start.board_fd,
+            start.laws_fd,
+            start.features_fd,
+            start.pulse_fd,
+            start.events_fd,
+            start.http_fd,
+        )
         payload = _memory_file_with(msgspec.json.encode(start))
         try:
             self._handle = subprocess.Popen(
