@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import click
 
+_DRAFTS = (
+    ("model", "--draft MODEL, of any family, with the target's tokens"),
+    ("cascade", "--draft SMALL --draft LARGER: each helps the next"),
+    ("EAGLE-3 head", "--draft HEAD, in the Llama layout, for targets of the Llama and Qwen families"),
+    ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing"),
+)
+
 
 @click.command()
 def models() -> None:
-    """List the built-in models and the model families that checkpoints may have."""
+    """List the built-in models, the families that checkpoints may have, and what can be a draft."""
     from ssd.cli.tables import console, grid
     from ssd.models.fallback import HOW_TO_INSTALL, installed
     from ssd.models.hub import BUILTIN
@@ -20,3 +27,4 @@ def models() -> None:
     fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
     known = [*families().items(), ("any other causal language model", fallback)]
     out.print(grid("model families", ("model_type", "from"), known, left=2))
+    out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))

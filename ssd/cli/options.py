@@ -104,7 +104,8 @@ _ENGINE: list[Row] = [
     (
         ("--draft",),
         Names(),
-        "Model that speculates; several, smallest first, are a cascade. Default: the built-in one for its target.",
+        "Model or EAGLE-3 head that speculates; several models, smallest first, are a cascade. Default: the built-in "
+        "one for its target.",
     ),
     (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
     (("--num-speculative-tokens", "-k"), Lookahead(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
