@@ -41,3 +41,6 @@ def test_it_speculates_is_killed_and_speculates_again(tmp_path: Path) -> None:
         assert again.metrics.mean_acceptance_length > 2 and again.metrics.cached_tokens > 0
         ahead = SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=Speculation("ssd", 3, (2,)))
         assert llm.generate([PROMPT], ahead)[0].token_ids == alone
+    with LLM(str(target), str(head), mode="sd", tensor_parallel_size=2, **options) as llm:
+        split = llm.generate([PROMPT], asked)[0]
+        assert split.token_ids == alone and split.metrics.mean_acceptance_length > 2

@@ -140,9 +140,9 @@ def test_a_map_that_leads_nowhere_is_refused(target: Path, tmp_path: Path) -> No
 
 
 def test_a_head_is_no_target_and_speculates_alone(target: Path, tmp_path: Path) -> None:
-    head = str(tiny.edit(heads.head(tmp_path / "head"), draft_vocab_size=None))
+    head = str(heads.head(tmp_path / "head"))
     with pytest.raises(UsageError, match="can only be a draft"):
-        resolve(EngineOptions(target=head, mode="ar"))
+        resolve(EngineOptions(target=str(tiny.edit(heads.head(tmp_path / "other"), draft_vocab_size=None)), mode="ar"))
     with pytest.raises(UsageError, match=r"is an EAGLE-3 head, which speculates alone: give one --draft"):
         resolve(EngineOptions(target=str(target), draft=(head, head)))
 
