@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ssd import LLM, SamplingParams
+from ssd.client import Completion
 from ssd.params import Speculation
 from tests.draft.pair import Pair, config, params
 from tests.exactness.plain import Plain
@@ -16,6 +17,11 @@ from tests.faults.engine import gone
 from tests.models import heads, tiny
 
 PROMPT, TOKENS = tiny.token_ids(30, 30), 60
+
+
+def right(completion: Completion) -> bool:
+    """Whether there were draft tokens, most of them right. How often there are any is a matter of the clock."""
+    return completion.metrics.accepted_tokens > completion.metrics.drafted_tokens / 2
 
 
 def test_it_speculates_is_killed_and_speculates_again(tmp_path: Path) -> None:
@@ -29,18 +35,18 @@ def test_it_speculates_is_killed_and_speculates_again(tmp_path: Path) -> None:
     options = {"num_speculative_tokens": 3, "backup": "jit", "dtype": "float32", "draft_dtype": "float32"}
     with LLM(str(target), str(head), mode="sd", **options) as llm:
         first = llm.generate([PROMPT], asked)[0]
-        assert first.token_ids == alone and first.metrics.mean_acceptance_length > 2
+        assert first.token_ids == alone and right(first)
         draft = llm.engine.pids["draft"]
         os.kill(draft, signal.SIGKILL)
         assert gone(draft, within_s=10)
         for _ in range(200):  # in the first of these there is no draft
             again = llm.generate([PROMPT], asked)[0]
             assert again.token_ids == alone
-            if again.metrics.mean_acceptance_length > 2:
+            if again.metrics.drafted_tokens:
                 break
-        assert again.metrics.mean_acceptance_length > 2 and again.metrics.cached_tokens > 0
+        assert right(again) and again.metrics.cached_tokens > 0
         ahead = SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=Speculation("ssd", 3, (2,)))
         assert llm.generate([PROMPT], ahead)[0].token_ids == alone
     with LLM(str(target), str(head), mode="sd", tensor_parallel_size=2, **options) as llm:
         split = llm.generate([PROMPT], asked)[0]
-        assert split.token_ids == alone and split.metrics.mean_acceptance_length > 2
+        assert split.token_ids == alone and right(split)

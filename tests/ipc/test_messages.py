@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.ipc import messages as m
-from ssd.ipc import supervision
+from ssd.ipc import rank_steps, supervision
 from ssd.monitor.messages import SNAPSHOTS, LaneNews, Process, Snapshot
 from ssd.params import MAX_SEED, SamplingParams, Speculation
 
@@ -86,6 +86,15 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
         SNAPSHOTS,
     ),
     ([supervision.Drain(1.0), supervision.TargetLost(), supervision.Watch(3.0)], supervision.SUPERVISOR_TO_CHILD),
+    (
+        [
+            rank_steps.RankStep(
+                [rank_steps.RowStep(3, 17, [5, 6], 2, 1, [9])],
+                [(0.8, 2**63 - 1)],
+            )
+        ],
+        rank_steps.RANK_STEP,
+    ),
 ]
 CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
 DECODERS = [decoder for _, decoder in DIRECTIONS]
