@@ -31,6 +31,7 @@ _IDLE_MS = 100
 
 def main(child: Child) -> None:
     """Load, join the target, speculate until the supervisor ends this process."""
+    torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config)
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
@@ -40,7 +41,6 @@ def main(child: Child) -> None:
 
 def load(config: EngineConfig) -> list[Runner]:
     """The draft models, smallest first, each with a cache of its own (contract C1)."""
-    torch.set_grad_enabled(False)
     assert config.draft is not None
     return [_load(config, Path(directory)) for directory in (*config.cascade, config.draft)]
 

@@ -21,7 +21,6 @@ from ssd.models.stopping import stop_token_ids
 def load(config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None) -> tuple[Runner, frozenset[int]]:
     """The model with its cache, and its end-of-sequence ids; at rank 0 warmed up for the first request, which the
     others are by what they are told meanwhile."""
-    torch.set_grad_enabled(False)
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config.device, ranks.rank)

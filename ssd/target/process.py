@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 import zmq
 
 from ssd import failpoints
@@ -27,6 +28,7 @@ log = logging.getLogger("ssd.target")
 
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
+    torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     if child.start.rank:
         follow(child)

@@ -143,6 +143,7 @@ class PlainHead:
         found = self.unroll(torch.tensor([text]), self.states(text)[None], depth)[depth][0, committed - 2]
         return torch.full((self.target.config["vocab_size"],), -torch.inf, dtype=self.dtype).scatter(0, self.ids, found)
 
+    @torch.enable_grad()
     def train(self, texts: Sequence[Sequence[int]], steps: int, depth: int, rate: float = 1e-2) -> float:
         """Learn what follows in `texts`, of one length, also from its own states, so far as `depth`; returns the
         loss."""

@@ -100,9 +100,9 @@ def test_target_and_draft_generate_through_all_processes(tmp_path: Path) -> None
     draft = tiny.tokenizer(tiny.noisy_copy(target, tmp_path / "draft", noise=0.002))
     asked = SamplingParams(max_tokens=30, ignore_eos=True)
     with LLM(str(target), [str(draft)], dtype="float32") as llm:
-        ours, plain = (
+        waiting, ahead, plain = (
             llm.generate(["A tiny random checkpoint"], [msgspec.structs.replace(asked, speculation=speculation)])[0]
-            for speculation in (Speculation("ssd", 3, (2,)), Speculation("ar"))
+            for speculation in (Speculation("sd", 3), Speculation("ssd", 3, (2,)), Speculation("ar"))
         )
-    assert len(ours.token_ids) == 30 and ours.token_ids == plain.token_ids
-    assert ours.metrics.mean_acceptance_length > 1
+    assert len(plain.token_ids) == 30 and waiting.token_ids == ahead.token_ids == plain.token_ids
+    assert waiting.metrics.mean_acceptance_length > 1  # in `ssd` that is a matter of the clock

@@ -70,7 +70,7 @@ def test_a_pair_of_files_generates(tmp_path: Path) -> None:
     made_of = ggufs.write(target)
     ggufs.write(draft, "Q8_0")
     asked = SamplingParams(max_tokens=20, ignore_eos=True)
-    with LLM(str(target), [str(draft)], dtype="float32") as llm:
+    with LLM(str(target), [str(draft)], mode="sd", dtype="float32") as llm:  # which waits for the draft
         ours = llm.generate(["A tiny Llama"], [asked])[0]
     with LLM(str(tiny.tokenizer(made_of)), mode="ar", dtype="float32") as llm:
         assert llm.generate(["A tiny Llama"], [asked])[0].token_ids == ours.token_ids
