@@ -19,15 +19,7 @@ class ChildProcess:
     what the supervisor has to say. Raises OSError where it cannot be started."""
 
     def __init__(self, package: str, start: Start) -> None:
-        inherited = (
-            start.death_fd,
-            start.board_fd,
-            start.laws_fd,
-            start.features_fd,
-            start.pulse_fd,
-            start.events_fd,
-            start.http_fd,
-        )
+        inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
         try:
             self._handle = subprocess.Popen(

@@ -201,14 +201,12 @@ def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 
 
 def _check_features(config: EngineConfig) -> None:
-    """The arena of hidden states must leave room for everything else."""
     from ssd.ipc.features import FeatureArena
 
-    if config.features is not None and (size := FeatureArena.size_bytes(config)) > _available_bytes() // 4:
-        raise UsageError(
-            f"an EAGLE-3 head needs {size / 2**30:.1f} GiB for the target's hidden states, more than a quarter of the "
-            "memory that is free; lower --max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
-        )
+    if config.features is not None:
+        size = FeatureArena.size_bytes(config)
+        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
 
 
 def _names(options: EngineOptions) -> tuple[str, ...]:
@@ -239,16 +237,20 @@ def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
 
 
 def _check_laws(options: EngineOptions, speculation: Speculation, shape: _Shape) -> None:
-    """The arena of draft laws must leave room for everything else."""
     from ssd.ipc.laws import LawArena
 
     if speculation.mode == "ar" or speculation.sampler != "rejection":
         return
     size = LawArena.size_bytes(options.max_num_seqs, speculation, shape.vocab_size)
+    _check_arena("--sampler rejection", size, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
+
+
+def _check_arena(who: str, size: int, what: str, lower: str) -> None:
+    """Shared memory of `size` bytes for `what` must leave room for everything else. Raises UsageError."""
     if size > _available_bytes() // 4:
         raise UsageError(
-            f"--sampler rejection needs {size / 2**30:.1f} GiB for the laws of drafted tokens, more than a quarter of "
-            "the memory that is free; lower --max-num-seqs, --budget or -k"
+            f"{who} needs {size / 2**30:.1f} GiB for {what}, more than a quarter of the memory that is free; "
+            f"lower {lower}"
         )
 
 

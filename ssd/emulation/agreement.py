@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ssd.errors import UsageError
 from ssd.profile import PAPER
-from ssd.speculation.fan_out import MOST
+from ssd.speculation.fan_out import MOST, hit_chance
 from ssd.speculation.theory import acceptance_for, expected_tokens
 
 MOST_DECOYS = MOST + 1  # with so many, no fan-out holds the right token
@@ -39,7 +39,7 @@ def stated(acceptance_length: float, hit_rate: float | None, lookahead: int, fan
     acceptance = acceptance_for(acceptance_length, lookahead)
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
-        hit_rate = min(max(1 - PAPER.misses.c * fan_out**-PAPER.misses.r, least), most)
+        hit_rate = min(max(hit_chance(fan_out, (PAPER.misses.c, PAPER.misses.r)), least), most)
     asked = Stated(acceptance, hit_rate, lookahead, fan_out)
     decoys(asked)
     return asked
@@ -70,7 +70,7 @@ def decoys(asked: Stated) -> list[float]:
 
 def _beyond(c: float, guesses: int) -> float:
     """Of wrong drafts: more than so many tokens stand above the right one, the drafted one among them."""
-    return min(1.0, c * guesses**-PAPER.misses.r) if guesses else 1.0
+    return 1 - hit_chance(guesses, (c, PAPER.misses.r)) if guesses else 1.0
 
 
 def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
