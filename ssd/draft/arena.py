@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssd.execution.batch import PagedPlan
 from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.kernels import cpu
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
 from ssd.models.interface import Shape
 
@@ -81,6 +82,7 @@ class TreePlan:
         self._depths = torch.tensor([depth for b in branches for depth in b.depths], dtype=torch.long, device=device)
         self._longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
         self._branches = branches
+        self._places = _places(branches, cache, arena) if branches and cpu.serve(cache.keys) else None
         self._visible: dict[int | None, _Visible] = {}
 
     def _seen(self, window: int | None) -> _Visible:
@@ -108,9 +110,15 @@ class TreePlan:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_branches(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores) -> Tensor:
+        scale = self._scale if rule.scale is None else rule.scale
+        if self._places is not None:
+            shared, chains = self._places
+            chains.put(layer, k, v)
+            attended = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+            shared.attend(layer, q, attended, range(len(q)), scale, rule.softcap, rule.window, own=chains)
+            return attended
         keys, values = self._arena.keys[layer], self._arena.values[layer]
         keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
-        scale = self._scale if rule.scale is None else rule.scale
         seen, length = self._seen(rule.window), self._longest
         own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, seen.own_mask, rule)
         outs, totals, start = [], [], 0
@@ -123,6 +131,17 @@ class TreePlan:
             totals.append(total)
             start += count
         return merge((torch.cat(outs), torch.cat(totals)), own).flatten(1)
+
+
+def _places(branches: Sequence[Branches], cache: KVCache, arena: Arena) -> tuple[cpu.Places, cpu.Places]:
+    """What each branch sees of its sequence's path, and of its own chain."""
+    slots, starts = cache.all_slots([b.pages for b in branches], [b.base + max(b.forks) for b in branches])
+    begin = [start for start, b in zip(starts, branches, strict=True) for _ in b.forks]
+    shared = cpu.Places(cache.keys, cache.values, slots, begin, [b.base + fork for b in branches for fork in b.forks])
+    cells, depth = arena.keys.shape[1:3]
+    own_begin = [cell * depth for b in branches for cell in b.cells]
+    own_count = [place + 1 for b in branches for place in b.depths]
+    return shared, cpu.Places(arena.keys, arena.values, torch.arange(cells * depth), own_begin, own_count)
 
 
 class _Visible(NamedTuple):

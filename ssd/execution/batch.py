@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.kernels import cpu
 from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
 _TOGETHER = 16
+# The longest row whose tokens attend one by one in our own kernel. Longer ones, of prompts, gain more from products of
+# matrices than from what a call costs.
+_KERNEL_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,20 @@ class _Singles:
         return attend_each(q[self.where], own_keys, own_values, scale, mask)
 
 
+def _tokens(rows: Sequence[Row]) -> list[range]:
+    """Which tokens of the batch are those of each row."""
+    stops = accumulate((len(row.token_ids) for row in rows), initial=0)
+    return [range(start, start + len(row.token_ids)) for start, row in zip(stops, rows, strict=False)]
+
+
+def _places(cache: KVCache, rows: Sequence[Row]) -> cpu.Places:
+    """What each token of the batch sees, itself the last."""
+    slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
+    begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
+    count = [position + 1 for row in rows for position in range(row.start, row.stop)]
+    return cpu.Places(cache.keys, cache.values, slots, begin, count)
+
+
 class PagedPlan:
     """The plan (see `ssd.models.interface.Plan`) of a list of rows over a paged cache.
 
@@ -109,48 +127,53 @@ class PagedPlan:
         device = cache.keys.device
         self._cache, self._deterministic = cache, deterministic
         positions = [position for row in rows for position in range(row.start, row.stop)]
-        slots = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
         self.positions = torch.tensor(positions, dtype=torch.long, device=device)
-        self._slots = torch.tensor(slots, dtype=torch.long, device=device)
-        singles = [row for row in rows if len(row.token_ids) == 1]
-        together = not deterministic and _pays_together(singles)
-        self._singles = _Singles(rows, singles, cache) if together else None
-        self._parts: list[tuple[int, int, int, Span]] = []
-        offset = 0
-        for row in rows:
-            if not (together and len(row.token_ids) == 1):
-                span = cache.span(row.pages, row.stop)
-                self._parts.append((offset, offset + len(row.token_ids), row.stop, span))
-            offset += len(row.token_ids)
         self._scale = cache.keys.shape[-1] ** -0.5
+        self._places = _places(cache, rows) if cpu.serve(cache.keys) else None
+        self._by_kernel: list[range] = []
+        self._parts: list[tuple[range, int, Span]] = []
+        self._singles: _Singles | None = None
+        if self._places is None:
+            slots = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
+            self._slots = torch.tensor(slots, dtype=torch.long, device=device)
+            singles = [row for row in rows if len(row.token_ids) == 1]
+            if not deterministic and _pays_together(singles):
+                self._singles = _Singles(rows, singles, cache)
+        for row, tokens in zip(rows, _tokens(rows), strict=True):
+            if self._places is not None and (deterministic or len(tokens) <= _KERNEL_TOKENS):
+                self._by_kernel.append(tokens)
+            elif self._singles is None or len(tokens) > 1:
+                self._parts.append((tokens, row.stop, cache.span(row.pages, row.stop)))
+        if not self._parts and self._places is not None:
+            self._by_kernel = [range(len(positions))]
 
     def show(self, layers: int, x: Tensor) -> None:
         if layers in self._layers:
             self.shown[layers] = x
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        self._cache.write(layer, self._slots, k, v)
-        all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
         scale = self._scale if rule.scale is None else rule.scale
-        parts: list[Tensor] = []
-        for start, stop, length, span in self._parts:
-            seen = last(span, rule.reach(stop - start, length))
-            keys, values = _taken(all_keys, seen), _taken(all_values, seen)
-            if self._deterministic:
-                parts += _one_by_one(q[start:stop], keys, values, scale, rule)
-            else:
-                parts.append(attend(q[start:stop], keys, values, scale, rule))
-        if self._singles is None:
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-        out[self._singles.where] = self._singles.attend(q, all_keys, all_values, scale, rule)
-        for (start, stop, _, _), part in zip(self._parts, parts, strict=True):
-            out[start:stop] = part
+        if self._places is not None:
+            self._places.put(layer, k, v)
+            for tokens in self._by_kernel:
+                self._places.attend(layer, q, out, tokens, scale, rule.softcap, rule.window)
+        else:
+            self._cache.write(layer, self._slots, k, v)
+        all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
+        if self._singles is not None:
+            out[self._singles.where] = self._singles.attend(q, all_keys, all_values, scale, rule)
+        for tokens, length, span in self._parts:
+            seen, here = last(span, rule.reach(len(tokens), length)), slice(tokens.start, tokens.stop)
+            keys, values = _taken(all_keys, seen), _taken(all_values, seen)
+            each = _one_by_one if self._deterministic else attend
+            out[here] = each(q[here], keys, values, scale, rule)
         return out
 
 
-def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> list[Tensor]:
+def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
     before = keys.shape[0] - q.shape[0]
-    return [
+    parts = [
         attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])
     ]
+    return torch.cat(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,6 +42,14 @@ class KVCache:
         if all(pages[index] == first + index for index in range(1, used)):
             return slice(first * self.page_size, first * self.page_size + length)
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
+
+    def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Slot numbers of the first `lengths` tokens of n sequences and of what else is in their last pages, one
+        sequence after the other, int64; and where in there each begins."""
+        used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
+        starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
+        first = torch.tensor([page for own in used for page in own], device=self.keys.device) * self.page_size
+        return (first[:, None] + torch.arange(self.page_size, device=self.keys.device)).flatten(), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Slot numbers [n, longest] of the first `lengths` tokens of n sequences; rows are filled up with the slot of

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ssd.kernels import cpu
+
 # Rows the packed layout is laid out for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
 # Output channels that are rounded at a time, so that no second copy of a large weight is made.
@@ -14,11 +16,9 @@ _CHANNELS = 1024
 # The scale of channels and rows that are all zero.
 _TINY = 1e-30
 # A row's numbers become integers of 16 bits, from -_LEVELS to _LEVELS, and those the numbers 256 a + b of two bytes,
-# which stand for a and b with 128 added. Added to such an integer, _TO_BYTES makes a float32 whose last two bytes
-# they are: 1.5 * 2^23 has its units in the last place.
+# which stand for a and b with 128 added.
 _LEVELS = 32639.0
 _ZERO_POINT = 128
-_TO_BYTES = 1.5 * 2**23 + 256 * _ZERO_POINT + _ZERO_POINT
 
 
 class Int8Linear:
@@ -32,18 +32,30 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
         self.out_features, self.in_features = weight.shape
-        self._bias = bias
-        rounded, scales = _rounded(weight, _weight_levels())
-        self._weight = _pack(rounded)
-        self._scales = scales / _LEVELS
-        self._zeros = torch.zeros(self.out_features, dtype=torch.long)
+        ours = cpu.multiply_int8(self.in_features)
+        rounded, scales = _rounded(weight, 127 if ours else _weight_levels())
+        make = cpu.Int8Product if ours else _OneDnnProduct
+        self._product = make(rounded, scales / _LEVELS, bias, _LEVELS, _TINY)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+
+class _OneDnnProduct:
+    """The same as `cpu.Int8Product`, in steps of torch's."""
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, levels: float, least: float) -> None:
+        self._weight, self._scales, self._bias, self._least = _pack(weight), scales, bias, least
+        self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
         # Tensors, since a number would be made one in every call.
-        self._levels = torch.tensor(_LEVELS)
-        self._to_bytes = torch.full((self.in_features,), _TO_BYTES)
+        self._levels = torch.tensor(levels)
+        # Added to an integer of 16 bits, it makes a float32 of which that is the last two bytes: 1.5 * 2^23 has its
+        # units in the last place.
+        self._to_bytes = torch.full((weight.shape[1],), 1.5 * 2**23 + 256 * _ZERO_POINT + _ZERO_POINT)
 
     def __call__(self, x: Tensor) -> Tensor:
         n, width = x.shape
-        largest = x.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(self._least)
         # No fused multiply-add: whether one rounds once or twice may depend on where in a batch a row lies.
         integers = (x.contiguous() * (self._levels / largest)).add_(self._to_bytes)
         rows = integers.view(torch.uint8).as_strided((2, n, width), (1, 4 * width, 4)).contiguous()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ssd.kernels import cpu
 
 # Rows the packed layout is laid out for: verification of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
@@ -14,21 +19,33 @@ INVARIANT_ROWS = 16
 class Linear:
     """y = x W^T + b for x [n, in] -> y [n, out].
 
-    On a CPU the weight is reordered for oneDNN, and the result of a row does not depend on how many rows there are; in
-    bfloat16 that holds for at least 32 inputs and up to `INVARIANT_ROWS` rows (with AMX, oneDNN changes kernels).
+    On a CPU the weight is reordered, and the result of a row does not depend on how many rows there are; in bfloat16
+    that holds for at least 32 inputs and up to `INVARIANT_ROWS` rows (with AMX, oneDNN changes kernels).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
         self.out_features, self.in_features = weight.shape
-        self._bias = bias
-        self._packed = _can_pack(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._packed else weight
-        self._pad_single = self._packed and self._single_row_differs()
+        self._product: Callable[[Tensor], Tensor]
+        if cpu.multiply_floats(weight):
+            self._product = cpu.FloatProduct(weight, bias)
+        elif _can_pack(weight):
+            self._product = _OneDnnProduct(weight, bias)
+        else:
+            self._product = partial(F.linear, weight=weight, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._packed:
-            return F.linear(x, self._weight, self._bias)
+        return self._product(x)
+
+
+class _OneDnnProduct:
+    """The product with a weight in oneDNN's own layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT), bias
+        self._pad_single = weight.dtype != torch.float32 or self._single_row_differs(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
         if self._pad_single and x.shape[0] == 1:
             return self._multiply(x.expand(2, -1).contiguous())[:1]
         return self._multiply(x)
@@ -37,14 +54,12 @@ class Linear:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return y
 
-    def _single_row_differs(self) -> bool:
+    def _single_row_differs(self, weight: Tensor) -> bool:
         """For some shapes oneDNN splits the sum of a single row differently from that of several; found by trying.
 
         Rounding to 16 bits hides the difference in all but one of some thousand numbers, where a trial would miss it.
         """
-        if self._weight.dtype != torch.float32:
-            return True
-        x = torch.linspace(-1, 1, 2 * self.in_features, dtype=self._weight.dtype).sin().view(2, -1)
+        x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels import cpu
 
 
 class Rotary:
@@ -22,6 +23,7 @@ class Rotary:
         self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
         self._half = inverse_frequencies.shape[0]
+        self._kernel = cpu.serve(self._cos)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [n, 1, head_dim], for int64 `positions` [n]."""
@@ -30,6 +32,8 @@ class Rotary:
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate x [n, heads, head_dim]: the two halves of a head are the coordinates of its planes."""
         cos, sin = table
+        if self._kernel:
+            return cpu.rotate(x, cos, sin)
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
 
 

@@ -6,10 +6,10 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from ssd.cache import cache_dir
 from ssd.errors import UsageError
 from ssd.models.gguf_import import import_gguf, read_gguf
 from ssd.models.gguf_tokenizer import FILES, write_tokenizer
-from ssd.models.hub import cache_dir
 from ssd.models.pull import lock, progress_bar, replace
 
 

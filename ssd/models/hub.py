@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd.cache import cache_dir
 from ssd.errors import UsageError
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -42,13 +42,6 @@ BUILTIN: Mapping[str, BuiltinModel] = {
         BuiltinModel("smollm2-draft", "8 layers over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True),
     )
 }
-
-
-def cache_dir() -> Path:
-    """`$SSD_CACHE`, else `$XDG_CACHE_HOME/ssd`, else `~/.cache/ssd`; not created here."""
-    if own := os.environ.get("SSD_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ssd"
 
 
 def resolve(name: str, revision: str | None = None) -> Path:

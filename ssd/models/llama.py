@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.layers.activation import silu_mul
 from ssd.layers.attention import Scores
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
@@ -108,7 +108,7 @@ class Attention:
 
 
 class FeedForward:
-    """down(silu(gate(x)) * up(x)), gate and up as one projection (Shazeer, arXiv 2002.05202)."""
+    """down(silu(gate(x)) * up(x)), gate and up as one projection."""
 
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
         """Without being `summed` over the ranks it is a part, where there are several."""
@@ -125,8 +125,7 @@ class FeedForward:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
+        return self._down(silu_mul(self._gate_up(x)))
 
 
 class Llama:

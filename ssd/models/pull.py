@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd.cache import cache_dir
 from ssd.errors import UsageError
 from ssd.models.download import Location, Report, fetch, locate
 from ssd.models.gguf_import import import_gguf, read_gguf
-from ssd.models.hub import BUILTIN, cache_dir
+from ssd.models.hub import BUILTIN
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _CHUNK = 1 << 20

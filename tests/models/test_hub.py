@@ -77,16 +77,6 @@ def test_only_hub_models_have_revisions(name: str) -> None:
         hub.resolve(name, revision="v1")
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    monkeypatch.setenv("SSD_CACHE", "/s")
-    assert hub.cache_dir() == Path("/s")
-    monkeypatch.delenv("SSD_CACHE")
-    assert hub.cache_dir() == Path("/x/ssd")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert hub.cache_dir() == Path.home() / ".cache" / "ssd"
-
-
 def test_importing_is_cheap() -> None:
     heavy = "{'torch', 'numpy', 'gguf', 'tokenizers', 'huggingface_hub', 'rich', 'safetensors'}"
     modules = "ssd.models.hub, ssd.models.pull, ssd.models.checkpoint, ssd.cli.pull, ssd.cli.models"

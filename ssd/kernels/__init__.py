@@ -1,0 +1,1 @@
+"""Kernels of our own, for what a library would do in many small steps."""

@@ -1,0 +1,105 @@
+/* Attention of single tokens over keys and values in a cache. */
+
+#include "common.h"
+
+#define BLOCK 4 /* keys whose products are added up side by side, and vectors of values that stay in registers */
+
+static inline void products(const float *q, const float *const *k, float *out, int64_t count, int64_t dim) {
+    quarter folds[BLOCK];
+    float rest[BLOCK] = {0};
+    for (int64_t j = 0; j < count; j++) {
+        lanes acc = {0};
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) acc += load(q + i) * load(k[j] + i);
+        for (; i < dim; i++) rest[j] += q[i] * k[j][i];
+        folds[j] = folded(acc);
+    }
+    for (int64_t j = 0; j < count; j++) out[j] = (folds[j][0] + folds[j][1]) + (folds[j][2] + folds[j][3]) + rest[j];
+}
+
+/* scores[j] = q . key j, the keys lying in `slots` of a store of rows. */
+static void score(const float *q, const float *keys, int64_t stride, const int64_t *slots, int64_t count, int64_t dim,
+                  float *scores) {
+    int64_t j = 0;
+    for (; j + BLOCK <= count; j += BLOCK) {
+        const float *k[BLOCK];
+        for (int64_t b = 0; b < BLOCK; b++) k[b] = keys + slots[j + b] * stride;
+        if (dim == 64)
+            products(q, k, scores + j, BLOCK, 64); /* sizes that are known are unrolled */
+        else if (dim == 128)
+            products(q, k, scores + j, BLOCK, 128);
+        else
+            products(q, k, scores + j, BLOCK, dim);
+    }
+    for (; j < count; j++) {
+        const float *k = keys + slots[j] * stride;
+        products(q, &k, scores + j, 1, dim);
+    }
+}
+
+/* out += sum of weights[j] * value j. */
+static void weigh(const float *weights, const float *values, int64_t stride, const int64_t *slots, int64_t count,
+                  int64_t dim, float *out) {
+    int64_t i = 0;
+    for (; i + BLOCK * LANES <= dim; i += BLOCK * LANES) {
+        lanes acc[BLOCK];
+        for (int b = 0; b < BLOCK; b++) acc[b] = load(out + i + b * LANES);
+        for (int64_t j = 0; j < count; j++) {
+            const float *v = values + slots[j] * stride + i;
+            for (int b = 0; b < BLOCK; b++) acc[b] += weights[j] * load(v + b * LANES);
+        }
+        for (int b = 0; b < BLOCK; b++) store(out + i + b * LANES, acc[b]);
+    }
+    for (; i < dim; i++)
+        for (int64_t j = 0; j < count; j++) out[i] += weights[j] * values[slots[j] * stride + i];
+}
+
+/* Keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in `slots[begin[t]]` to
+   `slots[begin[t] + count[t] - 1]`, the last of which is its own. */
+typedef struct {
+    float *keys, *values;
+    int64_t layer_size;
+    const int64_t *slots, *begin, *count;
+} store_t;
+
+void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
+         int64_t tokens, int64_t row) {
+    for (int64_t t = 0; t < tokens; t++) {
+        const int64_t place = layer * to->layer_size + to->slots[to->begin[t] + to->count[t] - 1] * row;
+        memcpy(to->keys + place, k + t * k_stride, row * sizeof *k);
+        memcpy(to->values + place, v + t * v_stride, row * sizeof *v);
+    }
+}
+
+void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
+            int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
+            int64_t window, float *scores) {
+    const int64_t row = kv_heads * dim;
+    for (int64_t t = from; t < to; t++) {
+        /* Keys of its own follow those that it shares with others. Of all of them it sees the last `window`. */
+        int64_t first = shared->count[t], second = own ? own->count[t] : 0;
+        const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
+        const int64_t hidden = first + second > window ? first + second - window : 0;
+        const int64_t skipped = hidden < first ? hidden : first;
+        where += skipped, first -= skipped;
+        own_where += hidden - skipped, second -= hidden - skipped;
+        for (int64_t head = 0; head < heads; head++) {
+            const float *query = q + t * q_stride + head * dim;
+            float *result = out + (t * heads + head) * dim;
+            const int64_t at = layer * shared->layer_size + head / (heads / kv_heads) * dim;
+            const int64_t own_at = own ? layer * own->layer_size + head / (heads / kv_heads) * dim : 0;
+            score(query, shared->keys + at, row, where, first, dim, scores);
+            if (second) score(query, own->keys + own_at, row, own_where, second, dim, scores + first);
+            for (int64_t j = 0; j < first + second; j++) scores[j] *= scale;
+            if (cap > 0.0f)
+                for (int64_t j = 0; j < first + second; j++) scores[j] = tanhf(scores[j] / cap) * cap;
+            const float most = largest(scores, first + second);
+            for (int64_t j = 0; j < first + second; j++) scores[j] = exponential(scores[j] - most);
+            memset(result, 0, dim * sizeof *result);
+            weigh(scores, shared->values + at, row, where, first, dim, result);
+            if (second) weigh(scores + first, own->values + own_at, row, own_where, second, dim, result);
+            const float share = 1.0f / total(scores, first + second);
+            for (int64_t i = 0; i < dim; i++) result[i] *= share;
+        }
+    }
+}

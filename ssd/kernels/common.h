@@ -1,0 +1,84 @@
+/* What all kernels stand on. Each of them computes rows of float32, and adds up the numbers of a row in an order that
+   depends on how many there are and on nothing else: a row has the same bits in any company. Vectors are GCC's and
+   clang's, who translate them for the processor there is. */
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef float quarter __attribute__((vector_size(16)));
+
+static inline lanes load(const float *x) {
+    lanes v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static inline void store(float *x, lanes v) { memcpy(x, &v, sizeof v); }
+
+static inline quarter folded(lanes v) {
+    quarter part[4];
+    memcpy(part, &v, sizeof v);
+    return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
+static inline float sum(lanes v) {
+    const quarter four = folded(v);
+    return (four[0] + four[1]) + (four[2] + four[3]);
+}
+
+static inline float total(const float *x, int64_t size) {
+    lanes acc = {0};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) acc += load(x + i);
+    float all = sum(acc);
+    for (; i < size; i++) all += x[i];
+    return all;
+}
+
+static inline float largest(const float *x, int64_t size) {
+    float most[LANES], all = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) most[lane] = -INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+    for (; i < size; i++) all = x[i] > all ? x[i] : all;
+    for (int lane = 0; lane < LANES; lane++) all = most[lane] > all ? most[lane] : all;
+    return all;
+}
+
+static inline int32_t bits_of(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Added to a number below 2^22, it leaves that, rounded, in the last bits. */
+static const float UNITS = 12582912.0f; /* 1.5 * 2^23 */
+
+/* e^x within a few units in the last place: 2^n times a polynomial on -ln 2 / 2 to ln 2 / 2 (S. Moshier's Cephes). From
+   -87.3 down it is 1e-38, and what is no number stays none. */
+static inline float exponential(float x) {
+    x = x < -87.3f ? -87.3f : x;
+    x = x > 88.0f ? 88.0f : x;
+    const float shifted = x * 1.44269504f + UNITS, n = shifted - UNITS;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + r + 1.0f;
+    return y * float_of((bits_of(shifted) - bits_of(UNITS) + 127) << 23);
+}

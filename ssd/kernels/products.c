@@ -1,0 +1,139 @@
+/* Products of a few rows with a packed weight, whose bytes are read once, at the speed of memory. */
+
+#include "common.h"
+
+#define CHANNELS 32 /* output channels side by side in a packed weight */
+#define ROWS 6      /* rows whose sums stay in registers */
+#define AHEAD 2048  /* bytes of a weight that are asked for before they are needed */
+
+/* Numbers of rows that the compiler knows are unrolled. */
+#define UNROLLED(rows, function, ...)                                                                                  \
+    switch (rows) {                                                                                                    \
+    case 1: function(__VA_ARGS__, 1); break;                                                                           \
+    case 2: function(__VA_ARGS__, 2); break;                                                                           \
+    case 3: function(__VA_ARGS__, 3); break;                                                                           \
+    case 4: function(__VA_ARGS__, 4); break;                                                                           \
+    case 5: function(__VA_ARGS__, 5); break;                                                                           \
+    default: function(__VA_ARGS__, ROWS);                                                                              \
+    }
+
+int has_float_product(void) {
+#ifdef __AVX512F__
+    return 1; /* elsewhere there are not registers enough */
+#else
+    return 0;
+#endif
+}
+
+int has_int8_product(void) {
+#ifdef __AVX512VNNI__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+static inline void finish(lanes result, const float *bias, float *y, int64_t channel, int64_t outputs) {
+    if (channel >= outputs) return;
+    if (bias) result += load(bias + channel);
+    memcpy(y + channel, &result, sizeof(float) * (outputs - channel < LANES ? outputs - channel : LANES));
+}
+
+/* -- float32 -------------------------------------------------------------------------------------------------------- */
+
+static inline __attribute__((always_inline)) void float_block(const float *x, int64_t stride, const float *weight,
+                                                              const float *bias, float *y, int64_t inputs,
+                                                              int64_t outputs, int64_t channel, int rows) {
+    lanes sums[ROWS][2] = {0};
+    for (int64_t k = 0; k < inputs; k++, weight += CHANNELS) {
+        const lanes first = load(weight), second = load(weight + LANES);
+        __builtin_prefetch((const char *)weight + AHEAD);
+        __builtin_prefetch((const char *)weight + AHEAD + 64);
+        for (int r = 0; r < rows; r++) {
+            sums[r][0] += x[r * stride + k] * first;
+            sums[r][1] += x[r * stride + k] * second;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        finish(sums[r][0], bias, y + r * outputs, channel, outputs);
+        finish(sums[r][1], bias, y + r * outputs, channel + LANES, outputs);
+    }
+}
+
+/* `weight` is packed as [blocks of CHANNELS, inputs, CHANNELS], and `bias` has as many numbers as there are channels in
+   it. */
+void float_product(const float *x, int64_t stride, const float *weight, const float *bias, float *y, int64_t rows,
+                   int64_t inputs, int64_t outputs) {
+#pragma omp parallel for schedule(static)
+    for (int64_t channel = 0; channel < outputs; channel += CHANNELS)
+        for (int64_t row = 0; row < rows; row += ROWS)
+            UNROLLED(rows - row, float_block, x + row * stride, stride, weight + channel * inputs, bias,
+                     y + row * outputs, inputs, outputs, channel)
+}
+
+/* -- integers of 8 bits --------------------------------------------------------------------------------------------- */
+
+/* Rows as integers of 16 bits plus `zero`, the high bytes [inputs] and then the low ones, row after row. */
+void split_bytes(const float *x, int64_t stride, uint8_t *bytes, float *sizes, int64_t rows, int64_t inputs,
+                 float levels, float least, float zero) {
+    for (int64_t row = 0; row < rows; row++, x += stride, bytes += 2 * inputs) {
+        int32_t most = bits_of(least); /* the order of sizes is that of their bits, and no number is the largest */
+        for (int64_t i = 0; i < inputs; i++) {
+            const int32_t bits = bits_of(x[i]) & INT32_MAX;
+            most = bits > most ? bits : most;
+        }
+        sizes[row] = float_of(most);
+        const float factor = levels / sizes[row];
+        for (int64_t i = 0; i < inputs; i++) {
+            const int32_t bits = bits_of(x[i] * factor + (UNITS + zero));
+            bytes[i] = (uint8_t)(bits >> 8);
+            bytes[inputs + i] = (uint8_t)bits;
+        }
+    }
+}
+
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+
+static inline __attribute__((always_inline)) void int8_block(const uint8_t *bytes, const float *sizes,
+                                                             const int8_t *weight, const float *scales,
+                                                             const int32_t *zeros, const float *bias, float *y,
+                                                             int64_t inputs, int64_t outputs, int64_t channel,
+                                                             int rows) {
+    __m512i sums[ROWS][2][2]; /* of the high and the low bytes, for either half of the channels */
+    for (int r = 0; r < rows; r++)
+        for (int part = 0; part < 4; part++) sums[r][part / 2][part % 2] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < inputs; k += 4, weight += 4 * CHANNELS) {
+        const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 64);
+        __builtin_prefetch(weight + AHEAD);
+        __builtin_prefetch(weight + AHEAD + 64);
+        for (int r = 0; r < rows; r++)
+            for (int part = 0; part < 2; part++) {
+                int32_t four;
+                memcpy(&four, bytes + (2 * r + part) * inputs + k, sizeof four);
+                const __m512i x = _mm512_set1_epi32(four);
+                sums[r][part][0] = _mm512_dpbusd_epi32(sums[r][part][0], x, first);
+                sums[r][part][1] = _mm512_dpbusd_epi32(sums[r][part][1], x, second);
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int half = 0; half < 2; half++) {
+            const int64_t at = channel + half * LANES;
+            const __m512i zero = _mm512_loadu_si512(zeros + at);
+            const lanes high = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][0][half], zero)),
+                        low = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][1][half], zero));
+            finish((high * 256.0f + low) * (load(scales + at) * sizes[r]), bias, y + r * outputs, at, outputs);
+        }
+}
+
+/* `weight` is packed as [blocks of CHANNELS, inputs / 4, CHANNELS, 4]; `zeros` are what the zero point adds to the sums
+   of its channels. */
+void int8_product(const uint8_t *bytes, const float *sizes, const int8_t *weight, const float *scales,
+                  const int32_t *zeros, const float *bias, float *y, int64_t rows, int64_t inputs, int64_t outputs) {
+#pragma omp parallel for schedule(static)
+    for (int64_t channel = 0; channel < outputs; channel += CHANNELS)
+        for (int64_t row = 0; row < rows; row += ROWS)
+            UNROLLED(rows - row, int8_block, bytes + 2 * row * inputs, sizes + row, weight + channel * inputs, scales,
+                     zeros, bias, y + row * outputs, inputs, outputs, channel)
+}
+#endif

@@ -1,0 +1,32 @@
+/* Norms, activations and rotations, each in one pass. A call stands for three to ten of torch's, whose cost at the few
+   rows of decoding is that of being called. */
+
+#include "common.h"
+
+void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int64_t rows, int64_t size, float eps) {
+    for (int64_t row = 0; row < rows; row++, x += stride, y += size) {
+        lanes squares = {0};
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) squares += load(x + i) * load(x + i);
+        float total = sum(squares);
+        for (; i < size; i++) total += x[i] * x[i];
+        const float factor = 1.0f / sqrtf(total / (float)size + eps);
+        for (i = 0; i < size; i++) y[i] = x[i] * factor * weight[i];
+    }
+}
+
+void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size) {
+    for (int64_t row = 0; row < rows; row++, gate_up += 2 * size, y += size)
+        for (int64_t i = 0; i < size; i++) y[i] = gate_up[i] / (1.0f + exponential(-gate_up[i])) * gate_up[size + i];
+}
+
+void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,
+            int64_t dim) {
+    const int64_t half = dim / 2;
+    for (int64_t row = 0; row < rows; row++, x += stride, cos += dim, sin += dim)
+        for (int64_t head = 0; head < heads; head++, y += dim) {
+            const float *low = x + head * dim, *high = low + half;
+            for (int64_t i = 0; i < half; i++) y[i] = low[i] * cos[i] + high[i] * sin[i];
+            for (int64_t i = 0; i < half; i++) y[half + i] = high[i] * cos[half + i] + low[i] * sin[half + i];
+        }
+}
