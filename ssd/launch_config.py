@@ -262,11 +262,13 @@ def _draft_dtype(options: EngineOptions) -> DType:
 
 
 def _draft_quantize(options: EngineOptions) -> Quantize:
-    """The target's, where the draft's type and device allow it. UsageError where what was asked for cannot be."""
+    """The target's, or 8 bits where the draft's processor multiplies them best, where its type and device allow it.
+    UsageError where what was asked for cannot be."""
     draft = options.draft_quantize
     if draft is None:
         fits = options.draft_dtype in (None, "float32") and options.draft_device == "cpu"
-        draft = options.quantize if fits else "none"
+        rounded = options.dtype == "float32" and not options.deterministic and _best_in_8_bits()
+        draft = "int8" if fits and (options.quantize == "int8" or rounded) else "none"
     for flag, quantize, dtype, device in (
         ("--quantize", options.quantize, options.dtype, options.device),
         ("--draft-quantize", draft, options.draft_dtype or "float32", options.draft_device),
@@ -274,6 +276,12 @@ def _draft_quantize(options: EngineOptions) -> Quantize:
         if quantize == "int8" and (dtype, device) != ("float32", "cpu"):
             raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {dtype} on device {device}")
     return draft
+
+
+def _best_in_8_bits() -> bool:
+    """Whether the processor sums products of 8 bits in one instruction and has no matrices of bfloat16."""
+    flags = _cpu_flags()
+    return "avx512_vnni" in flags and "amx_bf16" not in flags
 
 
 def _cpu_flags() -> set[str]:

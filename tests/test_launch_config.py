@@ -115,6 +115,28 @@ def test_the_draft_is_quantised_as_the_target_unless_asked_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("flags", "asked", "expected"),
+    [
+        ("avx512_vnni avx512_bf16", {}, ("int8", "float32")),
+        ("avx512_vnni amx_bf16", {}, ("none", "bfloat16")),
+        ("avx512_vnni", {"deterministic": True}, ("none", "float32")),
+        ("avx512_vnni", {"dtype": "bfloat16"}, ("none", "bfloat16")),
+        ("avx512_vnni", {"draft_dtype": "float32"}, ("int8", "float32")),
+        ("avx512_vnni", {"draft_dtype": "bfloat16"}, ("none", "bfloat16")),
+        ("avx512_vnni", {"draft_quantize": "none"}, ("none", "float32")),
+        ("avx512_vnni", {"draft_device": "cuda"}, ("none", "float32")),
+    ],
+    ids=str,
+)
+def test_the_draft_has_8_bits_where_that_is_fastest(
+    flags: str, asked: dict[str, Any], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_config, "_cpu_flags", lambda: set(flags.split()))
+    found = config(**asked)
+    assert (found.quantize, found.draft_quantize, found.draft_dtype) == ("none", *expected)
+
+
+@pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"quantize": "int8", "dtype": "bfloat16"}, "--quantize int8 works in float32 on a CPU, not in bfloat16"),

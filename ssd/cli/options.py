@@ -125,7 +125,7 @@ _ENGINE: list[Row] = [
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--quantize",), _QUANTIZE, "int8: weights in 8 bits, a quarter of the bytes to read, on a CPU."),
-    (("--draft-quantize",), _QUANTIZE, "The draft's. Default: as the target, where --draft-dtype allows it."),
+    (("--draft-quantize",), _QUANTIZE, "The draft's. Default: as the target, or what is fast."),
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
     (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),

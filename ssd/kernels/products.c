@@ -41,14 +41,25 @@ static inline void finish(lanes result, const float *bias, float *y, int64_t cha
 
 /* -- float32 -------------------------------------------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) void float_block(const float *x, int64_t stride, const float *weight,
-                                                              const float *bias, float *y, int64_t inputs,
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+
+/* LANES numbers of a weight in `bytes` each, 4 or 2: the first half of a float32 is a bfloat16. */
+static inline lanes numbers(const char *weight, int bytes) {
+    if (bytes == 4) return load((const float *)weight);
+    halves half;
+    memcpy(&half, weight, sizeof half);
+    return (lanes)(__builtin_convertvector(half, words) << 16);
+}
+
+static inline __attribute__((always_inline)) void float_block(const float *x, int64_t stride, const char *weight,
+                                                              int bytes, const float *bias, float *y, int64_t inputs,
                                                               int64_t outputs, int64_t channel, int rows) {
     lanes sums[ROWS][2] = {0};
-    for (int64_t k = 0; k < inputs; k++, weight += CHANNELS) {
-        const lanes first = load(weight), second = load(weight + LANES);
-        __builtin_prefetch((const char *)weight + AHEAD);
-        __builtin_prefetch((const char *)weight + AHEAD + 64);
+    for (int64_t k = 0; k < inputs; k++, weight += CHANNELS * bytes) {
+        const lanes first = numbers(weight, bytes), second = numbers(weight + LANES * bytes, bytes);
+        __builtin_prefetch(weight + AHEAD);
+        if (bytes == 4) __builtin_prefetch(weight + AHEAD + 64);
         for (int r = 0; r < rows; r++) {
             sums[r][0] += x[r * stride + k] * first;
             sums[r][1] += x[r * stride + k] * second;
@@ -60,15 +71,26 @@ static inline __attribute__((always_inline)) void float_block(const float *x, in
     }
 }
 
-/* `weight` is packed as [blocks of CHANNELS, inputs, CHANNELS], and `bias` has as many numbers as there are channels in
-   it. */
-void float_product(const float *x, int64_t stride, const float *weight, const float *bias, float *y, int64_t rows,
-                   int64_t inputs, int64_t outputs) {
+static inline __attribute__((always_inline)) void float_rows(const float *x, int64_t stride, const char *weight,
+                                                             int bytes, const float *bias, float *y, int64_t rows,
+                                                             int64_t inputs, int64_t outputs, int64_t channel) {
+    for (int64_t row = 0; row < rows; row += ROWS)
+        UNROLLED(rows - row, float_block, x + row * stride, stride, weight, bytes, bias, y + row * outputs, inputs,
+                 outputs, channel)
+}
+
+/* `weight` is packed as [blocks of CHANNELS, inputs, CHANNELS], in numbers of so many `bytes`, and `bias` has as many
+   numbers as there are channels in it. */
+void float_product(const float *x, int64_t stride, const char *weight, int64_t bytes, const float *bias, float *y,
+                   int64_t rows, int64_t inputs, int64_t outputs) {
 #pragma omp parallel for schedule(static)
-    for (int64_t channel = 0; channel < outputs; channel += CHANNELS)
-        for (int64_t row = 0; row < rows; row += ROWS)
-            UNROLLED(rows - row, float_block, x + row * stride, stride, weight + channel * inputs, bias,
-                     y + row * outputs, inputs, outputs, channel)
+    for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
+        const char *block = weight + channel * inputs * bytes;
+        if (bytes == 2)
+            float_rows(x, stride, block, 2, bias, y, rows, inputs, outputs, channel);
+        else
+            float_rows(x, stride, block, 4, bias, y, rows, inputs, outputs, channel);
+    }
 }
 
 /* -- integers of 8 bits --------------------------------------------------------------------------------------------- */
