@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from ssd.config import Cpus, DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
 from ssd.errors import RequestError, UsageError
-from ssd.models import checkpoint, heads, hub
+from ssd.models import checkpoint, heads, hub, registry
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
 from ssd.server_config import ServerOptions, resolve_server
 from ssd.speculation import speculators
@@ -104,7 +105,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
-    draft_quantize = _draft_quantize(options)
+    draft_quantize = _draft_quantize(options, drafts)
     _check_laws(options, speculation, shape)
     target_cpus, draft_cpus = _placement(options, bool(drafts))
     config = EngineConfig(
@@ -261,13 +262,14 @@ def _draft_dtype(options: EngineOptions) -> DType:
     return "bfloat16" if _cpu_flags() & {"amx_bf16", "avx512_bf16"} else options.dtype
 
 
-def _draft_quantize(options: EngineOptions) -> Quantize:
+def _draft_quantize(options: EngineOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
     """The target's, or 8 bits where the draft's processor multiplies them best, where its type and device allow it.
     UsageError where what was asked for cannot be."""
     draft = options.draft_quantize
     if draft is None:
         fits = options.draft_dtype in (None, "float32") and options.draft_device == "cpu"
         rounded = options.dtype == "float32" and not options.deterministic and _best_in_8_bits()
+        rounded = rounded and all(registry.has_file(draft) for draft in drafts)
         draft = "int8" if fits and (options.quantize == "int8" or rounded) else "none"
     for flag, quantize, dtype, device in (
         ("--quantize", options.quantize, options.dtype, options.device),

@@ -29,3 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest.get(item.path, 0.0), marker.args[0] if marker else 0.0)
     items.sort(key=lambda item: -longest[item.path])
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with our kernels and once as on a machine without a C compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr("ssd.kernels.cpu._functions", lambda: None)

@@ -55,7 +55,7 @@ def _load(config: EngineConfig, directory: Path) -> Runner:
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
-    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8)
+    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True)
     takes = None if config.emulate is None else config.emulate.depth
     runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
     if not is_head(checkpoint):  # which needs features to run

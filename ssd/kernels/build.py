@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ _SOURCES, _HEADERS = sorted(_HERE.glob("*.c")), sorted(_HERE.glob("*.h"))
 # Nobody asks for the flags and traps of mathematics, which would keep loops from becoming vectors. Sums stay in order.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 60
+_COMPILERS = ("cc", "gcc", "clang")
 
 
 @cache
@@ -29,22 +31,22 @@ def library() -> Path | None:
     """The compiled kernels; None where they cannot be had, with a warning that says why, or with `SSD_KERNELS=0`."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        log.warning("found no C compiler: small operations are left to torch, which is slower")
+    compiler = shlex.split(os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), ""))
+    if not compiler:
+        log.warning("found no C compiler: torch has to do without our kernels, which is slower")
         return None
     try:
         return _compiled(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         cause = getattr(error, "stderr", None) or str(error)
-        log.warning("%s did not compile the kernels, small operations are left to torch: %s", compiler, cause.strip())
+        log.warning("%s did not compile our kernels, torch has to do without: %s", compiler[0], cause.strip())
         return None
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: list[str]) -> Path:
     """Raises what making a file and running a compiler raise."""
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
-    parts += [" ".join((compiler, *_FLAGS)).encode(), _processor().encode()]
+    parts += [" ".join((*compiler, *_FLAGS)).encode(), _processor().encode()]
     folder = cache_dir() / "kernels"
     final = folder / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     if final.exists():
@@ -52,7 +54,7 @@ def _compiled(compiler: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / final.name
-        command = [compiler, *_FLAGS, "-o", str(made), *map(str, _SOURCES), "-lm"]
+        command = [*compiler, *_FLAGS, "-o", str(made), *map(str, _SOURCES), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
         ctypes.CDLL(str(made))  # a file that does not load is not kept
         made.replace(final)

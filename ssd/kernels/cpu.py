@@ -19,6 +19,7 @@ from ssd.kernels.build import library
 _NO_WINDOW = 2**62
 _CHANNELS = 32  # as in products.c
 _ZERO_POINT = 128
+_LEVELS = {1: 127.0, 2: 32639.0}  # of 8 bits, and of 256 a + b with a and b from -127 to 127
 
 
 class _Store(ctypes.Structure):
@@ -40,8 +41,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "float_product": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_int64),
-    "split_bytes": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float, c_float, c_float),
-    "int8_product": (*[c_void_p] * 7, *_ROWS, c_int64),
+    "split_bytes": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, *_ROWS, c_float, c_float, c_float),
+    "int8_product": (c_void_p, c_int64, *[c_void_p] * 6, *_ROWS, c_int64),
     "put": (POINTER(_Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (
         *(POINTER(_Store), POINTER(_Store), c_int64, c_void_p, c_int64, c_void_p),
@@ -150,25 +151,28 @@ class FloatProduct:
 
 
 class Int8Product:
-    """x [n, in] -> (round(x / sizes * levels) W^T) * scales * sizes + b [n, out]: W [out, in] int8, scales and b [out]
-    float32, and sizes [n] the largest magnitudes of the rows, or `least`. Integers of 16 bits are multiplied, in two
-    parts, and summed exactly."""
+    """x [n, in] -> (integers W^T) * scales * sizes / levels + b [n, out]: W [out, in] int8, scales and b [out] float32,
+    sizes [n] the largest magnitudes of the rows, or `least`, and the integers x / sizes * levels, rounded.
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, levels: float, least: float) -> None:
+    They have 8 or 16 bits, multiplied in one or two `parts`. Sums are exact.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int, least: float) -> None:
         self._outputs, self._inputs = weight.shape
-        self._weight, self._scales = _blocks(weight, 4), _padded(scales)
+        self._weight, self._scales = _blocks(weight, 4), _padded(scales / _LEVELS[parts])
         self._zeros = _padded(_ZERO_POINT * weight.sum(1, dtype=torch.int32))
         self._bias = None if bias is None else _padded(bias)
-        self._rounding = levels, least, float(256 * _ZERO_POINT + _ZERO_POINT)
+        self._parts = parts
+        self._rounding = _LEVELS[parts], least, float(sum(_ZERO_POINT * 256**part for part in range(parts)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        (x, stride), n = _rows(x, self._inputs), x.shape[0]
-        numbers, sizes = torch.empty(2 * n * self._inputs, dtype=torch.uint8), torch.empty(n)
+        (x, stride), n, parts = _rows(x, self._inputs), x.shape[0], self._parts
+        numbers, sizes = torch.empty(parts * n * self._inputs, dtype=torch.uint8), torch.empty(n)
         call, y, bias = _call(), torch.empty(n, self._outputs), _pointer(self._bias)
         at, size_at = numbers.data_ptr(), sizes.data_ptr()
-        call.split_bytes(x.data_ptr(), stride, at, size_at, n, self._inputs, *self._rounding)
+        call.split_bytes(x.data_ptr(), stride, parts, at, size_at, n, self._inputs, *self._rounding)
         weight = self._weight.data_ptr(), self._scales.data_ptr(), self._zeros.data_ptr()
-        call.int8_product(at, size_at, *weight, bias, y.data_ptr(), n, self._inputs, self._outputs)
+        call.int8_product(at, parts, size_at, *weight, bias, y.data_ptr(), n, self._inputs, self._outputs)
         return y
 
 

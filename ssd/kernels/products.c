@@ -95,10 +95,11 @@ void float_product(const float *x, int64_t stride, const char *weight, int64_t b
 
 /* -- integers of 8 bits --------------------------------------------------------------------------------------------- */
 
-/* Rows as integers of 16 bits plus `zero`, the high bytes [inputs] and then the low ones, row after row. */
-void split_bytes(const float *x, int64_t stride, uint8_t *bytes, float *sizes, int64_t rows, int64_t inputs,
-                 float levels, float least, float zero) {
-    for (int64_t row = 0; row < rows; row++, x += stride, bytes += 2 * inputs) {
+/* Rows as integers of 8 or 16 bits plus `zero`, in one or two `parts`: first the last bytes [inputs], then the ones before
+   them, row after row. */
+void split_bytes(const float *x, int64_t stride, int64_t parts, uint8_t *bytes, float *sizes, int64_t rows,
+                 int64_t inputs, float levels, float least, float zero) {
+    for (int64_t row = 0; row < rows; row++, x += stride, bytes += parts * inputs) {
         int32_t most = bits_of(least); /* the order of sizes is that of their bits, and no number is the largest */
         for (int64_t i = 0; i < inputs; i++) {
             const int32_t bits = bits_of(x[i]) & INT32_MAX;
@@ -108,8 +109,8 @@ void split_bytes(const float *x, int64_t stride, uint8_t *bytes, float *sizes, i
         const float factor = levels / sizes[row];
         for (int64_t i = 0; i < inputs; i++) {
             const int32_t bits = bits_of(x[i] * factor + (UNITS + zero));
-            bytes[i] = (uint8_t)(bits >> 8);
-            bytes[inputs + i] = (uint8_t)bits;
+            bytes[i] = (uint8_t)bits;
+            if (parts == 2) bytes[inputs + i] = (uint8_t)(bits >> 8);
         }
     }
 }
@@ -121,18 +122,19 @@ static inline __attribute__((always_inline)) void int8_block(const uint8_t *byte
                                                              const int8_t *weight, const float *scales,
                                                              const int32_t *zeros, const float *bias, float *y,
                                                              int64_t inputs, int64_t outputs, int64_t channel,
-                                                             int rows) {
-    __m512i sums[ROWS][2][2]; /* of the high and the low bytes, for either half of the channels */
+                                                             int parts, int rows) {
+    __m512i sums[ROWS][2][2]; /* of either part, for either half of the channels */
     for (int r = 0; r < rows; r++)
-        for (int part = 0; part < 4; part++) sums[r][part / 2][part % 2] = _mm512_setzero_si512();
+        for (int part = 0; part < parts; part++)
+            sums[r][part][0] = sums[r][part][1] = _mm512_setzero_si512();
     for (int64_t k = 0; k < inputs; k += 4, weight += 4 * CHANNELS) {
         const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 64);
         __builtin_prefetch(weight + AHEAD);
         __builtin_prefetch(weight + AHEAD + 64);
         for (int r = 0; r < rows; r++)
-            for (int part = 0; part < 2; part++) {
+            for (int part = 0; part < parts; part++) {
                 int32_t four;
-                memcpy(&four, bytes + (2 * r + part) * inputs + k, sizeof four);
+                memcpy(&four, bytes + (parts * r + part) * inputs + k, sizeof four);
                 const __m512i x = _mm512_set1_epi32(four);
                 sums[r][part][0] = _mm512_dpbusd_epi32(sums[r][part][0], x, first);
                 sums[r][part][1] = _mm512_dpbusd_epi32(sums[r][part][1], x, second);
@@ -142,20 +144,33 @@ static inline __attribute__((always_inline)) void int8_block(const uint8_t *byte
         for (int half = 0; half < 2; half++) {
             const int64_t at = channel + half * LANES;
             const __m512i zero = _mm512_loadu_si512(zeros + at);
-            const lanes high = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][0][half], zero)),
-                        low = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][1][half], zero));
-            finish((high * 256.0f + low) * (load(scales + at) * sizes[r]), bias, y + r * outputs, at, outputs);
+            lanes sum = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][0][half], zero));
+            if (parts == 2) sum += 256.0f * (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][1][half], zero));
+            finish(sum * (load(scales + at) * sizes[r]), bias, y + r * outputs, at, outputs);
         }
+}
+
+static inline __attribute__((always_inline)) void int8_rows(const uint8_t *bytes, int parts, const float *sizes,
+                                                            const int8_t *weight, const float *scales,
+                                                            const int32_t *zeros, const float *bias, float *y,
+                                                            int64_t rows, int64_t inputs, int64_t outputs,
+                                                            int64_t channel) {
+    for (int64_t row = 0; row < rows; row += ROWS)
+        UNROLLED(rows - row, int8_block, bytes + parts * row * inputs, sizes + row, weight, scales, zeros, bias,
+                 y + row * outputs, inputs, outputs, channel, parts)
 }
 
 /* `weight` is packed as [blocks of CHANNELS, inputs / 4, CHANNELS, 4]; `zeros` are what the zero point adds to the sums
    of its channels. */
-void int8_product(const uint8_t *bytes, const float *sizes, const int8_t *weight, const float *scales,
+void int8_product(const uint8_t *bytes, int64_t parts, const float *sizes, const int8_t *weight, const float *scales,
                   const int32_t *zeros, const float *bias, float *y, int64_t rows, int64_t inputs, int64_t outputs) {
 #pragma omp parallel for schedule(static)
-    for (int64_t channel = 0; channel < outputs; channel += CHANNELS)
-        for (int64_t row = 0; row < rows; row += ROWS)
-            UNROLLED(rows - row, int8_block, bytes + 2 * row * inputs, sizes + row, weight + channel * inputs, scales,
-                     zeros, bias, y + row * outputs, inputs, outputs, channel)
+    for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
+        const int8_t *block = weight + channel * inputs;
+        if (parts == 1)
+            int8_rows(bytes, 1, sizes, block, scales, zeros, bias, y, rows, inputs, outputs, channel);
+        else
+            int8_rows(bytes, 2, sizes, block, scales, zeros, bias, y, rows, inputs, outputs, channel);
+    }
 }
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -29,33 +30,37 @@ class Int8Linear:
     (docs/performance.md). Integers are summed exactly: the result of a row is the same bits in any company.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, coarse: bool = False) -> None:
+        """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`. With `coarse`, 8 bits
+        of x may do: for advice they are as good, and half of the work (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         ours = cpu.multiply_int8(self.in_features)
         rounded, scales = _rounded(weight, 127 if ours else _weight_levels())
-        make = cpu.Int8Product if ours else _OneDnnProduct
-        self._product = make(rounded, scales / _LEVELS, bias, _LEVELS, _TINY)
+        self._product: Callable[[Tensor], Tensor]
+        if ours:
+            self._product = cpu.Int8Product(rounded, scales, bias, 1 if coarse else 2, _TINY)
+        else:
+            self._product = _OneDnnProduct(rounded, scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
 
 
 class _OneDnnProduct:
-    """The same as `cpu.Int8Product`, in steps of torch's."""
+    """The same as `cpu.Int8Product` with 16 bits, in steps of torch's."""
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, levels: float, least: float) -> None:
-        self._weight, self._scales, self._bias, self._least = _pack(weight), scales, bias, least
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
         # Tensors, since a number would be made one in every call.
-        self._levels = torch.tensor(levels)
+        self._levels = torch.tensor(_LEVELS)
         # Added to an integer of 16 bits, it makes a float32 of which that is the last two bytes: 1.5 * 2^23 has its
         # units in the last place.
         self._to_bytes = torch.full((weight.shape[1],), 1.5 * 2**23 + 256 * _ZERO_POINT + _ZERO_POINT)
 
     def __call__(self, x: Tensor) -> Tensor:
         n, width = x.shape
-        largest = x.abs().amax(-1, keepdim=True).clamp_min_(self._least)
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
         # No fused multiply-add: whether one rounds once or twice may depend on where in a batch a row lies.
         integers = (x.contiguous() * (self._levels / largest)).add_(self._to_bytes)
         rows = integers.view(torch.uint8).as_strided((2, n, width), (1, 4 * width, 4)).contiguous()

@@ -7,10 +7,12 @@ goes to transformers (`ssd.models.fallback`).
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
+from ssd.models import heads
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,11 @@ def _source(entry: EntryPoint) -> str:
     return "built in" if entry.value.startswith("ssd.models.") or entry.dist is None else entry.dist.name
 
 
+def has_file(checkpoint: Checkpoint) -> bool:
+    """Whether a family of ours or of a plugin takes it, and not transformers."""
+    return str(checkpoint.config.get("model_type")) in _entries() or heads.is_head(checkpoint)
+
+
 def load(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
@@ -44,19 +51,20 @@ def load(
     *,
     dummy: bool = False,
     int8: bool = False,
+    advice: bool = False,
     ranks: Ranks | None = None,
 ) -> Model:
     """Build the checkpoint's model. `max_position` bounds the positions it will ever see; `dummy`: with random weights;
-    `int8`: with linear layers in 8 bits, in float32 on a CPU only; `ranks`: this rank's part of it, whose logits are
+    `int8`: with linear layers in 8 bits, in float32 on a CPU only, which see their inputs in 16 bits, or in 8 if the
+    model gives `advice`, as a draft; `ranks`: this rank's part of it, whose logits are
     those of its part of the vocabulary. Raises `UsageError`."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
-    from ssd.models import fallback, heads, weights
+    from ssd.models import fallback, weights
     from ssd.models.split import Share
 
     kind, known = str(checkpoint.config.get("model_type")), _entries()
-    head = heads.is_head(checkpoint)
-    if kind not in known and not head:
+    if not has_file(checkpoint):
         if ranks is not None and ranks.size > 1:
             raise UsageError(
                 f"{checkpoint.directory}: model family {kind!r} runs through transformers, which is not split over "
@@ -71,8 +79,8 @@ def load(
             raise UsageError(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
-    linear = Int8Linear if int8 else Linear
-    family = _head_family() if head else known[kind].load()
+    linear = partial(Int8Linear, coarse=advice) if int8 else Linear
+    family = _head_family() if heads.is_head(checkpoint) else known[kind].load()
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:

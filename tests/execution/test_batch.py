@@ -13,6 +13,8 @@ from ssd.execution.kv_cache import KVCache
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.interface import Shape
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SHAPE = Shape(vocab_size=8, outputs=8, layers=1, heads=6, kv_heads=2, head_dim=8, max_position=64)
 PAGE = 4
 

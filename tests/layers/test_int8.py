@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ssd.layers.int8 import Int8Linear
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 ROWS = 300
 COUNTS = (*range(1, 18), 64, ROWS)
 SHAPES = ((960, 576), (576, 1536), (131, 32), (33, 17), (1, 7), (64, 4096))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ssd.layers.linear import INVARIANT_ROWS, Linear
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 ROWS = 300
 COUNTS = (*range(1, 18), 64, ROWS)
 # (out, in): of SmolLM2 and its draft, odd ones, and sums long enough for oneDNN to split them.

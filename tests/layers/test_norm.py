@@ -7,6 +7,8 @@ import torch
 
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SIZES = (7, 64, 100, 576, 1536)
 
 

@@ -10,6 +10,8 @@ import torch
 from ssd.errors import UsageError
 from ssd.layers.rotary import Rotary, inverse_frequencies
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 HEAD_DIM, LENGTH = 64, 4096
 LLAMA3 = {
     "rope_type": "llama3",

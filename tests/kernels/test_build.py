@@ -1,0 +1,69 @@
+"""Compiling the kernels: once, and without them where that cannot be done."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd.kernels import build
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    monkeypatch.delenv("SSD_KERNELS", raising=False)
+    build.library.cache_clear()
+    yield tmp_path
+    build.library.cache_clear()
+
+
+def test_it_is_compiled_once(fresh: Path) -> None:
+    first = build.library()
+    assert first is not None and list((fresh / "kernels").iterdir()) == [first]
+    made = first.stat().st_mtime_ns
+    build.library.cache_clear()
+    assert build.library() == first and first.stat().st_mtime_ns == made
+
+
+def test_other_sources_make_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build.library()
+    source = tmp_path / "other.c"
+    source.write_text("int one(void) { return 1; }\n")
+    monkeypatch.setattr(build, "_SOURCES", [source])
+    build.library.cache_clear()
+    assert build.library() not in (None, first)
+
+
+def test_a_compiler_that_fails_is_named_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "my-cc"
+    compiler.write_text(f"#!{sys.executable}\nraise SystemExit('no such target')\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with caplog.at_level(logging.WARNING):
+        assert build.library() is None
+    assert "my-cc" in caplog.text and "no such target" in caplog.text
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert build.library() is None
+    assert "found no C compiler" in caplog.text
+
+
+def test_they_can_be_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("SSD_KERNELS", "0")
+    with caplog.at_level(logging.WARNING):
+        assert build.library() is None
+    assert caplog.text == ""
