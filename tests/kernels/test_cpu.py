@@ -75,8 +75,6 @@ def test_attention_over_shared_and_own_keys(
         assert torch.equal(stores[1][0][1, where[1][-1]], k[token])
         pairs = list(zip(stores, where, strict=True))
         keys, values = (torch.cat([store[kind][1, at] for store, at in pairs]) for kind in (0, 1))
-            torch.cat([store[kind][1, at] for store, at in zip(stores, where, strict=True)]) for kind in (0, 1)
-        )
         if window is not None:
             keys, values = keys[-window:], values[-window:]
         repeated = heads // kv_heads
