@@ -35,4 +35,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with our kernels and once as on a machine without a C compiler."""
     if request.param == "torch":
-        monkeypatch.setattr("ssd.kernels.cpu._functions", lambda: None)
+        monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)

@@ -11,6 +11,8 @@ from torch import Tensor
 from ssd.execution.batch import PagedPlan
 from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.kernels import cpu
+from ssd.kernels.attention import Places, View
+from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
 from ssd.models.interface import Shape
 
@@ -83,6 +85,7 @@ class TreePlan:
         self._longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
         self._branches = branches
         self._places = _places(branches, cache, arena) if branches and cpu.serve(cache.keys) else None
+        self._views: Views | None = None
         self._visible: dict[int | None, _Visible] = {}
 
     def _seen(self, window: int | None) -> _Visible:
@@ -96,6 +99,12 @@ class TreePlan:
             contexts = [_context(self._cache, branches, window) for branches in self._branches]
             self._visible[window] = _Visible(minus_infinity(hidden, dtype)[:, None, None], contexts)
         return self._visible[window]
+
+    def views(self) -> Views | None:
+        if self._views is None and (path := self._paged.view) is not None:
+            branches = [] if self._places is None else [View(*self._places)]
+            self._views = Views([path, *branches])
+        return self._views
 
     def show(self, layers: int, x: Tensor) -> None:
         pass
@@ -133,15 +142,15 @@ class TreePlan:
         return merge((torch.cat(outs), torch.cat(totals)), own).flatten(1)
 
 
-def _places(branches: Sequence[Branches], cache: KVCache, arena: Arena) -> tuple[cpu.Places, cpu.Places]:
+def _places(branches: Sequence[Branches], cache: KVCache, arena: Arena) -> tuple[Places, Places]:
     """What each branch sees of its sequence's path, and of its own chain."""
     slots, starts = cache.all_slots([b.pages for b in branches], [b.base + max(b.forks) for b in branches])
     begin = [start for start, b in zip(starts, branches, strict=True) for _ in b.forks]
-    shared = cpu.Places(cache.keys, cache.values, slots, begin, [b.base + fork for b in branches for fork in b.forks])
+    shared = Places(cache.keys, cache.values, slots, begin, [b.base + fork for b in branches for fork in b.forks])
     cells, depth = arena.keys.shape[1:3]
     own_begin = [cell * depth for b in branches for cell in b.cells]
     own_count = [place + 1 for b in branches for place in b.depths]
-    return shared, cpu.Places(arena.keys, arena.values, torch.arange(cells * depth), own_begin, own_count)
+    return shared, Places(arena.keys, arena.values, torch.arange(cells * depth), own_begin, own_count)
 
 
 class _Visible(NamedTuple):

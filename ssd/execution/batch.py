@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.kernels import cpu
+from ssd.kernels.attention import Places, View
+from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
@@ -105,12 +107,12 @@ def _tokens(rows: Sequence[Row]) -> list[range]:
     return [range(start, start + len(row.token_ids)) for start, row in zip(stops, rows, strict=False)]
 
 
-def _places(cache: KVCache, rows: Sequence[Row]) -> cpu.Places:
+def _places(cache: KVCache, rows: Sequence[Row]) -> Places:
     """What each token of the batch sees, itself the last."""
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
     count = [position + 1 for row in rows for position in range(row.start, row.stop)]
-    return cpu.Places(cache.keys, cache.values, slots, begin, count)
+    return Places(cache.keys, cache.values, slots, begin, count)
 
 
 class PagedPlan:
@@ -146,6 +148,17 @@ class PagedPlan:
                 self._parts.append((tokens, row.stop, cache.span(row.pages, row.stop)))
         if not self._parts and self._places is not None:
             self._by_kernel = [range(len(positions))]
+        self._views: Views | None = None
+
+    @property
+    def view(self) -> View | None:
+        """What the tokens see, if our kernel attends with all of them."""
+        return None if self._places is None or self._parts else View(self._places)
+
+    def views(self) -> Views | None:
+        if self._views is None and (view := self.view) is not None:
+            self._views = Views([view])
+        return self._views
 
     def show(self, layers: int, x: Tensor) -> None:
         if layers in self._layers:

@@ -1,6 +1,8 @@
 /* Attention of single tokens over keys and values in a cache. */
 
-#include "common.h"
+#include "kernels.h"
+
+#include <omp.h>
 
 #define BLOCK 4 /* keys whose products are added up side by side, and vectors of values that stay in registers */
 
@@ -54,14 +56,6 @@ static void weigh(const float *weights, const float *values, int64_t stride, con
         for (int64_t j = 0; j < count; j++) out[i] += weights[j] * values[slots[j] * stride + i];
 }
 
-/* Keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in `slots[begin[t]]` to
-   `slots[begin[t] + count[t] - 1]`, the last of which is its own. */
-typedef struct {
-    float *keys, *values;
-    int64_t layer_size;
-    const int64_t *slots, *begin, *count;
-} store_t;
-
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
          int64_t tokens, int64_t row) {
     for (int64_t t = 0; t < tokens; t++) {
@@ -71,35 +65,44 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
     }
 }
 
+/* Weights of scores: e^(score - the largest), and how much they are together. */
+static float weights(float *scores, int64_t count, float scale, float cap) {
+    for (int64_t j = 0; j < count; j++) scores[j] *= scale;
+    if (cap > 0.0f)
+        for (int64_t j = 0; j < count; j++) scores[j] = tanhf(scores[j] / cap) * cap;
+    const float most = largest(scores, count);
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES) store(scores + j, exponential(load(scores + j) - most));
+    if (j < count) store_some(scores + j, exponential(load_some(scores + j, count - j) - most), count - j);
+    return total(scores, count);
+}
+
+/* `scores` has room for those of one token for each thread. */
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores) {
-    const int64_t row = kv_heads * dim;
-    for (int64_t t = from; t < to; t++) {
-        /* Keys of its own follow those that it shares with others. Of all of them it sees the last `window`. */
-        int64_t first = shared->count[t], second = own ? own->count[t] : 0;
-        const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
-        const int64_t hidden = first + second > window ? first + second - window : 0;
-        const int64_t skipped = hidden < first ? hidden : first;
-        where += skipped, first -= skipped;
-        own_where += hidden - skipped, second -= hidden - skipped;
+    const int64_t row = kv_heads * dim, room = shared->longest + (own ? own->longest : 0);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t t = from; t < to; t++)
         for (int64_t head = 0; head < heads; head++) {
+            /* Keys of its own follow those that it shares with others. Of all of them it sees the last `window`. */
+            int64_t first = shared->count[t], second = own ? own->count[t] : 0;
+            const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
+            const int64_t hidden = first + second > window ? first + second - window : 0;
+            const int64_t skipped = hidden < first ? hidden : first;
+            where += skipped, first -= skipped;
+            own_where += hidden - skipped, second -= hidden - skipped;
+
+            float *mine = scores + omp_get_thread_num() * room, *result = out + (t * heads + head) * dim;
             const float *query = q + t * q_stride + head * dim;
-            float *result = out + (t * heads + head) * dim;
             const int64_t at = layer * shared->layer_size + head / (heads / kv_heads) * dim;
             const int64_t own_at = own ? layer * own->layer_size + head / (heads / kv_heads) * dim : 0;
-            score(query, shared->keys + at, row, where, first, dim, scores);
-            if (second) score(query, own->keys + own_at, row, own_where, second, dim, scores + first);
-            for (int64_t j = 0; j < first + second; j++) scores[j] *= scale;
-            if (cap > 0.0f)
-                for (int64_t j = 0; j < first + second; j++) scores[j] = tanhf(scores[j] / cap) * cap;
-            const float most = largest(scores, first + second);
-            for (int64_t j = 0; j < first + second; j++) scores[j] = exponential(scores[j] - most);
+            score(query, shared->keys + at, row, where, first, dim, mine);
+            if (second) score(query, own->keys + own_at, row, own_where, second, dim, mine + first);
+            const float share = 1.0f / weights(mine, first + second, scale, cap);
             memset(result, 0, dim * sizeof *result);
-            weigh(scores, shared->values + at, row, where, first, dim, result);
-            if (second) weigh(scores + first, own->values + own_at, row, own_where, second, dim, result);
-            const float share = 1.0f / total(scores, first + second);
+            weigh(mine, shared->values + at, row, where, first, dim, result);
+            if (second) weigh(mine + first, own->values + own_at, row, own_where, second, dim, result);
             for (int64_t i = 0; i < dim; i++) result[i] *= share;
         }
-    }
 }

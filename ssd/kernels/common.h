@@ -10,6 +10,7 @@
 
 #define LANES 16
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t places __attribute__((vector_size(4 * LANES)));
 typedef float quarter __attribute__((vector_size(16)));
 
 static inline lanes load(const float *x) {
@@ -66,19 +67,32 @@ static inline float float_of(int32_t bits) {
 /* Added to a number below 2^22, it leaves that, rounded, in the last bits. */
 static const float UNITS = 12582912.0f; /* 1.5 * 2^23 */
 
+static inline lanes pick(places which, lanes yes, lanes no) {
+    return (lanes)((which & (places)yes) | (~which & (places)no));
+}
+
 /* e^x within a few units in the last place: 2^n times a polynomial on -ln 2 / 2 to ln 2 / 2 (S. Moshier's Cephes). From
    -87.3 down it is 1e-38, and what is no number stays none. */
-static inline float exponential(float x) {
-    x = x < -87.3f ? -87.3f : x;
-    x = x > 88.0f ? 88.0f : x;
-    const float shifted = x * 1.44269504f + UNITS, n = shifted - UNITS;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
+static inline lanes exponential(lanes x) {
+    const lanes least = x * 0.0f - 87.3f, most = x * 0.0f + 88.0f;
+    x = pick(x < least, least, x);
+    x = pick(x > most, most, x);
+    const lanes shifted = x * 1.44269504f + UNITS, n = shifted - UNITS;
+    const lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;
     y = y * r + 4.1665795894e-2f;
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * (r * r) + r + 1.0f;
-    return y * float_of((bits_of(shifted) - bits_of(UNITS) + 127) << 23);
+    return y * (lanes)(((places)shifted - bits_of(UNITS) + 127) << 23);
 }
+
+/* The first `count` of LANES numbers, with zeros behind them. */
+static inline lanes load_some(const float *x, int64_t count) {
+    lanes v = {0};
+    memcpy(&v, x, count * sizeof *x);
+    return v;
+}
+
+static inline void store_some(float *x, lanes v, int64_t count) { memcpy(x, &v, count * sizeof *x); }

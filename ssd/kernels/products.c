@@ -1,6 +1,6 @@
 /* Products of a few rows with a packed weight, whose bytes are read once, at the speed of memory. */
 
-#include "common.h"
+#include "kernels.h"
 
 #define CHANNELS 32 /* output channels side by side in a packed weight */
 #define ROWS 6      /* rows whose sums stay in registers */
@@ -79,44 +79,41 @@ static inline __attribute__((always_inline)) void float_rows(const float *x, int
                  outputs, channel)
 }
 
-/* `weight` is packed as [blocks of CHANNELS, inputs, CHANNELS], in numbers of so many `bytes`, and `bias` has as many
-   numbers as there are channels in it. */
-void float_product(const float *x, int64_t stride, const char *weight, int64_t bytes, const float *bias, float *y,
-                   int64_t rows, int64_t inputs, int64_t outputs) {
+/* The weight is packed as [blocks of CHANNELS, inputs, CHANNELS]. */
+static void float_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
+    const int64_t inputs = by->inputs, outputs = by->outputs;
 #pragma omp parallel for schedule(static)
     for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
-        const char *block = weight + channel * inputs * bytes;
-        if (bytes == 2)
-            float_rows(x, stride, block, 2, bias, y, rows, inputs, outputs, channel);
+        const char *block = by->weight + channel * inputs * by->bytes;
+        if (by->bytes == 2)
+            float_rows(x, stride, block, 2, by->bias, y, rows, inputs, outputs, channel);
         else
-            float_rows(x, stride, block, 4, bias, y, rows, inputs, outputs, channel);
+            float_rows(x, stride, block, 4, by->bias, y, rows, inputs, outputs, channel);
     }
 }
 
 /* -- integers of 8 bits --------------------------------------------------------------------------------------------- */
 
-/* Rows as integers of 8 or 16 bits plus `zero`, in one or two `parts`: first the last bytes [inputs], then the ones before
-   them, row after row. */
-void split_bytes(const float *x, int64_t stride, int64_t parts, uint8_t *bytes, float *sizes, int64_t rows,
-                 int64_t inputs, float levels, float least, float zero) {
-    for (int64_t row = 0; row < rows; row++, x += stride, bytes += parts * inputs) {
-        int32_t most = bits_of(least); /* the order of sizes is that of their bits, and no number is the largest */
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+
+/* Rows as integers in one or two parts: first the last bytes [inputs], then the ones before them, row after row. */
+static void split_bytes(const product_t *by, const float *x, int64_t stride, uint8_t *bytes, float *sizes,
+                        int64_t rows) {
+    const int64_t inputs = by->inputs;
+    for (int64_t row = 0; row < rows; row++, x += stride, bytes += by->parts * inputs) {
+        int32_t most = bits_of(by->least); /* the order of sizes is that of their bits, and no number is the largest */
         for (int64_t i = 0; i < inputs; i++) {
             const int32_t bits = bits_of(x[i]) & INT32_MAX;
             most = bits > most ? bits : most;
         }
         sizes[row] = float_of(most);
-        const float factor = levels / sizes[row];
-        for (int64_t i = 0; i < inputs; i++) {
-            const int32_t bits = bits_of(x[i] * factor + (UNITS + zero));
-            bytes[i] = (uint8_t)bits;
-            if (parts == 2) bytes[inputs + i] = (uint8_t)(bits >> 8);
-        }
+        const float factor = by->levels / sizes[row], shift = UNITS + by->zero;
+        for (int64_t i = 0; i < inputs; i++) bytes[i] = (uint8_t)bits_of(x[i] * factor + shift);
+        if (by->parts == 2)
+            for (int64_t i = 0; i < inputs; i++) bytes[inputs + i] = (uint8_t)(bits_of(x[i] * factor + shift) >> 8);
     }
 }
-
-#ifdef __AVX512VNNI__
-#include <immintrin.h>
 
 static inline __attribute__((always_inline)) void int8_block(const uint8_t *bytes, const float *sizes,
                                                              const int8_t *weight, const float *scales,
@@ -160,17 +157,30 @@ static inline __attribute__((always_inline)) void int8_rows(const uint8_t *bytes
                  y + row * outputs, inputs, outputs, channel, parts)
 }
 
-/* `weight` is packed as [blocks of CHANNELS, inputs / 4, CHANNELS, 4]; `zeros` are what the zero point adds to the sums
-   of its channels. */
-void int8_product(const uint8_t *bytes, int64_t parts, const float *sizes, const int8_t *weight, const float *scales,
-                  const int32_t *zeros, const float *bias, float *y, int64_t rows, int64_t inputs, int64_t outputs) {
+/* The weight is packed as [blocks of CHANNELS, inputs / 4, CHANNELS, 4]. */
+static void int8_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
+    float *sizes = scratch;
+    uint8_t *bytes = (uint8_t *)(sizes + rows);
+    split_bytes(by, x, stride, bytes, sizes, rows);
+    const int64_t inputs = by->inputs, outputs = by->outputs;
 #pragma omp parallel for schedule(static)
     for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
-        const int8_t *block = weight + channel * inputs;
-        if (parts == 1)
-            int8_rows(bytes, 1, sizes, block, scales, zeros, bias, y, rows, inputs, outputs, channel);
+        const int8_t *block = (const int8_t *)by->weight + channel * inputs;
+        if (by->parts == 1)
+            int8_rows(bytes, 1, sizes, block, by->scales, by->zeros, by->bias, y, rows, inputs, outputs, channel);
         else
-            int8_rows(bytes, 2, sizes, block, scales, zeros, bias, y, rows, inputs, outputs, channel);
+            int8_rows(bytes, 2, sizes, block, by->scales, by->zeros, by->bias, y, rows, inputs, outputs, channel);
     }
 }
 #endif
+
+void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
+#ifdef __AVX512VNNI__
+    if (by->bytes == 1) {
+        int8_product(by, x, stride, y, rows, scratch);
+        return;
+    }
+#endif
+    (void)scratch;
+    float_product(by, x, stride, y, rows);
+}

@@ -1,7 +1,7 @@
 /* Norms, activations and rotations, each in one pass. A call stands for three to ten of torch's, whose cost at the few
    rows of decoding is that of being called. */
 
-#include "common.h"
+#include "kernels.h"
 
 void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int64_t rows, int64_t size, float eps) {
     for (int64_t row = 0; row < rows; row++, x += stride, y += size) {
@@ -15,9 +15,15 @@ void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int
     }
 }
 
+static inline lanes silu(lanes x) { return x / (1.0f + exponential(-x)); }
+
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size) {
-    for (int64_t row = 0; row < rows; row++, gate_up += 2 * size, y += size)
-        for (int64_t i = 0; i < size; i++) y[i] = gate_up[i] / (1.0f + exponential(-gate_up[i])) * gate_up[size + i];
+    for (int64_t row = 0; row < rows; row++, gate_up += 2 * size, y += size) {
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) store(y + i, silu(load(gate_up + i)) * load(gate_up + size + i));
+        const int64_t rest = size - i;
+        if (rest) store_some(y + i, silu(load_some(gate_up + i, rest)) * load_some(gate_up + size + i, rest), rest);
+    }
 }
 
 void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,

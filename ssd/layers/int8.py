@@ -36,18 +36,18 @@ class Int8Linear:
         self.out_features, self.in_features = weight.shape
         ours = cpu.multiply_int8(self.in_features)
         rounded, scales = _rounded(weight, 127 if ours else _weight_levels())
-        self._product: Callable[[Tensor], Tensor]
+        self.product: Callable[[Tensor], Tensor]
         if ours:
-            self._product = cpu.Int8Product(rounded, scales, bias, 1 if coarse else 2, _TINY)
+            self.product = cpu.int8_product(rounded, scales, bias, 1 if coarse else 2, _TINY)
         else:
-            self._product = _OneDnnProduct(rounded, scales, bias)
+            self.product = _OneDnnProduct(rounded, scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x)
+        return self.product(x)
 
 
 class _OneDnnProduct:
-    """The same as `cpu.Int8Product` with 16 bits, in steps of torch's."""
+    """The same as `cpu.int8_product` with 16 bits, in steps of torch's."""
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias

@@ -26,16 +26,16 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
         self.out_features, self.in_features = weight.shape
-        self._product: Callable[[Tensor], Tensor]
+        self.product: Callable[[Tensor], Tensor]
         if cpu.multiply_floats(weight):
-            self._product = cpu.FloatProduct(weight, bias)
+            self.product = cpu.float_product(weight, bias)
         elif _can_pack(weight):
-            self._product = _OneDnnProduct(weight, bias)
+            self.product = _OneDnnProduct(weight, bias)
         else:
-            self._product = partial(F.linear, weight=weight, bias=bias)
+            self.product = partial(F.linear, weight=weight, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x)
+        return self.product(x)
 
 
 class _OneDnnProduct:

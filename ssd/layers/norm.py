@@ -14,15 +14,15 @@ class RMSNorm:
     (Zhang, Sennrich, arXiv 1910.07467)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._kernel = (weight, eps) if cpu.serve(weight) else None
+        self.kernel = (weight, eps) if cpu.serve(weight) else None
         size, self._wide = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
         # As |x| / sqrt(size) in place of the root of the mean, torch's CPU needs half of the time that its own takes.
         self._least = torch.tensor((size * eps) ** 0.5, dtype=self._wide, device=weight.device)
         self._weight = weight.to(self._wide) * size**0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._kernel is not None and x.dtype == torch.float32:
-            return cpu.rms_norm(x, *self._kernel)
+        if self.kernel is not None and x.dtype == torch.float32:
+            return cpu.rms_norm(x, *self.kernel)
         wide = x.to(self._wide)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
         return (wide / length).mul_(self._weight).to(x.dtype)

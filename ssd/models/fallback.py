@@ -241,6 +241,9 @@ class _Probe:
         self._calls += 1
         return attend(q, k, v, q.shape[2] ** -0.5 if rule.scale is None else rule.scale, rule)
 
+    def views(self) -> None:
+        return None
+
     def show(self, layers: int, x: Tensor) -> None:
         pass
 

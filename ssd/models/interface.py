@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores
 
 
@@ -22,6 +23,9 @@ class Plan(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim],
         scored as `rule` says. Returns [n, heads * head_dim]."""
+
+    def views(self) -> Views | None:
+        """What tokens see, where our kernels can do a layer over it in one call, its attention included; else None."""
 
     def show(self, layers: int, x: Tensor) -> None:
         """x [n, width] is what the first `layers` layers made of the tokens. A family that tells can be the target of

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.cpu import Product
+from ssd.kernels.decoder import DecoderLayer, Heads
 from ssd.layers.activation import silu_mul
 from ssd.layers.attention import Scores
 from ssd.layers.norm import RMSNorm
@@ -16,7 +18,7 @@ from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.checkpoint import DRAFT_VOCAB
 from ssd.models.interface import Plan, Shape
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
-from ssd.models.weights import Weights
+from ssd.models.weights import LinearLayer, Weights
 
 Config = Mapping[str, Any]
 
@@ -69,6 +71,12 @@ def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tens
     return weights(f"{name}.bias", size) if present else None
 
 
+def kernel_of(linear: LinearLayer) -> Product | None:
+    """The kernel that a linear layer is, if it is one of ours and nothing else."""
+    product = getattr(linear, "product", None)
+    return product if isinstance(product, Product) else None
+
+
 class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
 
@@ -95,6 +103,21 @@ class Attention:
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
         return self._out(plan.attend(self._layer, rotated[:, :heads], k, v, self._scores))
+
+    @property
+    def products(self) -> tuple[Product | None, Product | None]:
+        """Those of our kernels that it consists of, to queries, keys and values, and to the output."""
+        return kernel_of(self._qkv), kernel_of(self._out)
+
+    @property
+    def heads(self) -> Heads:
+        shape = self._shape
+        return Heads(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, self._scores.window)
+
+    @property
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of what `normalised` does, if it does anything."""
+        return None
 
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
@@ -124,8 +147,47 @@ class FeedForward:
             weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias)
         )
 
+    @property
+    def products(self) -> tuple[Product | None, Product | None]:
+        """Those of our kernels that it consists of, to gate and up, and down."""
+        return kernel_of(self._gate_up), kernel_of(self._down)
+
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(silu_mul(self._gate_up(x)))
+
+
+class Layer:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self,
+        index: int,
+        attention_norm: RMSNorm,
+        attention: Attention,
+        forward_norm: RMSNorm,
+        feed_forward: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._index, self._attention_norm, self._attention = index, attention_norm, attention
+        self._forward_norm, self._feed_forward = forward_norm, feed_forward
+        self._whole = self._in_one_call()
+
+    def _in_one_call(self) -> DecoderLayer | None:
+        """None where a part of it is none of our kernels."""
+        first, second, feed_forward = self._attention_norm.kernel, self._forward_norm.kernel, self._feed_forward
+        if first is None or second is None or type(feed_forward) is not FeedForward:
+            return None
+        products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
+        if len(products) < 4:
+            return None
+        return DecoderLayer(
+            (first[0], second[0]), self._attention.head_norms, first[1], products, self._attention.heads
+        )
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        if self._whole is not None and (views := plan.views()) is not None:
+            return self._whole(self._index, x, table, views)
+        x = x + self._attention(self._attention_norm(x), table, plan)
+        return x + self._feed_forward(self._forward_norm(x))
 
 
 class Llama:
@@ -157,10 +219,9 @@ class Llama:
         self._head = weights.linear(head[: self.shape.outputs], None)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
 
-    def _layer(
-        self, config: Config, weights: Weights, index: int, width: int, eps: float
-    ) -> tuple[RMSNorm, Attention, RMSNorm, Callable[[Tensor], Tensor]]:
-        return (
+    def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
+        return Layer(
+            index,
             RMSNorm(weights("input_layernorm.weight", width), eps),
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
             RMSNorm(weights("post_attention_layernorm.weight", width), eps),
@@ -175,9 +236,8 @@ class Llama:
         x = self._embed(token_ids)
         table = self._rotary.at(plan.positions)
         plan.show(0, x)
-        for index, (attention_norm, attention, forward_norm, feed_forward) in enumerate(self._layers, 1):
-            x = x + attention(attention_norm(x), table, plan)
-            x = x + feed_forward(forward_norm(x))
+        for index, layer in enumerate(self._layers, 1):
+            x = layer(x, table, plan)
             plan.show(index, x)
         return self._norm(x)
 

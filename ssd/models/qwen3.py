@@ -23,6 +23,11 @@ class Qwen3Attention(Attention):
         self._q_norm = self.norm(weights("q_norm.weight", shape.head_dim), eps)
         self._k_norm = self.norm(weights("k_norm.weight", shape.head_dim), eps)
 
+    @property
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        q, k = self._q_norm.kernel, self._k_norm.kernel
+        return None if q is None or k is None else (q[0], k[0])
+
     def normalised(self, qk: Tensor) -> Tensor:
         heads = self._shape.heads
         return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)

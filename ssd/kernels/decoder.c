@@ -1,0 +1,60 @@
+/* A layer of a decoder of the Llama family, from the kernels of the other files: what `ssd.models.llama` does step by
+   step, bit for bit, without the steps between the steps. */
+
+#include "kernels.h"
+
+typedef struct {
+    const float *attention_norm, *forward_norm, *q_norm, *k_norm; /* the last two may be missing */
+    float eps;
+    product_t qkv, out, gate_up, down;
+    int64_t heads, kv_heads, dim;
+    float scale;
+    int64_t window;
+} layer_t;
+
+/* So many tokens see what is in `shared`, and behind that what is in `own`, if there is any. */
+typedef struct {
+    const store_t *shared, *own;
+    int64_t tokens;
+} view_t;
+
+static void add(const float *x, const float *y, float *sum, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] = x[i] + y[i];
+}
+
+static void norm_heads(float *x, const float *weight, int64_t heads, const layer_t *by, int64_t rows, int64_t stride) {
+    for (int64_t row = 0; row < rows; row++, x += stride) rms_norm(x, by->dim, weight, x, heads, by->dim, by->eps);
+}
+
+/* x [rows, width] -> y. `scratch` has room for what lies in it below. */
+void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *cos, const float *sin, float *y,
+                   int64_t rows, const view_t *views, int64_t count, float *scratch) {
+    const int64_t dim = by->dim, width = by->qkv.inputs, attended = by->heads * dim, kv = by->kv_heads * dim;
+    const int64_t turned = attended + kv, projected = turned + kv;
+    float *normed = scratch, *qkv = normed + rows * width, *rotated = qkv + rows * projected;
+    float *attention = rotated + rows * turned, *gate_up = attention + rows * attended;
+    float *gated = gate_up + rows * by->gate_up.outputs, *rest = gated + rows * by->down.inputs;
+
+    rms_norm(x, width, by->attention_norm, normed, rows, width, by->eps);
+    multiply(&by->qkv, normed, width, qkv, rows, rest);
+    if (by->q_norm) {
+        norm_heads(qkv, by->q_norm, by->heads, by, rows, projected);
+        norm_heads(qkv + attended, by->k_norm, by->kv_heads, by, rows, projected);
+    }
+    rotate(qkv, projected, cos, sin, rotated, rows, by->heads + by->kv_heads, dim);
+    for (int64_t view = 0, row = 0; view < count; row += views[view++].tokens) {
+        const store_t *shared = views[view].shared, *own = views[view].own;
+        const int64_t tokens = views[view].tokens;
+        const float *q = rotated + row * turned;
+        put(own ? own : shared, layer, q + attended, turned, qkv + row * projected + turned, projected, tokens, kv);
+        attend(shared, own, layer, q, turned, attention + row * attended, 0, tokens, by->heads, by->kv_heads, dim,
+               by->scale, 0.0f, by->window, rest);
+    }
+    multiply(&by->out, attention, attended, normed, rows, rest);
+    add(x, normed, y, rows * width);
+    rms_norm(y, width, by->forward_norm, normed, rows, width, by->eps);
+    multiply(&by->gate_up, normed, width, gate_up, rows, rest);
+    silu_mul(gate_up, gated, rows, by->down.inputs);
+    multiply(&by->down, gated, by->down.inputs, normed, rows, rest);
+    add(y, normed, y, rows * width);
+}

@@ -1,0 +1,40 @@
+/* What each file offers to the others and to `ssd.kernels.cpu`. */
+
+#pragma once
+
+#include "common.h"
+
+/* rows.c */
+void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int64_t rows, int64_t size, float eps);
+void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size);
+void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,
+            int64_t dim);
+
+/* attention.c: keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in
+   `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own; `longest` is the largest count. */
+typedef struct {
+    float *keys, *values;
+    int64_t layer_size;
+    const int64_t *slots, *begin, *count;
+    int64_t longest;
+} store_t;
+
+void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
+         int64_t tokens, int64_t row);
+void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
+            int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
+            int64_t window, float *scores);
+
+/* products.c: a weight [outputs, inputs], packed by blocks of output channels, in numbers of so many `bytes`: float32,
+   bfloat16, or integers. Then `scales` are those of the channels, `zeros` what the zero point adds to their sums, and
+   inputs are rounded to `parts` bytes: to `levels` on either side of `zero`, for numbers of at least `least`. */
+typedef struct {
+    int64_t inputs, outputs, bytes, parts;
+    const char *weight;
+    const float *scales, *bias;
+    const int32_t *zeros;
+    float levels, least, zero;
+} product_t;
+
+/* `scratch` has room for rows * (4 + parts * inputs) bytes. */
+void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);

@@ -1,0 +1,123 @@
+"""The C files here as functions of pointers and numbers. `kernels.h` says what each takes."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int64, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ssd.kernels import build
+
+
+class Store(ctypes.Structure):
+    """`store_t` of kernels.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("layer_size", c_int64),
+        ("slots", c_void_p),
+        ("begin", c_void_p),
+        ("count", c_void_p),
+        ("longest", c_int64),
+    )
+
+
+class Product(ctypes.Structure):
+    """`product_t` of kernels.h."""
+
+    _fields_ = (
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("bytes", c_int64),
+        ("parts", c_int64),
+        ("weight", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("zeros", c_void_p),
+        ("levels", c_float),
+        ("least", c_float),
+        ("zero", c_float),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`layer_t` of decoder.c."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("forward_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("eps", c_float),
+        ("qkv", Product),
+        ("out", Product),
+        ("gate_up", Product),
+        ("down", Product),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("scale", c_float),
+        ("window", c_int64),
+    )
+
+
+class View(ctypes.Structure):
+    """`view_t` of decoder.c."""
+
+    _fields_ = (("shared", POINTER(Store)), ("own", POINTER(Store)), ("tokens", c_int64))
+
+
+_ROWS = (c_int64, c_int64)  # how many, and how many numbers each has
+_ARGUMENTS: dict[str, tuple[type, ...]] = {
+    "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
+    "silu_mul": (c_void_p, c_void_p, *_ROWS),
+    "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
+    "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
+    "attend": (
+        *(POINTER(Store), POINTER(Store), c_int64, c_void_p, c_int64, c_void_p),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_float, c_int64, c_void_p),
+    ),
+    "decoder_layer": (
+        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(POINTER(View), c_int64, c_void_p),
+    ),
+}
+
+
+@cache
+def functions() -> ctypes.PyDLL | None:
+    """The compiled functions, None where there are none. They keep the interpreter's lock while they run."""
+    path = build.library()
+    if path is None:
+        return None
+    found = ctypes.PyDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
+    return found
+
+
+def call() -> ctypes.PyDLL:
+    found = functions()
+    assert found is not None, "see `ssd.kernels.cpu.serve`"
+    return found
+
+
+_scratch = torch.empty(0, dtype=torch.uint8)
+
+
+def scratch(size: int) -> Tensor:
+    """At least `size` bytes for use within one call, during which no other thread runs. Whoever calls keeps them."""
+    global _scratch
+    if _scratch.numel() < size:
+        _scratch = torch.empty(2 * size, dtype=torch.uint8)
+    return _scratch
+
+
+def pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

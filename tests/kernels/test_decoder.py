@@ -1,0 +1,66 @@
+"""A layer in one call: the bits of the same kernels called one by one, for every family that has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd.execution.batch import PagedPlan, Row
+from ssd.kernels import cpu
+from ssd.kernels.decoder import DecoderLayer
+from tests.models import tiny
+
+pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 6}),
+    ("mistral", {"sliding_window": 5}),
+    ("qwen2", {}),
+    ("qwen3", {"head_dim": 8}),
+]
+# A prompt, then decoding beside a verification over pages in any order, then a prompt too long for the kernels.
+BATCHES = [
+    [Row(tiny.token_ids(9, 1), 0, [7, 3, 5], 2)],
+    [Row(tiny.token_ids(1, 2), 9, [7, 3, 5]), Row(tiny.token_ids(6, 3), 0, [2, 9], 6, slot=1)],
+    [Row(tiny.token_ids(1, 4), 10, [7, 3, 5]), Row(tiny.token_ids(40, 5), 0, range(20, 30), 40, slot=2)],
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), FAMILIES, ids=lambda value: value if isinstance(value, str) else str(value)
+)
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+def test_one_call_is_all_of_them(
+    kind: str, config: dict[str, Any], int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if int8 and not cpu.multiply_int8(4):
+        pytest.skip("a processor without VNNI: products in 8 bits are oneDNN's, layers have many calls")
+    directory, calls = tiny.model(kind, tmp_path, **config), 0
+    plain = DecoderLayer.__call__
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return plain(*arguments)
+
+    monkeypatch.setattr(DecoderLayer, "__call__", counted)
+    runner = tiny.runner(directory, int8=int8)
+    together = [runner.forward(rows) for rows in BATCHES]
+    assert calls == 2 * 2  # two layers, two batches without a long row
+    monkeypatch.setattr(PagedPlan, "views", lambda plan: None)
+    runner = tiny.runner(directory, int8=int8)
+    for rows, logits in zip(BATCHES, together, strict=True):
+        assert torch.equal(runner.forward(rows), logits)
+
+
+def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
+    runner = tiny.runner(tiny.llama(tmp_path))
+    plan = runner.plan([Row([1, 2], 0, [0])])
+    layer, table = runner.model._layers[0], runner.model._rotary.at(plan.positions)
+    with pytest.raises(ValueError, match="2 contiguous tokens of 32 numbers"):
+        layer(torch.zeros(3, 32), table, plan)
+    with pytest.raises(TypeError, match="float32 on a CPU"):
+        layer(torch.zeros(2, 32, dtype=torch.float64), table, plan)
