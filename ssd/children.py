@@ -11,12 +11,12 @@ import time
 import msgspec
 
 from ssd.ipc.process import Start
-from ssd.ipc.supervision import Status
+from ssd.ipc.supervision import Loading, Status
 
 
 class ChildProcess:
     """One running child. `pidfd` becomes readable when it ends; `failure` is what it says of itself before that, or
-    what the supervisor has to say. Raises OSError where it cannot be started."""
+    what the supervisor has to say; `loading` is how far it is. Raises OSError where it cannot be started."""
 
     def __init__(self, package: str, start: Start) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
@@ -40,6 +40,7 @@ class ChildProcess:
             self._handle.kill()
             raise
         self.ready = False
+        self.loading = Loading(0, 0)
         self.failure: Status | None = None
 
     def kill(self, why: str) -> None:

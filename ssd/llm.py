@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 from ssd.client import Client, Completion, Prompt
@@ -16,11 +16,14 @@ from ssd.supervisor import Engine
 
 
 @contextmanager
-def running(config: EngineConfig) -> Iterator[tuple[Engine, Client]]:
-    """An engine for as long as the block lasts, and a client of it."""
+def running(
+    config: EngineConfig, loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext
+) -> Iterator[tuple[Engine, Client]]:
+    """An engine for as long as the block lasts, and a client of it. `loading` surrounds its start."""
     engine = Engine(config)
     try:
-        engine.start()
+        with loading(engine):
+            engine.start()
         with Client(engine.address) as client:
             yield engine, client
     finally:

@@ -27,7 +27,7 @@ from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
-from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Report, TargetLost, Watch
+from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
 from ssd.monitor import lanes
 from ssd.monitor.publisher import Publisher
@@ -76,6 +76,12 @@ class Engine:
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
         return {role: process.pid for role, process in self._processes.copy().items()}
+
+    @property
+    def loading(self) -> Loading:
+        """How much of the weights has been read; of nothing, where no process has told."""
+        found = [process.loading for process in self._processes.copy().values()]
+        return Loading(sum(one.done for one in found), sum(one.total for one in found))
 
     def start(self, timeout: float = 600.0) -> None:
         """Spawn everything and wait until it can serve. Raises the failing child's own cause."""
@@ -281,8 +287,9 @@ class Engine:
                 continue
             if isinstance(status, Report):
                 self._publisher.reported(status)
-                continue
-            if status.state == "ready":
+            elif isinstance(status, Loading):
+                process.loading = status
+            elif status.state == "ready":
                 process.ready = True
                 if self._state == "starting":
                     if all(p.ready for p in self._processes.values()):

@@ -6,7 +6,7 @@ import click
 
 from ssd.cli.options import engine_options
 from ssd.cli.server_options import config_file, server_options
-from ssd.cli.session import process_setup, spinner
+from ssd.cli.session import loading, process_setup
 from ssd.config import EngineConfig
 from ssd.errors import SsdError
 from ssd.launch_config import EngineOptions, resolve
@@ -39,7 +39,7 @@ def _serve(config: EngineConfig) -> None:
     ready = False
     with process_setup():
         try:
-            with spinner(f"loading {config.target_name}"):
+            with loading(running):
                 running.start()
             ready = True
             if running.url is not None:

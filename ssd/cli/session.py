@@ -22,6 +22,7 @@ from ssd.ipc.process import log_level
 from ssd.launch_config import EngineOptions, resolve
 from ssd.llm import cause, running
 from ssd.params import SamplingParams
+from ssd.supervisor import Engine
 
 
 class Terminated(KeyboardInterrupt):
@@ -51,24 +52,26 @@ def process_setup() -> Iterator[None]:
 
 
 @contextmanager
-def session(config: EngineConfig) -> Iterator[Client]:
-    """A client of an engine that lives as long as the block. When the engine dies in it, its cause is raised."""
+def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
+    """A client of an engine that lives as long as the block. When the engine dies in it, its cause is raised. Unless
+    `quiet`, a terminal sees it load."""
     with ExitStack() as stack:
-        with spinner(f"loading {config.target_name}"):
-            engine, client = stack.enter_context(running(config))
+        engine, client = stack.enter_context(running(config, nullcontext if quiet else loading))
         try:
             yield client
         except EngineDeadError as error:
             raise cause(engine, error) from None
 
 
-def connect(address: str | None, keys: Path | None, engine: EngineOptions) -> AbstractContextManager[Client]:
+def connect(
+    address: str | None, keys: Path | None, engine: EngineOptions, quiet: bool = False
+) -> AbstractContextManager[Client]:
     """A client of the running engine at `address`, with the keys in a folder if it wants some, or of one of its own."""
     if address is not None:
         return Client(address, keys=keys)
     if keys is not None:
         raise UsageError("--keys is for the running engine of --address")
-    return session(resolve(engine))
+    return session(resolve(engine), quiet)
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:
@@ -94,6 +97,27 @@ def spinner(text: str) -> AbstractContextManager[Any]:
     from rich.console import Console
 
     return Console(stderr=True).status(text)
+
+
+def loading(engine: Engine) -> AbstractContextManager[Any]:
+    """How far the weights are, on stderr, while the block lasts; on a terminal only."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.spinner import Spinner
+    from rich.table import Table
+
+    sign = Spinner("dots", style="status.spinner")
+
+    def line() -> Table:
+        row, read = Table.grid(padding=(0, 1)), engine.loading
+        bar = (ProgressBar(read.total, read.done, width=30), f"{read.done / read.total:.0%}") if read.total else ()
+        row.add_row(sign, f"loading {engine.config.target_name}", *bar)
+        return row
+
+    return Live(get_renderable=line, console=Console(stderr=True), refresh_per_second=10, transient=True)
 
 
 def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:

@@ -22,6 +22,7 @@ from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import borrowed, inspect
 from ssd.models.heads import is_head
+from ssd.models.weights import Progress, unseen
 from ssd.monitor.lanes import State
 from ssd.params import MAX_LOOKAHEAD
 
@@ -33,19 +34,20 @@ def main(child: Child) -> None:
     """Load, join the target, speculate until the supervisor ends this process."""
     torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
-    runners = load(child.config)
+    runners = load(child.config, child.loading)
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
     socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
     _Draft(child, socket, runners, board).serve()
 
 
-def load(config: EngineConfig) -> list[Runner]:
-    """The draft models, smallest first, each with a cache of its own (contract C1)."""
+def load(config: EngineConfig, progress: Progress = unseen) -> list[Runner]:
+    """The draft models, smallest first, each with a cache of its own (contract C1). `progress` hears how much of each
+    one's weights has been read."""
     assert config.draft is not None
-    return [_load(config, Path(directory)) for directory in (*config.cascade, config.draft)]
+    return [_load(config, Path(directory), progress) for directory in (*config.cascade, config.draft)]
 
 
-def _load(config: EngineConfig, directory: Path) -> Runner:
+def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
     checkpoint = inspect(directory, not dummy)
@@ -55,7 +57,9 @@ def _load(config: EngineConfig, directory: Path) -> Runner:
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
-    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True)
+    model = registry.load(
+        checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress
+    )
     takes = None if config.emulate is None else config.emulate.depth
     runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
     if not is_head(checkpoint):  # which needs features to run

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Message
 from ssd.ipc.pulse import Pulses
-from ssd.ipc.supervision import Report, Status
+from ssd.ipc.supervision import Loading, Report, Status
 from ssd.monitor.lanes import LANES, SILENT, Lane, State
 
 _PR_SET_PDEATHSIG = 1
 _RUN_PREFIX = "ssd-"
+_LOADING_S = 0.1  # between two words about it
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +74,7 @@ class Child:
         self.context: zmq.Context[Any] = zmq.Context()
         for core in cores:
             self.context.set(zmq.THREAD_AFFINITY_CPU_ADD, core)
+        self._loading_told = 0.0
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
     def address(self, name: str) -> str:
@@ -94,6 +97,12 @@ class Child:
     def beat(self) -> None:
         """Show that this process goes on; once in every turn of its loop."""
         self._pulses.beat(self.start.role)
+
+    def loading(self, done: int, total: int) -> None:
+        """So many bytes of the weights have been read. Said now and then; may be lost."""
+        if (now := time.monotonic()) >= self._loading_told + _LOADING_S:
+            self._loading_told = now
+            self._tell(Loading(done, total))
 
     def ready(self) -> None:
         self._tell(Status(self.start.role, "ready"))

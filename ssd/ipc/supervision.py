@@ -24,6 +24,13 @@ class Status(Message, frozen=True):
     exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
+class Loading(Message, frozen=True):
+    """How many bytes of its weights a child has read, of how many."""
+
+    done: Count
+    total: Count
+
+
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What one step gave one request (see `ssd.ipc.messages.Emission`), as the frontend saw it at `at` (monotonic ns).
     `first` is that of the prefill, which verifies nothing."""
@@ -82,5 +89,5 @@ class Watch(Message, frozen=True):
     seconds: Seconds
 
 
-CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status | Report)
+CHILD_TO_SUPERVISOR = msgspec.msgpack.Decoder(Status | Loading | Report)
 SUPERVISOR_TO_CHILD = msgspec.msgpack.Decoder(Drain | TargetLost | Watch)

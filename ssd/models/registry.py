@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ssd.layers.ranks import Ranks
     from ssd.models.checkpoint import Checkpoint
     from ssd.models.interface import Model
+    from ssd.models.weights import Progress
 
 GROUP = "ssd.models"
 
@@ -53,11 +54,12 @@ def load(
     int8: bool = False,
     advice: bool = False,
     ranks: Ranks | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Build the checkpoint's model. `max_position` bounds the positions it will ever see; `dummy`: with random weights;
     `int8`: with linear layers in 8 bits, in float32 on a CPU only, which see their inputs in 16 bits, or in 8 if the
-    model gives `advice`, as a draft; `ranks`: this rank's part of it, whose logits are
-    those of its part of the vocabulary. Raises `UsageError`."""
+    model gives `advice`, as a draft; `ranks`: this rank's part of it, whose logits are those of its part of the
+    vocabulary; `progress` hears how much has been read. Raises `UsageError`."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
     from ssd.models import fallback, weights
@@ -86,7 +88,7 @@ def load(
         if dummy:
             source = weights.dummy(dtype, device, linear, share)
         else:
-            source = weights.from_checkpoint(checkpoint, dtype, device, linear, share)
+            source = weights.from_checkpoint(checkpoint, dtype, device, linear, share, progress or weights.unseen)
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
     except UsageError as error:
         raise UsageError(f"{checkpoint.directory}: {error}") from error

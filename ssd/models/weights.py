@@ -18,8 +18,14 @@ from ssd.models.split import WHOLE, Piece, Share
 Reader = Callable[..., Tensor]
 """(name, shape of the whole tensor[, the piece of it that is wanted])"""
 LinearLayer = Callable[[Tensor], Tensor]
+Progress = Callable[[int, int], None]
+"""(bytes of the weights that have been read, bytes in all)"""
 MakeLinear = Callable[[Tensor, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
+
+
+def unseen(done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 class Weights:
@@ -84,12 +90,14 @@ def from_checkpoint(
     device: torch.device,
     linear: MakeLinear = Linear,
     share: Share = WHOLE,
+    progress: Progress = unseen,
 ) -> Weights:
     """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`. Of a
-    tensor that is split, nothing but the `share` is read."""
+    tensor that is split, nothing but the `share` is read. `progress` hears of every tensor."""
     from safetensors import safe_open
 
     files: dict[str, Any] = {}
+    done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values()) // share.ranks.size
 
     def stored(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         info = checkpoint.tensors.get(name)
@@ -102,6 +110,9 @@ def from_checkpoint(
             files[path] = safe_open(path, framework="pt")
         file = files[path]
         tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
+        nonlocal done
+        done = min(total, done + tensor.nbytes)  # what is not split is read by every rank, and a tied tensor twice
+        progress(done, total)
         return tensor
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:

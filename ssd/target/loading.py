@@ -16,16 +16,27 @@ from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.stopping import stop_token_ids
+from ssd.models.weights import Progress, unseen
 
 
-def load(config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None) -> tuple[Runner, frozenset[int]]:
+def load(
+    config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None, progress: Progress = unseen
+) -> tuple[Runner, frozenset[int]]:
     """The model with its cache, and its end-of-sequence ids; at rank 0 warmed up for the first request, which the
-    others are by what they are told meanwhile."""
+    others are by what they are told meanwhile. `progress` hears how much of the weights has been read."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config.device, ranks.rank)
-    int8 = config.quantize == "int8"
-    model = registry.load(checkpoint, dtype, device, config.max_model_len, dummy=dummy, int8=int8, ranks=ranks)
+    model = registry.load(
+        checkpoint,
+        dtype,
+        device,
+        config.max_model_len,
+        dummy=dummy,
+        int8=config.quantize == "int8",
+        ranks=ranks,
+        progress=progress,
+    )
     sizes = config.num_pages, config.page_size, config.deterministic
     if ranks.size > 1:
         runner: Runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell)

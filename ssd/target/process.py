@@ -15,6 +15,7 @@ from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Abort, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
 from ssd.ipc.reception import IDLE_MS, arrived, welcome
+from ssd.layers.ranks import SINGLE
 from ssd.monitor.lanes import State
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
@@ -35,7 +36,8 @@ def main(child: Child) -> None:
         return
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
     parallel = child.config.tensor_parallel_size > 1
-    loaded = load(child.config, meet(child), Leader(child).tell) if parallel else load(child.config)
+    ranks, tell = (meet(child), Leader(child).tell) if parallel else (SINGLE, None)
+    loaded = load(child.config, ranks, tell, child.loading)
     Target(child, socket, loaded).serve()
 
 

@@ -97,7 +97,7 @@ def _address(child: Child, rank: int) -> str:
 def follow(child: Child) -> None:
     """Load this rank's part, then run what rank 0 says until the supervisor ends this process."""
     socket = sockets.router(child.context, _address(child, child.start.rank))
-    runner, _ = load(child.config, meet(child))
+    runner, _ = load(child.config, meet(child), progress=child.loading)
     assert isinstance(runner, ShardRunner)
     known = PageTables(child.config.page_size)
     child.ready()

@@ -58,6 +58,7 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
     (
         [
             supervision.Status("target", "failed", "why", 2),
+            supervision.Loading(2**40, 2**41),
             supervision.Report(
                 m.Load(running=1),
                 2,
