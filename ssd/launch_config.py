@@ -33,8 +33,9 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine options of the command line and of `ssd.LLM`; None means: choose for this machine and model.
 
-    `draft` lists the models that speculate, smallest first; none means the built-in draft for the built-in target. Cpu
-    lists are written as "0-2,5". The `load_format` mock implies mode `ar`.
+    `draft` lists the models that speculate, smallest first; none means the built-in draft for the built-in target.
+    `draft_revision` has one for each of them, or none. Cpu lists are written as "0-2,5". The `load_format` mock implies
+    mode `ar`.
     """
 
     target: str = "smollm2"
@@ -62,6 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     deterministic: bool = False
     load_format: LoadFormat = "auto"
     revision: str | None = None
+    draft_revision: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)] = ()
     shutdown_timeout: float = 30.0
     step_timeout: float = 60.0
     telemetry: bool = True
@@ -182,12 +184,21 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
         )
     if not names and options.mode != "ar":
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
-    drafts = [checkpoint.inspect(hub.ensure(name), weights) for name in names]
+    named = zip(names, _draft_revisions(options, len(names)), strict=True)
+    drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
     for draft in drafts:
         checkpoint.check_pair(target, draft)
         if weights:
             checkpoint.borrowed(draft, target)
     return target, drafts
+
+
+def _draft_revisions(options: EngineOptions, drafts: int) -> list[str | None]:
+    """One for each draft; those of the command line that are empty are none."""
+    asked = options.draft_revision if drafts else ()
+    if asked and len(asked) != drafts:
+        raise UsageError(f"--draft-revision: {len(asked)} given for {drafts} drafts; give one each, empty for none")
+    return [revision or None for revision in asked] or [None] * drafts
 
 
 def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint) -> Features | None:

@@ -215,6 +215,8 @@ def test_cores_that_do_not_exist_are_refused(cores: set[int], text: str) -> None
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
         ({"device": "cuda:x"}, "cuda:x"),
         ({"revision": "main"}, "revision"),
+        ({"draft_revision": ("main",)}, "is not a hub model, so it has no revision 'main'"),
+        ({"draft_revision": ("main", "other")}, "2 given for 1 drafts"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:

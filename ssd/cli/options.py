@@ -146,6 +146,7 @@ _ENGINE: list[Row] = [
         "dummy: random weights. mock: no model, tokens at once, for testing clients.",
     ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
+    (("--draft-revision",), Names(), "The draft's; of several drafts one each, in their order, empty for none."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
     (("--step-timeout",), click.FloatRange(1, 86400), "Seconds one step may take before its process is restarted."),
     (("--telemetry/--no-telemetry",), None, "Record what target and draft do, for ssd top and ssd trace."),

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ssd.errors import UsageError
+from ssd.launch_config import EngineOptions, resolve
 from ssd.models import hub
+from tests.models import tiny
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -69,6 +72,22 @@ def test_a_cached_hub_model_needs_no_hub(tmp_path: Path) -> None:
     assert hub.resolve("org/name", revision=COMMIT) == snapshot
     with pytest.raises(UsageError, match="cannot get 'org/name'"):
         hub.resolve("org/name", revision="other")
+
+
+def test_target_and_drafts_have_revisions_of_their_own(tmp_path: Path) -> None:
+    """One for each draft, in their order; an empty one is none."""
+    for name, commit in (("target", COMMIT), ("small", COMMIT[::-1]), ("large", COMMIT)):
+        snapshot = tmp_path / "hub" / f"models--org--{name}" / "snapshots" / commit
+        tiny.llama(snapshot)
+    folder = str(tmp_path / "hub" / "models--org--large" / "snapshots" / COMMIT)
+    asked = EngineOptions(target="org/target", revision=COMMIT, draft=("org/small", folder), dtype="float32")
+    found = resolve(msgspec.structs.replace(asked, draft_revision=(COMMIT[::-1], "")))
+    assert found.cascade == (str(tmp_path / "hub" / "models--org--small" / "snapshots" / COMMIT[::-1]),)
+    assert found.draft == folder
+    with pytest.raises(UsageError, match="cannot get 'org/small'"):
+        resolve(msgspec.structs.replace(asked, draft_revision=(COMMIT, "")))
+    with pytest.raises(UsageError, match="has no revision 'main'"):
+        resolve(msgspec.structs.replace(asked, draft_revision=(COMMIT[::-1], "main")))
 
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-draft"])
