@@ -14,6 +14,7 @@ from typing import Any
 from ssd.errors import UsageError
 from ssd.models import heads
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
+from ssd.models.multimodal import text_part
 
 __all__ = [
     "DRAFT_VOCAB",
@@ -73,20 +74,26 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json as a dict; UsageError when it is missing, no JSON object, or asks for code of its own or for
-    quantised weights, which are not supported."""
-    config = read_json(directory / "config.json")
-    if "auto_map" in config:
-        raise UsageError(f"{directory / 'config.json'} has auto_map: models that bring their own code are refused")
-    if "quantization_config" in config:
-        raise UsageError(f"{directory / 'config.json'} has quantization_config: quantised weights are not read")
+    """config.json as a dict, of a model of several modalities its text part; UsageError when it is missing, no JSON
+    object, or asks for code of its own, for quantised weights or for modalities that are not supported."""
+    file = directory / "config.json"
+    config = read_json(file)
+    _refuse_what_is_not_read(config, file)
     if "text_config" in config:
-        raise UsageError(f"{directory / 'config.json'} has text_config: models of several modalities are not supported")
+        config = text_part(config, file)
+        _refuse_what_is_not_read(config, file)
     for name, old_names in _OLD_NAMES.items():
         old = [config[key] for key in old_names if key in config]
         if name not in config and old:
             config[name] = old[0]
     return config
+
+
+def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
+    if "auto_map" in config:
+        raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
+    if "quantization_config" in config:
+        raise UsageError(f"{file} has quantization_config: quantised weights are not read")
 
 
 def safetensors_files(directory: Path) -> list[Path]:

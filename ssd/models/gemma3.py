@@ -81,7 +81,7 @@ class Gemma3:
             kind: Rotary(inverse_frequencies(self.shape.head_dim, rope(config, kind)).to(device), max_position, dtype)
             for kind in set(kinds)
         }
-        width, model = int(config["hidden_size"]), weights.below("model")
+        width, model = int(config["hidden_size"]), _text(weights)
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
         typed = {"sliding_window": 4096, **config, "layer_types": kinds}
@@ -99,12 +99,21 @@ class Gemma3:
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
         x = self._embed(token_ids) * self._scale
         tables = {kind: rotary.at(plan.positions) for kind, rotary in self._rotary.items()}
-        for kind, layer in zip(self._kinds, self._layers, strict=True):
+        plan.show(0, x)
+        for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
             x = layer(x, tables[kind], plan)
+            plan.show(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._cap.capped(self._head(hidden))
+
+
+def _text(weights: Weights) -> Weights:
+    """What is below `model`, or where checkpoints with a vision tower have it, older and newer ones."""
+    prefixes = ("model", "language_model.model", "model.language_model")
+    found = (weights.below(prefix) for prefix in prefixes)
+    return next((one for one in found if one.has("embed_tokens.weight")), weights.below("model"))
 
 
 def layer_types(config: Config) -> list[str]:
