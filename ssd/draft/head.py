@@ -41,6 +41,16 @@ class HeadPlan(TreePlan):
         self.made = x
 
 
+def warm_up(runner: Runner, rows: int) -> None:
+    """`Runner.warm_up` of a head, from hidden states that are zero."""
+    head = cast(Eagle3, runner.model)
+    arena = Arena(head.shape, 1, 1, head.dtype, head.device)
+    for count in (1, rows):
+        row = Row([0] * count, 0, range(runner.cache.pages), count)
+        features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
+        runner.forward([row], HeadPlan(runner.plan([row]), [], runner.cache, arena, features))
+
+
 class HeadLevel(Level):
     """A head with memory of its own. `features` is where the target shows its hidden states."""
 

@@ -11,6 +11,7 @@ import zmq
 
 from ssd import failpoints
 from ssd.config import EngineConfig
+from ssd.draft import head
 from ssd.draft.engine import DraftEngine
 from ssd.emulation import pacing
 from ssd.errors import SsdError
@@ -62,7 +63,9 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     )
     takes = None if config.emulate is None else config.emulate.depth
     runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
-    if not is_head(checkpoint):  # which needs features to run
+    if is_head(checkpoint):
+        head.warm_up(runner, _WARM_UP_TOKENS)
+    else:
         runner.warm_up(_WARM_UP_TOKENS)
     return runner
 

@@ -50,7 +50,8 @@ class Eagle3:
         self._rotary = Rotary(inverse_frequencies(shape.head_dim, config).to(device), max_position, dtype)
         own = weights.has(EMBEDDING)
         self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
-        self._fuse = weights.linear(weights("fc.weight", width, FUSED * target_width(config)), None)
+        self.fused = FUSED * target_width(config)
+        self._fuse = weights.linear(weights("fc.weight", width, self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         layer = weights.below(name)
         self._token_norm, self._feature_norm, self._forward_norm = (
@@ -72,7 +73,7 @@ class Eagle3:
         return ids
 
     def fuse(self, states: Tensor) -> Tensor:
-        """[n, 3 x the target's width], low to high -> features [n, width]."""
+        """[n, fused], that is three times the target's width, low to high -> features [n, width]."""
         return self._fuse(states)
 
     def forward(self, token_ids: Tensor, plan: FeaturePlan) -> Tensor:

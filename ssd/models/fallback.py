@@ -171,6 +171,32 @@ def _shallow(module: nn.Module) -> nn.Module:
     return other
 
 
+def _show_layers(decoder: nn.Module, count: int) -> None:
+    """Let its `count` layers, where they can be told, show what they make to the plan that they are called with."""
+    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    layers: Any = next(lists, ())
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _show(0, args[0] if args else kwargs.get("hidden_states"), kwargs)
+
+    def after(number: int) -> Any:
+        def shows(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            _show(number, out[0] if isinstance(out, tuple) else out, kwargs)
+
+        return shows
+
+    for number, layer in enumerate(layers, 1):
+        layer.register_forward_hook(after(number), with_kwargs=True)
+    for first in layers[:1]:
+        first.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _show(layers: int, x: Any, kwargs: dict[str, Any]) -> None:
+    plan = kwargs.get("plan")
+    if plan is not None and isinstance(x, Tensor):
+        plan.show(layers, x[0])
+
+
 class Fallback:
     """A causal language model of transformers; see `ssd.models.interface.Model`."""
 
@@ -179,6 +205,7 @@ class Fallback:
         self._decoder = model.get_decoder()
         self._head = _headed(model, self._decoder)
         self.shape = self._tried(model, max_position)
+        _show_layers(self._decoder, self.shape.layers)
 
     @torch.inference_mode()
     def _tried(self, model: Any, max_position: int) -> Shape:

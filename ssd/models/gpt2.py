@@ -92,8 +92,10 @@ class GPT2:
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
         x = self._embed(token_ids) + self._positions[plan.positions]
-        for block in self._blocks:
+        plan.show(0, x)
+        for index, block in enumerate(self._blocks, 1):
             x = block(x, plan)
+            plan.show(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

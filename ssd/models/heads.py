@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EMBEDDING, TARGET_EMBEDDING = "embed_tokens.weight", "model.embed_tokens.weight"
 LAYER_NAMES = ("midlayer", "layers.0")
 FUSED = 3
-_IDS = "eagle_aux_hidden_state_layer_ids"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def is_head(model: Checkpoint) -> bool:
@@ -31,7 +31,7 @@ def is_head(model: Checkpoint) -> bool:
 
 
 def target_width(config: Mapping[str, Any]) -> int:
-    """The width of the hidden states that a head fuses."""
+    """The width of the hidden states that a head fuses. Raises KeyError where the config does not say."""
     return int(config.get("target_hidden_size") or config["hidden_size"])
 
 
@@ -41,7 +41,10 @@ def check(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
     if head.config.get("model_type", "llama") != "llama":
         raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
     pair = f"EAGLE-3 head {head.directory} does not fit target {target.directory}"
-    ours, theirs = target.config.get("hidden_size"), target_width(head.config) if "hidden_size" in head.config else None
+    for key in ("hidden_size", "target_hidden_size"):
+        if type(width := head.config.get(key)) is not int and (key == "hidden_size" or width is not None):
+            raise UsageError(f"{head.directory / 'config.json'}: {key} must be a number, is {width!r}")
+    ours, theirs = target.config.get("hidden_size"), target_width(head.config)
     if ours != theirs:
         raise UsageError(f"{pair}: it fuses hidden states of width {theirs}, the target's have {ours}")
     sizes = [model.config.get("vocab_size") for model in (target, head)]
@@ -53,16 +56,18 @@ def check(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
 
 
 def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
+    if more := sorted(name for name in head.tensors if name.startswith("layers.") and not name.startswith("layers.0.")):
+        raise UsageError(f"{head.directory}: tensor {more[0]}: EAGLE-3 heads of more than one layer are not supported")
     predicted = head.config.get("draft_vocab_size") or head.config["vocab_size"]
     if "d2t" not in head.tensors and predicted != head.config["vocab_size"]:
         raise UsageError(f"{head.directory}: tensor d2t is missing, which says what its {predicted} tokens are")
     embedding = head.tensors.get(EMBEDDING) or target.tensors.get(TARGET_EMBEDDING)
     if embedding is None:
         raise UsageError(f"{pair}: neither has an embedding that it can read ({EMBEDDING}, {TARGET_EMBEDDING})")
-    if embedding.shape[-1] != head.config["hidden_size"]:
+    if EMBEDDING not in head.tensors and embedding.shape[-1:] != (head.config["hidden_size"],):
         raise UsageError(
-            f"{pair}: it has no embedding of its own, and the target's is {embedding.shape[-1]} wide, "
-            f"not {head.config['hidden_size']}"
+            f"{pair}: it has no embedding of its own, and the target's has shape {embedding.shape}, "
+            f"not {head.config['hidden_size']} wide"
         )
 
 
@@ -73,15 +78,15 @@ def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
     if type(count) is not int:
         raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")
     nested = head.config.get("eagle_config")
-    ids = nested.get(_IDS) if isinstance(nested, dict) else None
+    ids = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
     if ids is None:
-        ids, shift = head.config.get(_IDS), 0
+        ids, shift = head.config.get(LAYER_IDS), 0
     else:
-        shift = int(ids[:1] == [1])
+        shift = int(isinstance(ids, list) and ids[:1] == [1])
     if ids is None:
         ids = [2, count // 2, count - 3]
     if not isinstance(ids, list) or len(ids) != FUSED or any(type(layer) is not int for layer in ids):
-        raise UsageError(f"{head.directory / 'config.json'}: {_IDS} must be {FUSED} layers, is {ids!r}")
+        raise UsageError(f"{head.directory / 'config.json'}: {LAYER_IDS} must be {FUSED} layers, is {ids!r}")
     layers = tuple(layer + shift for layer in ids)
     if not (0 <= layers[0] < layers[1] < layers[2] <= count):
         raise UsageError(f"{pair}: it reads the hidden states after {layers} layers, the target has {count}")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ssd.config import EngineConfig, Features
@@ -245,6 +246,18 @@ def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: flo
     texts = Pair(settings, world.target, draft).run(prompts, asked)
     assert texts.ids == alone.ids and texts.preemptions > 0
     assert total(texts, "accepted_tokens") > 0
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_weights_that_say_nothing_cost_speed_only(world: World, tmp_path: Path, value: float) -> None:
+    checkpoint = heads.target(tmp_path / "target")
+    spoiled = heads.head(tmp_path / "head", predicted=120)
+    tensors = load_file(spoiled / "model.safetensors")
+    tensors["norm.weight"][::3] = value
+    save_file(tensors, spoiled / "model.safetensors")
+    draft = Draft(config("ssd"), heads.runner(spoiled, checkpoint, torch.float32))
+    assert Pair(draft.config, world.target, draft).run(PROMPTS, params(0.8)).ids == world.alone[0.8]
     draft.assert_empty()
 
 

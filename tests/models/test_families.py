@@ -31,6 +31,8 @@ class Pair:
     text: list[int]
     expected: Tensor
     others: list[tuple[list[int], Tensor]]
+    states: list[Tensor]
+    """[tokens, width] that go into each layer"""
 
     def check(self, logits: Tensor, expected: Tensor | None = None) -> None:
         expected = self.expected if expected is None else expected
@@ -46,7 +48,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     texts = [tiny.token_ids(count, seed) for seed, count in enumerate((90, 1, 7, 33))]
     expected = [tiny.oracle_logits(oracle, text) for text in texts]
     runner = tiny.runner(directory, pages=4 * PAGES)
-    return Pair(runner, texts[0], expected[0], list(zip(texts[1:], expected[1:], strict=True)))
+    return Pair(
+        runner, texts[0], expected[0], list(zip(texts[1:], expected[1:], strict=True)), states_of(oracle, texts[0])
+    )
+
+
+@torch.inference_mode()
+def states_of(oracle: Any, text: list[int]) -> list[Tensor]:
+    """All but the last that transformers tells: that has passed the model's norm."""
+    found = oracle(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
+    return [states[0] for states in found[:-1]]
 
 
 def in_chunks(pair: Pair, pages: list[int], sizes: list[int]) -> Tensor:
@@ -93,6 +104,21 @@ def test_ragged_batch(pair: Pair) -> None:
     rows = [Row(ids[n:], n, table, len(ids) - n) for (ids, _), n, table in zip(texts, known, pages, strict=True)]
     expected = torch.cat([logits[n:] for (_, logits), n in zip(texts, known, strict=True)])
     pair.check(pair.runner.forward(rows), expected)
+
+
+def test_hidden_states_are_shown_to_a_plan_that_keeps_them(pair: Pair) -> None:
+    """By every family, those without a file among them: it can be the target of an EAGLE-3 head."""
+    count = pair.runner.model.shape.layers
+    shown: list[dict[int, Tensor]] = []
+    for start, stop in ((0, 50), (50, 90)):
+        rows = [Row(pair.text[start:stop], start, range(PAGES), outputs=0)]
+        plan = pair.runner.plan(rows, range(count + 1))
+        pair.runner.forward(rows, plan)
+        shown.append(plan.shown)
+    assert all(sorted(part) == list(range(count + 1)) for part in shown) and len(pair.states) == count
+    for layers, expected in enumerate(pair.states):
+        found = torch.cat([part[layers] for part in shown])
+        assert (found - expected).abs().max() <= TOLERANCE * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("knobs", ["llama theta", "llama linear rope", "llama llama3 rope"])

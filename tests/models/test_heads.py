@@ -14,11 +14,14 @@ from torch import Tensor
 
 from ssd.draft.arena import Arena
 from ssd.draft.head import HeadPlan
+from ssd.draft.process import load as load_drafts
 from ssd.errors import UsageError
-from ssd.execution.batch import Row
+from ssd.execution.batch import PagedPlan, Row
 from ssd.launch_config import EngineOptions, resolve
 from ssd.models.checkpoint import inspect
+from ssd.models.eagle3 import Eagle3
 from ssd.models.heads import check
+from ssd.target.loading import load as load_target
 from tests.exactness.plain import Plain
 from tests.models import heads, tiny
 
@@ -113,6 +116,12 @@ REFUSED: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
     "order": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 2, 4]}, r"after \(2, 2, 4\) layers"),
     "no layers": ({}, {"eagle_aux_hidden_state_layer_ids": "low"}, "must be 3 layers, is 'low'"),
     "map": ({"d2t": None}, {}, "tensor d2t is missing, which says what its 40 tokens are"),
+    "nested layers": ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": 5}}, "must be 3 layers, is 5"),
+    "no width": ({}, {"hidden_size": None}, "hidden_size must be a number, is None"),
+    "odd width": ({}, {"target_hidden_size": "wide"}, "target_hidden_size must be a number, is 'wide'"),
+    "no vocabulary": ({}, {"vocab_size": None}, "vocab_size must be a positive number, is None"),
+    "predicted": ({}, {"draft_vocab_size": -1}, "draft_vocab_size must be a positive number, is -1"),
+    "two layers": ({"layers.1.mlp.up_proj.weight": torch.ones(2)}, {}, "more than one layer are not supported"),
     "type": ({}, {"model_type": "deepseek_v3"}, "heads of type 'deepseek_v3' are not supported"),
 }
 
@@ -127,7 +136,9 @@ def test_what_does_not_fit_is_refused(target: Path, tmp_path: Path, case: str) -
 
 def test_an_embedding_of_another_width_is_refused(target: Path, tmp_path: Path) -> None:
     head = heads.head(tmp_path / "head", hidden_size=48)
-    with pytest.raises(UsageError, match="it has no embedding of its own, and the target's is 32 wide, not 48"):
+    with pytest.raises(
+        UsageError, match=r"it has no embedding of its own, and the target's has shape \(131, 32\), not 48"
+    ):
         resolve(EngineOptions(target=str(target), draft=(str(tiny.edit(head, target_hidden_size=32)),)))
 
 
@@ -137,6 +148,32 @@ def test_a_map_that_leads_nowhere_is_refused(target: Path, tmp_path: Path) -> No
         head = edited(odd, tmp_path / name, {"d2t": (ids - torch.arange(40)).long()})
         with pytest.raises(UsageError, match="d2t does not name 40 tokens of a vocabulary of 131"):
             heads.runner(head, target)
+
+
+BROKEN: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
+    "tensor": ({"fc.weight": None}, {}, "tensor fc.weight is missing"),
+    "fusion": ({"fc.weight": torch.ones(32, 64)}, {}, r"fc.weight has shape \(32, 64\), expected \(32, 96\)"),
+    "scalar": (
+        {"embed_tokens.weight": torch.ones(())},
+        {},
+        r"embed_tokens.weight has shape \(\), expected \(131, 32\)",
+    ),
+    "short map": ({"d2t": torch.zeros(39, dtype=torch.long)}, {}, r"d2t has shape \(39,\), expected \(40,\)"),
+    "map of fractions": ({"d2t": torch.full((40,), torch.nan)}, {}, "d2t does not name 40 tokens"),
+    "map out of all bounds": ({"d2t": torch.full((40,), 2**63 - 1)}, {}, "d2t does not name 40 tokens"),
+    "predicts too much": ({}, {"draft_vocab_size": 200}, r"lm_head.weight has shape \(40, 32\), expected \(131, 32\)"),
+    "heads": ({}, {"num_attention_heads": None}, "does not describe a model"),
+    "activation": ({}, {"hidden_act": "gelu"}, "'gelu' is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_broken_is_refused(target: Path, tmp_path: Path, case: str) -> None:
+    """With its folder's name, by the process that loads it."""
+    tensors, fields, message = BROKEN[case]
+    head = edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
+    with pytest.raises(UsageError, match=f"{head}.*{message}"):
+        load_drafts(resolve(EngineOptions(target=str(target), draft=(str(head),))))
 
 
 def test_a_head_is_no_target_and_speculates_alone(target: Path, tmp_path: Path) -> None:
@@ -153,14 +190,23 @@ def test_the_engine_is_told_what_to_show(target: Path, tmp_path: Path) -> None:
     assert resolve(EngineOptions(target=str(target), draft=(str(target),))).features is None
 
 
-def test_a_target_that_shows_nothing_is_refused(tmp_path: Path) -> None:
-    from ssd.target.process import load
-
-    target = tiny.model("gpt2", tmp_path / "target", num_hidden_layers=4)
-    head = edited(
-        heads.head(tmp_path / "head"),
-        tmp_path / "own",
-        {"embed_tokens.weight": torch.ones(131, 32)},
-    )
+def test_a_target_that_shows_nothing_is_refused(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin's family that does not tell."""
+    head = heads.head(tmp_path / "head")
+    monkeypatch.setattr(PagedPlan, "show", lambda *_: None)
     with pytest.raises(UsageError, match="shows no hidden states, which the EAGLE-3 head"):
-        load(resolve(EngineOptions(target=str(target), draft=(str(head),))))
+        load_target(resolve(EngineOptions(target=str(target), draft=(str(head),))))
+
+
+def test_it_is_warm_when_it_has_loaded(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel has run, for one row and for many, before the first request."""
+    sizes: list[int] = []
+    forward = Eagle3.forward
+
+    def counted(self: Eagle3, token_ids: Tensor, plan: HeadPlan) -> Tensor:
+        sizes.append(len(token_ids))
+        return forward(self, token_ids, plan)
+
+    monkeypatch.setattr(Eagle3, "forward", counted)
+    load_drafts(resolve(EngineOptions(target=str(target), draft=(str(heads.head(tmp_path / "head", 40)),))))
+    assert sizes[0] == 1 < sizes[-1]
