@@ -1,6 +1,7 @@
 """Distil a draft from a target: it writes a corpus, teaches on it, and the result is measured (docs/distillation.md).
 
     python tools/distill.py smollm2 --out /tmp/draft --layers 0,1,2,3,4,27,28,29
+    python tools/distill.py smollm2 --out /tmp/head --kind eagle3 --vocab 16384
 
 Every stage leaves files in OUT or OUT/work and goes on where it was interrupted: run the same command again.
 """
@@ -9,19 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 import torch
+from distillation import head
 from distillation.card import card
 from distillation.corpus import LONGEST, CorpusPlan, read_prompts, within, write_corpus
-from distillation.evaluation import Answer, evaluate, paths
-from distillation.shards import claim, metadata, shard_path
-from distillation.student import StudentPlan, build, write
-from distillation.teacher import load_runner, write_laws
+from distillation.evaluation import Answer, Draft, evaluate, paths
+from distillation.head import HeadPlan, HeadStudent
+from distillation.shards import Conversation, claim, metadata, shard_path
+from distillation.student import Student, StudentPlan, build
+from distillation.teacher import load_runner, score, write_laws
 from distillation.training import TrainingPlan, examples, train
 
 from ssd import LLM, SamplingParams
@@ -31,6 +36,7 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
 
+KINDS = ("decoder", "eagle3")
 STAGES = ("corpus", "teacher", "train", "evaluate")
 _TOP = 32
 _HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
@@ -58,10 +64,17 @@ class Numbers(click.ParamType):
 @click.option("--conversations", default=4096, show_default=True)
 @click.option("--shard", default=256, show_default=True, help="Conversations of a shard.")
 @click.option("--answer-tokens", default=320, show_default=True)
-@click.option("--layers", type=Numbers(), default=(), help="The target's layers to begin with, over its embedding.")
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True)
+@click.option(
+    "--layers",
+    type=Numbers(),
+    default=(),
+    help="The target's layers to begin with, over its embedding; of a head: after how many it reads hidden states.",
+)
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
-@click.option("--vocab", default=0, help="It predicts the first so many ids only: a smaller head; default: all.")
+@click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
+@click.option("--unroll", default=2 * _LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
 @click.option("--epochs", default=4, show_default=True)
 @click.option("--learning-rate", default=1e-3, show_default=True)
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
@@ -92,10 +105,12 @@ class Job:
     conversations: int
     shard: int
     answer_tokens: int
+    kind: str
     layers: tuple[int, ...]
     width: int
     depth: int
     vocab: int
+    unroll: int
     epochs: int
     learning_rate: float
     batch_tokens: int
@@ -114,9 +129,8 @@ class Job:
         prompts = read_prompts(self.prompts)
         asked = min(self.conversations, len(prompts) or self.conversations)
         corpus = CorpusPlan(asked, self.shard, self.answer_tokens, seed=self.seed)
-        student = StudentPlan(self.layers, self.width, self.depth, self.vocab)
         if "train" in stages:
-            build(directory, student)  # a plan that does not fit is told before hours of work
+            self._build(directory)  # a plan that does not fit is told before hours of work
         work = self.work or self.out / "work"
         digest = inspect(directory).digest
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
@@ -127,7 +141,7 @@ class Job:
                 self.target, work, corpus.shards, _TOP, LONGEST, getattr(torch, self.dtype), device_of(self.device)
             )
         if "train" in stages:
-            log = self._train(directory, work, corpus, student, digest)
+            student, log = self._train(directory, work, corpus, digest)
         if "evaluate" in stages:
             self._report(work, corpus, student, log)
 
@@ -140,33 +154,53 @@ class Job:
     def _training(self) -> TrainingPlan:
         return TrainingPlan(self.epochs, self.batch_tokens, self.learning_rate, seed=self.seed)
 
+    @property
+    def _plan(self) -> StudentPlan | HeadPlan:
+        if self.kind == "decoder":
+            return StudentPlan(self.layers, self.width, self.depth, self.vocab)
+        if self.width:
+            raise UsageError("--width: a head is as wide as its target")
+        return HeadPlan(self.layers, self.vocab, self.unroll)
+
+    def _build(self, directory: Path, answers: Sequence[Conversation] = ()) -> Student | HeadStudent:
+        """The student before training."""
+        plan = self._plan
+        if isinstance(plan, StudentPlan):
+            return build(directory, plan).to(device_of(self.device))
+        tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
+        runner = load_runner(self.target, getattr(torch, self.dtype), device_of(self.device), tokens)
+        return head.build(directory, plan, runner, answers).to(device_of(self.device))
+
     def _train(
-        self, directory: Path, work: Path, corpus: CorpusPlan, plan: StudentPlan, digest: str
-    ) -> list[dict[str, float]]:
-        made = {"target": digest, "corpus": asdict(corpus), "student": asdict(plan), "training": asdict(self._training)}
+        self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
+    ) -> tuple[Student | HeadStudent, list[dict[str, float]]]:
+        plan, training = asdict(self._plan), asdict(self._training)
+        made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
         claim(self.out / "recipe.json", made)
-        student = build(directory, plan).to(device_of(self.device))
         data = examples(work, corpus.shards)
         held = min(_HELD_OUT, len(data) // 10)
         if not held:
             raise UsageError(f"{len(data)} conversations are too few to train on")
+        student = self._build(directory, [example.text for example in data])
         log = train(student, data[:-held], data[-held:], self._training, self.out)
-        write(student, directory, self.out, plan.vocab)
-        return log
+        student.write(directory, self.out)
+        return student, log
 
-    def _report(self, work: Path, corpus: CorpusPlan, student: StudentPlan, log: list[dict[str, float]]) -> None:
+    def _report(
+        self, work: Path, corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, float]]
+    ) -> None:
         sets = {str(path): read_prompts(path) for path in self.evaluate_on}
         last = shard_path(work, "corpus", corpus.shards[-1])
         sets["held out"] = json.loads(metadata(last)["prompts"])[-min(_HELD_OUT, corpus.conversations // 10) :]
         tokenizer, room = Tokenizer(self.out), LONGEST - self.answer_tokens
         sets = {Path(n).stem: within(tokenizer, found, room)[: self.evaluate_prompts] for n, found in sets.items()}
-        report = self._evaluate(sets)
+        report = self._evaluate(sets, student)
         (self.out / "evaluation.json").write_text(json.dumps(report, indent=1))
-        recipe = {"target": self.target} | asdict(corpus) | asdict(student) | asdict(self._training)
+        recipe = {"target": self.target} | asdict(corpus) | asdict(self._plan) | asdict(self._training)
         (self.out / "README.md").write_text(card(self.out.name, recipe, log, report))
         click.echo(f"{self.out}: {json.dumps(report)}")
 
-    def _evaluate(self, sets: dict[str, list[str]]) -> dict[str, Any]:
+    def _evaluate(self, sets: dict[str, list[str]], student: Student | HeadStudent) -> dict[str, Any]:
         """Acceptance and hit rates on each set of prompts, and how long a tree step and a verification take."""
         answers: list[tuple[str, float, list[Answer]]] = []
         devices = {"device": self.device, "draft_device": self.device}
@@ -177,7 +211,7 @@ class Job:
             timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
         device = device_of(self.device)
         judge = load_runner(self.target, torch.float32, device, LONGEST)
-        draft = load_runner(str(self.out), torch.bfloat16, device, LONGEST, lender=self.target)
+        draft = self._draft(student)
         rows = [
             {"prompts": name, "temperature": t, "rule": rule}
             | evaluate(draft, judge, found, rule, _LOOKAHEAD, _FAN_OUTS).figures()
@@ -190,6 +224,13 @@ class Job:
             "tree_step_ms": fmean(m.draft_step_ms for m in timed),
             "verify_ms": fmean(m.verify_ms for m in timed),
         }
+
+    def _draft(self, student: Student | HeadStudent) -> Draft:
+        """What was trained as the evaluation asks it."""
+        if isinstance(student, HeadStudent):
+            return partial(student.laws, lookahead=_LOOKAHEAD)
+        runner = load_runner(str(self.out), torch.bfloat16, device_of(self.device), LONGEST, lender=self.target)
+        return lambda texts: [score(runner, texts).float().cpu()]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from distill import main
 from distillation import training
-from distillation.student import StudentPlan, build, write
+from distillation.student import StudentPlan, build
 from distillation.teacher import load_runner
 from safetensors.torch import load_file
 
@@ -155,7 +155,7 @@ def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, tmp_pa
     student = build(target, plan)
     for _, parameter in student.named_trainable():
         parameter.data = parameter.data.bfloat16().float()
-    write(student, target, tmp_path, plan.vocab)
+    student.write(target, tmp_path)
     runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
     ids = tiny.token_ids(20, seed=1)
     found = runner.forward([Row(ids, 0, range(2), outputs=20)])

@@ -36,7 +36,7 @@ def test_hits_after_a_rejection(case: int, temperature: float) -> None:
     overlap = float(torch.minimum(p, q).sum())
     seed = next(seed for seed in range(100) if Random(seed).random() >= overlap)  # the one draft token is rejected
     tally = Tally(tried=[0], accepted=[0], hits=dict.fromkeys((1, 2, 3), 0.0))
-    _rejection(tally, Answer(Conversation([0, 1, 2, 3], 1), Law(temperature, seed=seed)), draft, target, 1)
+    _rejection(tally, Answer(Conversation([0, 1, 2, 3], 1), Law(temperature, seed=seed)), [draft], target, 1)
     assert (tally.rounds, tally.accepted) == (1, [0])
     for fan_out, hits in tally.hits.items():
         assert hits == pytest.approx(enumerated(p, q, fan_out), abs=1e-5)
@@ -49,7 +49,7 @@ def test_hits_after_full_acceptance() -> None:
     draft = target.clone()
     draft[2] = torch.randn(VOCAB, generator=generator)
     tally = Tally(tried=[0], accepted=[0], hits=dict.fromkeys((1, 3), 0.0))
-    _rejection(tally, Answer(Conversation([0, 1, 2, 3], 1), Law(1.0, seed=0)), draft, target, 1)
+    _rejection(tally, Answer(Conversation([0, 1, 2, 3], 1), Law(1.0, seed=0)), [draft], target, 1)
     assert (tally.rounds, tally.accepted) == (1, [1])
     p = torch.softmax(target[2], -1)
     for fan_out, hits in tally.hits.items():

@@ -8,17 +8,16 @@ to lead on as the path does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from distillation.corpus import LONGEST
 from distillation.shards import Conversation
 from distillation.teacher import batches, score
 from ssd import LLM, SamplingParams
@@ -27,6 +26,12 @@ from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed, ranked
 
 Rule = Literal["coupled", "rejection"]
+Draft = Callable[[Sequence[Conversation]], Sequence[Tensor]]
+"""For conversations, logits [sum of answers, ids] of all tokens of their answers as the first of a speculation, as the
+second and so on; the last are those of all others too."""
+
+_BATCH = 512  # tokens
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -68,21 +73,22 @@ def paths(llm: LLM, prompts: Sequence[str], temperature: float, tokens: int) -> 
 
 
 def evaluate(
-    draft: Runner, target: Runner, found: Sequence[Answer], rule: Rule, lookahead: int, fan_outs: Sequence[int]
+    draft: Draft, target: Runner, found: Sequence[Answer], rule: Rule, lookahead: int, fan_outs: Sequence[int]
 ) -> Tally:
     """Play rounds of `lookahead` draft tokens along every path."""
     tally = Tally(tried=[0] * lookahead, accepted=[0] * lookahead, hits=dict.fromkeys(fan_outs, 0.0))
     noise = NoiseCache(target.model.shape.vocab_size, torch.device("cpu"))
     waiting = iter(found)
-    for batch in track(list(batches([path.text for path in found], LONGEST)), rule, transient=True):
+    for batch in track(list(batches([path.text for path in found], _BATCH)), rule, transient=True):
         counts = [text.answer for text in batch]
-        runners = (draft,) if rule == "coupled" else (draft, target)
-        logits = [_full(score(runner, batch).float().cpu(), target).split(counts) for runner in runners]
-        for path, *laws in zip(islice(waiting, len(batch)), *logits, strict=True):
-            if rule == "coupled":
-                _coupled(tally, path, *laws, noise, lookahead)
-            else:
-                _rejection(tally, path, *laws, lookahead)
+        drafted = [_full(logits, target).split(counts) for logits in draft(batch)]
+        if rule == "coupled":
+            for path, *q in zip(islice(waiting, len(batch)), *drafted, strict=True):
+                _coupled(tally, path, q, noise, lookahead)
+        else:
+            own = score(target, batch).float().cpu().split(counts)
+            for path, p, *q in zip(islice(waiting, len(batch)), own, *drafted, strict=True):
+                _rejection(tally, path, q, p, lookahead)
     return tally
 
 
@@ -91,43 +97,57 @@ def _full(logits: Tensor, target: Runner) -> Tensor:
     return nn.functional.pad(logits, (0, target.model.shape.vocab_size - logits.shape[-1]), value=-torch.inf)
 
 
-def _coupled(tally: Tally, path: Answer, q: Tensor, noise: NoiseCache, lookahead: int) -> None:
+def _coupled(tally: Tally, path: Answer, q: Sequence[Tensor], noise: NoiseCache, lookahead: int) -> None:
     own = path.text.token_ids[path.text.prompt :]
-    scores = perturbed(q, path.law, range(path.text.prompt, len(path.text.token_ids)), noise)
-    guesses, candidates = argmax(scores), ranked(scores, max(tally.hits) + 1)
-    right = [guess == token for guess, token in zip(guesses, own, strict=True)]
+    positions = range(path.text.prompt, len(path.text.token_ids))
+    scores = [perturbed(logits, path.law, positions, noise) for logits in q]
+    guesses = _for_all([argmax(one) for one in scores], lookahead)
+    candidates = _for_all([ranked(one, max(tally.hits) + 1) for one in scores], lookahead)
     position = 1  # prefill has emitted the first
     while position < len(own) - lookahead:
-        k = next((k for k in range(lookahead) if not right[position + k]), lookahead)
+        k = next((k for k in range(lookahead) if guesses[k][position + k] != own[position + k]), lookahead)
         _count(tally, k)
-        bonus, excluded = position + k, guesses[position + k] if k < lookahead else -1
-        order = [token for token in candidates[bonus] if token != excluded]
+        bonus = position + k
+        excluded = guesses[k][bonus] if k < lookahead else -1
+        order = [token for token in candidates[k][bonus] if token != excluded]
         for fan_out in tally.hits:
             tally.hits[fan_out] += own[bonus] in order[:fan_out]
         position += k + 1
 
 
-def _rejection(tally: Tally, path: Answer, q: Tensor, p: Tensor, lookahead: int) -> None:
-    draft, target = (torch.softmax(logits / path.law.temperature, -1) for logits in (q, p))
-    overlap = torch.minimum(draft, target).sum(-1).tolist()
-    residual = (target - draft).clamp_min_(0)
-    residual /= residual.sum(-1, keepdim=True).clamp_min(1e-30)
-    # The rejected token is left out of the candidates: where it was among the first F, the next one moves up.
-    rejected = (draft - target).clamp_min_(0)
-    rejected /= rejected.sum(-1, keepdim=True).clamp_min(1e-30)
-    order = torch.topk(q, max(tally.hits) + 1).indices
-    shares = residual.gather(1, order)
-    moved_up = rejected.gather(1, order).cumsum(-1)[:, :-1] * shares[:, 1:]
-    after_rejection = (shares.cumsum(-1)[:, :-1] + moved_up).tolist()
-    after_all = target.gather(1, order).cumsum(-1).tolist()
+def _rejection(tally: Tally, path: Answer, q: Sequence[Tensor], p: Tensor, lookahead: int) -> None:
+    target = torch.softmax(p / path.law.temperature, -1)
+    laws = [torch.softmax(logits / path.law.temperature, -1) for logits in q]
+    overlap = _for_all([torch.minimum(draft, target).sum(-1).tolist() for draft in laws], lookahead)
+    after_rejection = _for_all([_after_rejection(draft, target, max(tally.hits)) for draft in laws], lookahead)
+    best = torch.topk(q[-1], max(tally.hits)).indices
+    after_all = target.gather(1, best).cumsum(-1).tolist()
     dice, position = Random(path.law.seed), 1
-    while position < len(overlap) - lookahead:
-        k = next((k for k in range(lookahead) if dice.random() >= overlap[position + k]), lookahead)
+    while position < len(target) - lookahead:
+        k = next((k for k in range(lookahead) if dice.random() >= overlap[k][position + k]), lookahead)
         _count(tally, k)
-        mass = (after_all if k == lookahead else after_rejection)[position + k]
+        mass = after_all[position + k] if k == lookahead else after_rejection[k][position + k]
         for fan_out in tally.hits:
             tally.hits[fan_out] += mass[fan_out - 1]
         position += k + 1
+
+
+def _after_rejection(draft: Tensor, target: Tensor, most: int) -> list[list[float]]:
+    """[n, most]: the mass of the draft's 1, 2, ... best tokens under the law of what follows a rejection. The rejected
+    one is left out of them: where it was among the first F, the next one moves up."""
+    residual = (target - draft).clamp_min_(0)
+    residual /= residual.sum(-1, keepdim=True).clamp_min(1e-30)
+    rejected = (draft - target).clamp_min_(0)
+    rejected /= rejected.sum(-1, keepdim=True).clamp_min(1e-30)
+    order = torch.topk(draft, most + 1).indices
+    shares = residual.gather(1, order)
+    moved_up = rejected.gather(1, order).cumsum(-1)[:, :-1] * shares[:, 1:]
+    return (shares.cumsum(-1)[:, :-1] + moved_up).tolist()
+
+
+def _for_all(found: list[_Found], lookahead: int) -> list[_Found]:
+    """One for every place of a speculation and for what follows it: the last is that of all others too."""
+    return found + found[-1:] * (lookahead + 1 - len(found))
 
 
 def _count(tally: Tally, accepted: int) -> None:

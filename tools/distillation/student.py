@@ -1,17 +1,20 @@
-"""What is trained: a decoder of the target's family and vocabulary, over the target's embedding or its own."""
+"""A student that is a decoder of the target's family and vocabulary, over the target's embedding or its own."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from distillation.shards import save
+from distillation.training import Example, Lesson, padded
 from ssd.errors import UsageError
 from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint, inspect
 from ssd.models.weights import Weights, from_checkpoint
@@ -34,11 +37,12 @@ class StudentPlan:
 
 
 class Student(nn.Module):
-    """A decoder of the target's family and its head [V, width]; frozen where they are the target's."""
+    """See `distillation.training.Learner`. A decoder of the target's family and its head [V, width], frozen where they
+    are the target's. Once trained it predicts the first `vocab` ids only, all of them if 0."""
 
-    def __init__(self, model: PreTrainedModel, head: nn.Parameter) -> None:
+    def __init__(self, model: PreTrainedModel, head: nn.Parameter, vocab: int) -> None:
         super().__init__()
-        self.model, self.head = model, head
+        self.model, self.head, self._vocab = model, head, vocab
 
     @property
     def shares(self) -> bool:
@@ -47,6 +51,29 @@ class Student(nn.Module):
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+    def lesson(self, batch: Sequence[Example]) -> Lesson:
+        ids = padded([example.text for example in batch])
+        states = self.model(ids.to(self.head.device), use_cache=False).last_hidden_state
+        spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
+        return Lesson(
+            torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)]),
+            torch.cat([example.ids for example in batch]),
+            torch.cat([example.probabilities for example in batch]),
+        )
+
+    def write(self, target: Path, directory: Path) -> None:
+        """A checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
+        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        config = self.model.config.to_dict()
+        config.pop("_name_or_path", None)  # a path of this machine
+        config["architectures"] = [_ARCHITECTURE[config["model_type"]]]
+        if self.shares:
+            del state[EMBEDDING]
+            config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
+        if self._vocab:
+            config[DRAFT_VOCAB] = self._vocab
+        write_folder(directory, state, config, target)
 
 
 def build(target: Path, plan: StudentPlan) -> Student:
@@ -67,13 +94,13 @@ def build(target: Path, plan: StudentPlan) -> Student:
         model.load_state_dict(state)
         model.embed_tokens.weight.requires_grad_(False)
         head = embedding if config.tie_word_embeddings else weights(HEAD, vocab, width)
-        return Student(model, nn.Parameter(head, requires_grad=False))
+        return Student(model, nn.Parameter(head, requires_grad=False), plan.vocab)
     config.hidden_size, config.num_hidden_layers, config.tie_word_embeddings = plan.width, plan.depth, True
     config.num_attention_heads, config.num_key_value_heads = plan.width // config.head_dim, 1
     config.intermediate_size = -(-plan.width * 8 // 3 // 64) * 64
     model = AutoModel.from_config(config, dtype=torch.float32)
     model.embed_tokens.weight.data.copy_(_leading_directions(embedding, plan.width))
-    return Student(model, model.embed_tokens.weight)
+    return Student(model, model.embed_tokens.weight, plan.vocab)
 
 
 def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
@@ -106,23 +133,14 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
-def write(student: Student, target: Path, directory: Path, vocab: int) -> None:
-    """A checkpoint folder, bfloat16; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
-    dtype = torch.bfloat16
-    state = {
-        f"model.{name}": tensor.detach().to("cpu", dtype).contiguous()
-        for name, tensor in student.model.state_dict().items()
+def write_folder(directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path) -> None:
+    """A checkpoint with weights in bfloat16, and the target's tokenizer."""
+    tensors = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in state.items()
     }
-    config = student.model.config.to_dict()
-    config.pop("_name_or_path", None)  # a path of this machine
-    config |= {"architectures": [_ARCHITECTURE[config["model_type"]]], "dtype": str(dtype).removeprefix("torch.")}
-    if student.shares:
-        del state[EMBEDDING]
-        config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
-    if vocab:
-        config[DRAFT_VOCAB] = vocab
-    save(directory / "model.safetensors", state, {"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save(directory / "model.safetensors", tensors, {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
     for name in _TOKENIZER_FILES:
         if (target / name).is_file():
             shutil.copyfile(target / name, directory / name)

@@ -10,6 +10,7 @@ from rich.progress import track
 from torch import Tensor
 
 from distillation.shards import Conversation, conversations, is_done, save, shard_path
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.models import hub, registry
@@ -29,13 +30,31 @@ def load_runner(model: str, dtype: torch.dtype, device: torch.device, tokens: in
 
 def score(runner: Runner, batch: Sequence[Conversation]) -> Tensor:
     """Logits [sum of answers, V] of the tokens of each answer, given all before them."""
+    return runner.forward(_rows(batch, [text.answer for text in batch]))
+
+
+def hidden(runner: Runner, batch: Sequence[Conversation], layers: Sequence[int]) -> list[Tensor]:
+    """For every conversation the hidden states after so many `layers`, side by side [tokens - 1, sum of widths]: its
+    last token has none."""
+    rows = _rows(batch, [0] * len(batch))
+    plan = runner.plan(rows, layers)
+    with torch.autocast(runner.model.device.type, enabled=False):  # the engine's layers have a type of their own
+        runner.forward(rows, plan)
+    if missing := set(layers) - plan.shown.keys():
+        raise UsageError(f"the target's family does not show what its first {min(missing)} layers made")
+    states = torch.cat([plan.shown[layer] for layer in layers], dim=-1)
+    return list(states.split([len(row.token_ids) for row in rows]))
+
+
+def _rows(batch: Sequence[Conversation], outputs: Sequence[int]) -> list[Row]:
+    """All of every conversation but its last token, side by side."""
     rows, page = [], 0
-    for conversation in batch:
+    for conversation, wanted in zip(batch, outputs, strict=True):
         ids = conversation.token_ids[:-1]
         pages = range(page, page + -(-len(ids) // _PAGE))
-        rows.append(Row(ids, 0, pages, outputs=conversation.answer))
+        rows.append(Row(ids, 0, pages, wanted))
         page = pages.stop
-    return runner.forward(rows)
+    return rows
 
 
 def batches(texts: Sequence[Conversation], tokens: int) -> Iterator[list[Conversation]]:

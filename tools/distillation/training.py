@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import NamedTuple, Protocol
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,7 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from distillation.shards import Conversation, conversations, save, shard_path
-from distillation.student import Student
 
 # Beside the tokens that the teacher considers in a batch, as many others share the softmax, each standing for many.
 _NEGATIVES = 4096
@@ -46,6 +46,31 @@ class Example:
     text: Conversation
     ids: Tensor
     probabilities: Tensor
+
+
+class Lesson(NamedTuple):
+    """What predicts n tokens, `states` [n, width], and the law that it is to give: `ids` [n, top], rows of the
+    student's head, on the CPU, and their `probabilities`, 0 for what is no row of it."""
+
+    states: Tensor
+    ids: Tensor
+    probabilities: Tensor
+
+
+class Learner(Protocol):
+    """What is trained. Its logits are states @ head.T."""
+
+    @property
+    def head(self) -> Tensor:
+        """[ids that it predicts, width]"""
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]: ...
+
+    def lesson(self, batch: Sequence[Example]) -> Lesson:
+        """What it makes of the tokens of the answers, and what the teacher does."""
+
+    def write(self, target: Path, directory: Path) -> None:
+        """As a checkpoint that is a draft for `target`."""
 
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
@@ -81,35 +106,32 @@ def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list
     return found
 
 
-def hidden_states(student: Student, batch: Sequence[Example]) -> Tensor:
-    """[sum of answers, width]: the states that predict the tokens of each answer."""
-    longest = _round_up(max(len(example.text.token_ids) for example in batch) - 1, _LENGTHS)
-    device = student.head.device
-    # Padding stands at the end, where causal attention hides it from everything that counts.
+def padded(batch: Sequence[Conversation]) -> Tensor:
+    """int64 [texts, a length]: all but the last token of each, and zeros at the end, where causal attention hides them
+    from everything that counts."""
+    longest = _round_up(max(len(text.token_ids) for text in batch) - 1, _LENGTHS)
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    for row, example in enumerate(batch):
-        ids[row, : len(example.text.token_ids) - 1] = torch.tensor(example.text.token_ids[:-1])
-    states = student.model(ids.to(device), use_cache=False).last_hidden_state
-    spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
-    return torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)])
+    for row, text in enumerate(batch):
+        ids[row, : len(text.token_ids) - 1] = torch.tensor(text.token_ids[:-1])
+    return ids
 
 
-def loss_of(student: Student, batch: Sequence[Example], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def loss_of(student: Learner, batch: Sequence[Example], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(cross-entropy to the teacher, share of positions where both like the same token best)."""
     device, vocab = student.head.device, student.head.shape[0]
-    ids = torch.cat([example.ids for example in batch])
-    probabilities = torch.cat([example.probabilities for example in batch]).to(device, torch.float32)
+    with torch.autocast(device.type, torch.bfloat16):
+        states, ids, probabilities = student.lesson(batch)
+    probabilities = probabilities.to(device, torch.float32)
     known = ids.unique()
     others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
     wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
     drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
     with torch.autocast(device.type, torch.bfloat16):
-        states = hidden_states(student, batch)
-        padded = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
-        logits = (padded @ student.head[torch.cat((known, drawn)).to(device)].T)[: len(ids)]
+        rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
+        logits = (rows @ student.head[torch.cat((known, drawn)).to(device)].T)[: len(ids)]
     logits = logits.float()
     where = torch.searchsorted(known, ids).to(device)
-    agreement = (logits.argmax(-1) == where[:, 0]).float().mean()
+    agreement = _agreed(logits, where, probabilities).float().mean()
     if len(drawn):  # each drawn token stands for as many as were left out
         logits[:, len(known) :] += math.log(len(others) / len(drawn))
     loss = -(torch.log_softmax(logits, -1).gather(1, where) * probabilities).sum(-1).mean()
@@ -117,21 +139,26 @@ def loss_of(student: Student, batch: Sequence[Example], generator: torch.Generat
 
 
 @torch.no_grad()
-def held_out(student: Student, data: Sequence[Example], plan: TrainingPlan) -> float:
+def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> float:
     """Share of held-out positions at which student and teacher like the same token best, over the whole vocabulary."""
     agreed = total = 0
     for batch in epoch(data, plan, -1):
         with torch.autocast(student.head.device.type, torch.bfloat16):
-            best = (hidden_states(student, batch) @ student.head.T).argmax(-1).cpu()
-        teacher = torch.cat([example.ids[:, 0] for example in batch])
-        agreed += int((best == teacher).sum())
-        total += len(teacher)
+            states, ids, probabilities = student.lesson(batch)
+            logits = states @ student.head.T
+        agreed += int(_agreed(logits, ids.to(logits.device), probabilities.to(logits.device)).sum())
+        total += len(ids)
     return agreed / total
+
+
+def _agreed(logits: Tensor, ids: Tensor, probabilities: Tensor) -> Tensor:
+    """bool [n]: where the likeliest id is the teacher's."""
+    return (logits.argmax(-1) == ids[:, 0]) & (probabilities[:, 0] > 0)
 
 
 @torch.enable_grad()  # loading a model for the engine switches it off
 def train(
-    student: Student, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
+    student: Learner, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
 ) -> list[dict[str, float]]:
     """Train in place, from where an earlier run was saved; returns what was seen after each epoch, that run's too."""
     parameters = [parameter for _, parameter in student.named_trainable()]
@@ -183,7 +210,7 @@ def _schedule(progress: float, warm_up: float) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
 
 
-def _save(directory: Path, student: Student, optimizer: torch.optim.Optimizer, step: int) -> None:
+def _save(directory: Path, student: Learner, optimizer: torch.optim.Optimizer, step: int) -> None:
     tensors = {"step": torch.tensor(step)}
     for name, parameter in student.named_trainable():
         tensors[name] = parameter.detach()
@@ -192,7 +219,7 @@ def _save(directory: Path, student: Student, optimizer: torch.optim.Optimizer, s
     save(directory / _STATE, tensors)
 
 
-def _restore(directory: Path, student: Student, optimizer: torch.optim.Optimizer) -> int:
+def _restore(directory: Path, student: Learner, optimizer: torch.optim.Optimizer) -> int:
     """Take up what `_save` left; returns the steps done."""
     path = directory / _STATE
     if not path.is_file():

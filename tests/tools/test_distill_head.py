@@ -1,0 +1,142 @@
+"""`tools/distill.py --kind eagle3` on a tiny target: what it trains is what the engine runs, and worth having."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from distillation import head
+from distillation.head import HeadPlan
+from distillation.shards import Conversation, conversations
+from distillation.teacher import load_runner
+from safetensors.torch import load_file
+
+from ssd.config import Features
+from ssd.execution.runner import Runner
+from ssd.launch_config import EngineOptions, resolve
+from ssd.params import Speculation
+from tests.draft import pair
+from tests.draft.pair import Draft, Pair, Texts
+from tests.exactness.plain import Plain
+from tests.models import heads, tiny
+from tests.tools.test_distill import distill
+
+LAYERS = (1, 2, 3)
+HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "12", "--epochs", "40"]
+HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--vocab", "200"]
+TOKENS, LOOKAHEAD = 24, 3
+GREEDY = (0, 1, 5, 6)  # conversations that are answered at temperature 0
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that is sure of what it says."""
+    folder = tmp_path_factory.mktemp("target")
+    return tiny.tokenizer(tiny.llama(folder, vocab_size=300, num_hidden_layers=3, std=0.4))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(12)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("head")
+    distill(target, out, *HEAD, "--prompts", str(prompts))
+    return out
+
+
+def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draft: Draft | None = None) -> Texts:
+    settings = draft.config if draft else pair.config(speculation, vocab_size=300)
+    return Pair(settings, target, draft).run(prompts, pair.params(len(prompts), TOKENS))
+
+
+def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trained: Path, tmp_path: Path) -> None:
+    texts = conversations(trained / "work" / "corpus-00000.safetensors")
+    untrained, model = tmp_path / "untrained", load_runner(str(target), torch.float32, tiny.CPU, 256)
+    head.build(target, HeadPlan(LAYERS, vocab=200), model, texts).write(target, untrained)
+    prompts = [texts[number].token_ids[: texts[number].prompt] for number in GREEDY]
+    runner = tiny.runner(target, torch.float64)
+    alone = run(runner, prompts, Speculation("ar")).ids
+    accepted = {}
+    for folder in (trained, untrained):
+        features = Features(layers=LAYERS, width=heads.WIDTH)
+        settings = pair.config(Speculation("sd", LOOKAHEAD), vocab_size=300, features=features)
+        found = run(runner, prompts, settings.speculation, Draft(settings, heads.runner(folder, target)))
+        assert found.ids == alone
+        accepted[folder] = sum(m.accepted_tokens for m in found.metrics) / sum(m.rounds for m in found.metrics)
+    assert accepted[trained] > 0.25 + accepted[untrained]
+
+
+def test_the_folder_is_a_draft_as_it_is(target: Path, trained: Path) -> None:
+    config = resolve(EngineOptions(target=str(target), draft=(str(trained),)))
+    assert config.features is not None and config.features.layers == LAYERS
+    assert (trained / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    tensors = load_file(trained / "model.safetensors")
+    assert tensors["lm_head.weight"].shape == (200, 32) and "embed_tokens.weight" not in tensors
+    ids = tensors["d2t"] + torch.arange(200)
+    assert ids.tolist() == sorted(set(ids.tolist()))
+
+
+def test_its_card_tells_what_it_is_worth(trained: Path) -> None:
+    log = [json.loads(line) for line in (trained / "training.jsonl").read_text().splitlines()]
+    assert log[-1]["loss"] < 0.8 * log[0]["loss"]
+    rows = json.loads((trained / "evaluation.json").read_text())["rows"]
+    assert {row["rule"] for row in rows} == {"coupled", "rejection"}
+    assert "- unroll: 4" in (trained / "README.md").read_text()
+
+
+@pytest.mark.parametrize("vocab", [0, 120])
+def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: int) -> None:
+    """Its logits at every place of a speculation are those of a plain forward of the folder that it writes."""
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
+    answers = [Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5)]
+    student = head.build(target, HeadPlan((0, 1, 3), vocab), runner, answers)
+    for _, parameter in student.named_trainable():
+        parameter.data = (parameter + 0.1 * torch.randn(parameter.shape)).bfloat16().float()
+    student.write(target, tmp_path / "head")
+    plain = heads.PlainHead(tmp_path / "head", Plain(target), torch.float32)
+    text = Conversation(tiny.token_ids(20, seed=1, vocab_size=300), 6)
+    states = torch.cat([plain.target.states(text.token_ids)[layer] for layer in (0, 1, 3)], -1).float()
+    expected = plain.unroll(torch.tensor([text.token_ids]), states[None], 4)
+    for step, found in enumerate(student.laws([text], 4)):
+        known = found[:, plain.ids]
+        assert found.isfinite().sum(1).tolist() == [vocab or 300] * text.answer
+        assert (known - expected[step][0, text.prompt - 2 - step : -1]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--layers", "1,2,4"], "after (1, 2, 4) layers, the target has 3"),
+        (["--layers", "1,2"], "must be 3 layers"),
+        ([], "after (2, 1, 0) layers"),
+        (["--layers", "1,2,3", "--vocab", "301"], "the target has 300 ids"),
+        (["--layers", "1,2,3", "--width", "16"], "a head is as wide as its target"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_first(
+    target: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    assert message in distill(target, tmp_path, "--kind", "eagle3", *flags, code=1).replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_whose_embedding_it_cannot_read_is_refused_first(tmp_path: Path) -> None:
+    target = tiny.tokenizer(tiny.model("gpt2", tmp_path / "target", num_hidden_layers=3, vocab_size=300))
+    assert "no tensor model.embed_tokens.weight" in distill(target, tmp_path / "out", *HEAD, code=1)
+
+
+def test_another_kind_of_draft_in_the_same_folder_is_refused(
+    target: Path, prompts: Path, trained: Path, tmp_path: Path
+) -> None:
+    flags = [flag for flag in HEAD if flag not in ("--kind", "eagle3")]
+    assert "begun with another student" in distill(
+        target, shutil.copytree(trained, tmp_path / "head"), *flags, "--prompts", str(prompts), code=1
+    )
