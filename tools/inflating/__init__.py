@@ -1,0 +1,1 @@
+"""How a checkpoint is made wider and deeper without changing what it computes."""

@@ -1,0 +1,38 @@
+"""Writes a checkpoint of any size with little memory: a shard at a time, each tensor made when its shard is due."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from inflating.tensors import Part
+from ssd.bench.progress import watched
+
+
+def shards(parts: Iterable[Part], item_bytes: int, most_bytes: int) -> Iterator[list[Part]]:
+    """The parts in order, cut where a shard would grow beyond `most_bytes`; a larger tensor has one for itself."""
+    shard: list[Part] = []
+    size = 0
+    for part in parts:
+        nbytes = item_bytes * torch.Size(part.shape).numel()
+        if shard and size + nbytes > most_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(part)
+        size += nbytes
+    yield shard
+
+
+def write(directory: Path, cut: list[list[Part]], item_bytes: int) -> None:
+    """The shards as safetensors files, and the index that tells which tensor is in which."""
+    names = [f"model-{number:05}-of-{len(cut):05}.safetensors" for number in range(1, len(cut) + 1)]
+    for name, shard in watched(list(zip(names, cut, strict=True)), "writing"):
+        save_file({part.name: part.make() for part in shard}, directory / name, metadata={"format": "pt"})
+    total = sum(item_bytes * torch.Size(part.shape).numel() for shard in cut for part in shard)
+    where = {part.name: name for name, shard in zip(names, cut, strict=True) for part in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
