@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ssd.emulation.agreement import Stated
 from ssd.emulation.devices import DeviceTimes
 from ssd.errors import UsageError
 from ssd.params import Speculation
@@ -72,7 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the target's place. The target is split over `tensor_parallel_size` processes, its cores equally over them. Empty
     cpu lists leave the placement to the operating system. With `telemetry` target and draft record what they do
     (`ssd.monitor.lanes`). `features`: the draft is an EAGLE-3 head. `emulate`: forwards take these times instead of
-    their own. `failpoints`: the processes may be made to fail (`ssd.failpoints`); for tests.
+    their own. `synthetic`: models of random weights agree so often. `failpoints`: the processes may be made to fail
+    (`ssd.failpoints`); for tests.
     """
 
     target: str
@@ -106,6 +108,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     features: Features | None = None
     server: Server = Server()
     emulate: DeviceTimes | None = None
+    synthetic: Stated | None = None
     failpoints: bool = False
 
     def __post_init__(self) -> None:
@@ -120,6 +123,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self._check_ranks()
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):
             raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
+        if self.synthetic is not None and (self.load_format != "dummy" or self.cascade):
+            raise UsageError("synthetic acceptance is that of a target and one draft with --load-format dummy")
 
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"

@@ -17,6 +17,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ssd.config import Cpus, DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
+from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
 from ssd.models import checkpoint, heads, hub, registry
 from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
@@ -62,6 +63,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_device: str = "cpu"
     deterministic: bool = False
     load_format: LoadFormat = "auto"
+    synthetic_acceptance_length: float | None = None
+    synthetic_hit_rate: float | None = None
     revision: str | None = None
     draft_revision: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)] = ()
     shutdown_timeout: float = 30.0
@@ -140,6 +143,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         step_timeout=options.step_timeout,
         telemetry=options.telemetry,
         features=_features(drafts, target),
+        synthetic=_synthetic(options),
         server=served,
     )
     _check_features(config)
@@ -163,6 +167,20 @@ def _speculation(options: EngineOptions) -> Speculation:
     except RequestError as error:
         raise UsageError(str(error)) from None
     return _within_bounds(speculation)
+
+
+def _synthetic(options: EngineOptions) -> Stated | None:
+    """How often models of random weights agree."""
+    length, hit_rate = options.synthetic_acceptance_length, options.synthetic_hit_rate
+    if length is None:
+        if hit_rate is not None:
+            raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
+        return None
+    if options.load_format != "dummy":
+        raise UsageError("--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do")
+    if not options.num_speculative_tokens or len(options.fan_out) != 1:
+        raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
+    return stated(length, hit_rate, options.num_speculative_tokens, options.fan_out[0])
 
 
 def _device(name: str) -> str:

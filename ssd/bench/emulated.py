@@ -24,23 +24,24 @@ _LATE = 1.2  # times what is stated
 
 
 class Emulation(NamedTuple):
-    """Forwards take these `times`; where something is `stated`, the models are a scripted pair."""
+    """Forwards take these `times`, if any; where something is `stated`, the models are a scripted pair, or say what one
+    would say."""
 
-    times: DeviceTimes
+    times: DeviceTimes | None
     stated: Stated | None
 
     @property
     def words(self) -> str:
         """For titles."""
-        said = f"emulated: {emulated(self.times)}"
-        if self.stated is None:
-            return said
-        length, hits = self.stated.acceptance_length, self.stated.hit_rate
-        return f"{said}; synthetic: acceptance length {length:.3g}, hit rate {hits:.3g}"
+        said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]
+        if self.stated is not None:
+            length, hits = self.stated.acceptance_length, self.stated.hit_rate
+            said.append(f"synthetic: acceptance length {length:.3g}, hit rate {hits:.3g}")
+        return "; ".join(said)
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""
-        facts: dict[str, Any] = {"emulated": emulated(self.times), "synthetic": None}
+        facts: dict[str, Any] = {"emulated": self.times and emulated(self.times), "synthetic": None}
         if (found := self.stated) is not None:
             facts["synthetic"] = {
                 "acceptance_length": found.acceptance_length,
@@ -55,7 +56,7 @@ class Emulation(NamedTuple):
         """What a reader has to know of the figures."""
         found = []
         if self.stated is not None:
-            found.append("Synthetic: the texts of a scripted pair mean nothing; their ids are compared all the same.")
+            found.append("Synthetic: the texts of a script mean nothing; their ids are compared all the same.")
         late = {row["mode"]: row["verify_ms"] for row in rows if self._late(row)}
         if late:
             longer = ", ".join(f"{mode} ({ms:.1f} ms)" for mode, ms in late.items())
@@ -66,7 +67,7 @@ class Emulation(NamedTuple):
 
     def _late(self, row: Row) -> bool:
         lookahead = row.get("k", 0)
-        if lookahead == "auto":
+        if self.times is None or lookahead == "auto":
             return False
         tokens = row.get("batch_size", 1) * (1 + lookahead)
         return bool(row["verify_ms"] > _LATE * 1e3 * self.times.verify.line.at(tokens))
@@ -80,8 +81,13 @@ def emulated(times: DeviceTimes) -> str:
 @contextmanager
 def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOptions]:
     """The options with the pair of `emulation`, if it has one, for as long as the block lasts. Raises UsageError for
-    options that the pair decides."""
-    if emulation.stated is None:
+    options that the pair decides, and for models of their own speed that would not say what is stated."""
+    if emulation.times is None and options.load_format != "dummy":
+        raise UsageError(
+            "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "
+            "--load-format dummy"
+        )
+    if emulation.stated is None or emulation.times is None:
         yield options
         return
     from ssd.emulation.chains import write_pair

@@ -14,7 +14,8 @@ from ssd.client import Client, Completion, Prompt
 from ssd.params import SamplingParams
 
 Clients: TypeAlias = Mapping[bool, Client]  # by Setting.all_cores
-WARM_UP, _WARM_UP_TOKENS = "Warm up.", 16
+WARM_UP: list[int] = [1, 2, 3]  # token ids, as there may be no tokenizer
+_WARM_UP_TOKENS = 16
 
 
 class Turn(NamedTuple):

@@ -82,20 +82,20 @@ def measuring(
     from ssd.bench.report import Report
     from ssd.cli.session import process_setup, session
 
-    if emulation is not None and all_cores:
+    if emulation is not None and emulation.times is not None and all_cores:
         raise UsageError("--all-cores: what is emulated is as fast on any cores")
     with ExitStack() as stack:
         options = sized(engine, settings)
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
         config = resolve(options)
-        if emulation is not None:
-            config = replace(config, emulate=emulation.times)
         stack.enter_context(process_setup())
         configs = {False: config}
         if all_cores:
             configs[True], more = _whole(options, config, settings)
             settings = settings + more
+        if emulation is not None:
+            configs = {key: _emulating(each, emulation) for key, each in configs.items()}
         clients = {key: stack.enter_context(session(each)) for key, each in configs.items()}
         protocol = asked.protocol(clients[False].describe().chat)
         prompts = asked.requests(texts, config.vocab_size)
@@ -107,6 +107,13 @@ def measuring(
             emulation,
         )
         yield Job(clients, prompts, settings, protocol, report)
+
+
+def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
+    """A scripted pair is one in its weights, where the devices are emulated."""
+    if emulation.times is not None:
+        return replace(config, emulate=emulation.times)
+    return replace(config, synthetic=emulation.stated)
 
 
 def _whole(

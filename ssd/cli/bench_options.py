@@ -21,8 +21,8 @@ from ssd.params import FanOut as FanOutList
 if TYPE_CHECKING:
     from ssd.client import Prompt
 
-SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup")
-"""Engine options of which a measurement takes several values, and so has options of its own."""
+SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_acceptance_length", "synthetic_hit_rate")
+"""Engine options that a measurement has options of its own for: it takes several values, or emulates devices too."""
 
 # arXiv 2603.03251: decoding alone, which is what a turn's speed is of.
 _PRESETS: dict[str, dict[str, Any]] = {

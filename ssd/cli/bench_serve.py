@@ -197,8 +197,9 @@ async def _measure(
 
     async with ask:
         at_once = [0.0] * len(prompts)
+        warm_up: Prompt = "Warm up." if isinstance(prompts[0], str) else WARM_UP  # a server may take one kind only
         for setting in settings:
-            await ask(WARM_UP, replace(protocol.params(setting, 0.0, 0), max_tokens=16))
+            await ask(warm_up, replace(protocol.params(setting, 0.0, 0), max_tokens=16))
         for setting in readers(settings) if read else ():
             short = replace(protocol.params(setting, 0.0, 0), max_tokens=2)
             await drive(ask, [(prompt, short) for prompt in prompts], at_once, traffic.concurrency, "prompts")

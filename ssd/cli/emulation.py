@@ -79,7 +79,8 @@ _OPTIONS = [
         type=click.FloatRange(1),
         is_eager=True,
         callback=_take_length,
-        help="With --emulate: a scripted pair that takes so many tokens a round of sd, by the first -k.",
+        help="With --emulate or --load-format dummy: models that agree so that a round of sd takes so many tokens, by "
+        "the first -k.",
     ),
     click.option(
         "--synthetic-hit-rate",
@@ -110,12 +111,10 @@ def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def emulation(
     asked: Asked, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
 ) -> Emulation | None:
-    """Raises UsageError for what does not go together."""
+    """Without devices the models' own forwards are measured. Raises UsageError for what does not go together."""
     if length is None and hit_rate is not None:
         raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
-    if devices is None:
-        if length is not None:
-            raise UsageError("--synthetic-acceptance-length needs --emulate: a scripted pair's own speed means nothing")
+    if devices is None and length is None:
         return None
     times = devices.times if isinstance(devices, Preset) else devices
     if length is not None:

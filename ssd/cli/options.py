@@ -145,6 +145,16 @@ _ENGINE: list[Row] = [
         click.Choice(["auto", "dummy", "mock"]),
         "dummy: random weights. mock: no model, tokens at once, for testing clients.",
     ),
+    (
+        ("--synthetic-acceptance-length",),
+        click.FloatRange(1, MAX_LOOKAHEAD + 1),
+        "With --load-format dummy: models agree so that a round of sd takes so many tokens, by -k and -f.",
+    ),
+    (
+        ("--synthetic-hit-rate",),
+        click.FloatRange(0, 1),
+        "Share of rounds that ssd prepares for then. Default: as the paper's Llama pair.",
+    ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--draft-revision",), Names(), "The draft's; of several drafts one each, in their order, empty for none."),
     (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),

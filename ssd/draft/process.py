@@ -13,7 +13,7 @@ from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft import head
 from ssd.draft.engine import DraftEngine
-from ssd.emulation import pacing
+from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
@@ -61,6 +61,8 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     model = registry.load(
         checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress
     )
+    if config.synthetic is not None:
+        model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
     if is_head(checkpoint):

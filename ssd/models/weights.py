@@ -123,12 +123,13 @@ def from_checkpoint(
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:
     """Small random weights for `--load-format dummy`: the cost of a model without its checkpoint. The same name and
-    shape give the same tensor in every process."""
+    shape give the same tensor in every process on a device of the same kind."""
 
     def read(name: str, shape: tuple[int, ...], piece: Piece = ()) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=device)
-        return torch.randn(shape, generator=generator).mul_(0.02)[piece].to(device, dtype)
+        # Made where they are wanted: a large model's would take minutes on the host.
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)[piece]
 
     return Weights(read, linear, share=share)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ssd.config import EngineConfig
-from ssd.emulation import pacing
+from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
@@ -37,6 +37,8 @@ def load(
         ranks=ranks,
         progress=progress,
     )
+    if config.synthetic is not None:
+        model = synthetic.scripted(model, config.synthetic, "target", ranks)
     sizes = config.num_pages, config.page_size, config.deterministic
     if ranks.size > 1:
         runner: Runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell)
