@@ -5,10 +5,9 @@ Reads files and /proc only: nothing is loaded or started, and torch is not impor
 
 from __future__ import annotations
 
-import os
+import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -16,15 +15,19 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd.config import Cpus, DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
+from ssd import cores, gpu_memory, gpus, model_sizes
+from ssd.config import DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
 from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
+from ssd.model_sizes import ModelSizes
 from ssd.models import checkpoint, heads, hub, registry
-from ssd.params import Backup, FanOut, Mode, Sampler, Speculation
+from ssd.params import MAX_LOOKAHEAD, Backup, FanOut, Mode, Sampler, Speculation
 from ssd.server_config import ServerOptions, resolve_server
 from ssd.speculation import speculators
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
+
+log = logging.getLogger("ssd.launch")
 
 PAGE_SIZE = 16
 _CPU_CONTEXT = 2048  # default limit of the context without a GPU
@@ -56,6 +59,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_seqs: Positive = 8
     max_num_batched_tokens: Positive = 256
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     tensor_parallel_size: RankCount = 1
     target_cpus: str | None = None
     draft_cpus: str | None = None
@@ -72,26 +76,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     telemetry: bool = True
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What of a model's config.json decides sizes here."""
-
-    vocab_size: int
-    context: int
-    kv_values_per_token: int
-
-    @classmethod
-    def of(cls, model: checkpoint.Checkpoint) -> _Shape:
-        heads = _positive(model, "num_attention_heads")
-        kv_heads = _positive(model, "num_key_value_heads", heads)
-        head_dim = _positive(model, "head_dim", _positive(model, "hidden_size", heads) // heads)
-        return cls(
-            vocab_size=_positive(model, "vocab_size"),
-            context=_positive(model, "max_position_embeddings"),
-            kv_values_per_token=2 * _positive(model, "num_hidden_layers") * kv_heads * head_dim,
-        )
-
-
 def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
     """Find and check the models and fit everything into this machine. Raises UsageError for what cannot work.
 
@@ -105,14 +89,20 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     name = _display_name(options.target)
     served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
     target, drafts = _models(options)
-    shape = _Shape.of(target)
+    shape = ModelSizes.of(target)
     length = _max_model_len(options, shape)
     wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
     _check_laws(options, speculation, shape)
-    target_cpus, draft_cpus = _placement(options, bool(drafts))
+    draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
+    num_pages, draft_num_pages = _pages(
+        options, speculation, (target, options.dtype), [(d, draft_dtype) for d in drafts], wanted
+    )
+    asked = options.target_cpus, options.draft_cpus
+    on_gpu = options.device != "cpu" and options.draft_device == "cpu"
+    target_cpus, draft_cpus = cores.placement(*asked, options.tensor_parallel_size, bool(drafts), on_gpu)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
@@ -120,10 +110,10 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         target_name=name,
         draft_name=", ".join(map(_display_name, _names(options))),
         speculation=speculation,
-        device=_device(options.device),
-        draft_device=_device(options.draft_device),
+        device=options.device,
+        draft_device=options.draft_device,
         dtype=options.dtype,
-        draft_dtype="float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options),
+        draft_dtype=draft_dtype,
         quantize=options.quantize,
         draft_quantize=draft_quantize,
         load_format=options.load_format,
@@ -131,8 +121,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         page_size=PAGE_SIZE,
-        num_pages=_num_pages(options, shape, wanted),
-        draft_num_pages=wanted,
+        num_pages=num_pages,
+        draft_num_pages=draft_num_pages,
         tensor_parallel_size=options.tensor_parallel_size,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
@@ -183,10 +173,35 @@ def _synthetic(options: EngineOptions) -> Stated | None:
     return stated(length, hit_rate, options.num_speculative_tokens, options.fan_out[0])
 
 
-def _device(name: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+def _gpu(name: str) -> int | None:
+    """Which GPU a device is, None for the CPU."""
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", name)
+    if found is None:
         raise UsageError(f"no device {name!r}; give cpu, cuda or cuda:N")
-    return name
+    return None if name == "cpu" else int(found[1] or 0)
+
+
+def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | None, list[gpus.Gpu] | None]:
+    """Those of the target's ranks, the draft's, and all that there are, None where nobody tells. Raises UsageError for
+    those that this machine has not."""
+    first, draft = _gpu(options.device), _gpu(options.draft_device)
+    target = [] if first is None else list(range(first, first + options.tensor_parallel_size))
+    draft = draft if has_draft else None
+    present = gpus.present() if target or draft is not None else None
+    if present is not None:
+        there = f"there {'is' if len(present) == 1 else 'are'} {len(present)} here" if present else "there is none here"
+        if draft is not None and draft >= len(present):
+            raise UsageError(f"--draft-device {options.draft_device}: no such GPU, {there}; cpu is always there")
+        if target and target[-1] >= len(present):
+            ranks = f" and --tensor-parallel-size {len(target)}" if len(target) > 1 else ""
+            raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
+    if draft in target and not gpus.side_by_side():
+        log.warning(
+            "target and draft take turns on cuda:%d: under CUDA's MPS (nvidia-cuda-mps-control -d) they would run "
+            "side by side",
+            draft,
+        )
+    return target, draft, present
 
 
 def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
@@ -245,7 +260,7 @@ def _names(options: EngineOptions) -> tuple[str, ...]:
     return asked or (("smollm2-draft",) if options.target == "smollm2" else ())
 
 
-def _max_model_len(options: EngineOptions, shape: _Shape) -> int:
+def _max_model_len(options: EngineOptions, shape: ModelSizes) -> int:
     length = options.max_model_len
     if length is None:
         length = min(shape.context, _CPU_CONTEXT) if options.device == "cpu" else shape.context
@@ -258,15 +273,54 @@ def _max_model_len(options: EngineOptions, shape: _Shape) -> int:
     return length
 
 
-def _num_pages(options: EngineOptions, shape: _Shape, wanted: int) -> int:
-    """Pages of the target's KV cache: as many as asked for, else as can be used, within a quarter of the memory."""
-    page_bytes = PAGE_SIZE * shape.kv_values_per_token * _ITEM_BYTES[options.dtype]
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes // page_bytes
-    return min(wanted, _available_bytes() // 4 // page_bytes)
+_Typed = tuple[checkpoint.Checkpoint, DType]
 
 
-def _check_laws(options: EngineOptions, speculation: Speculation, shape: _Shape) -> None:
+def _pages(
+    options: EngineOptions, speculation: Speculation, target: _Typed, drafts: list[_Typed], wanted: int
+) -> tuple[int, int]:
+    """Pages of the caches of target and draft, `wanted` of which can be used if every sequence is as long as can be:
+    as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`)."""
+    on, draft_on, present = _gpus(options, bool(drafts))
+    page_bytes = PAGE_SIZE * ModelSizes.of(target[0]).kv_values_per_token * _ITEM_BYTES[target[1]]
+    given = options.kv_cache_memory_bytes
+    found = given // page_bytes if given is not None else min(wanted, _available_bytes() // 4 // page_bytes)
+    if present is None:
+        if on and given is None:
+            raise UsageError(
+                f"nobody here tells the memory of {options.device} (no nvidia-smi): give --kv-cache-memory-bytes"
+            )
+        return found, wanted
+    rows = options.max_num_seqs * (1 + speculation.longest)
+    need = _need(target, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
+    if given is not None:
+        need = need._replace(working=need.working + given // options.tensor_parallel_size, page=0)
+    chains = options.max_num_seqs * speculation.chains
+    draft_need = gpu_memory.Need(0, 0, 0)
+    for draft, dtype in drafts:  # all of a cascade run in one process
+        whole = checkpoint.borrowed(draft, target[0]) if draft.tensors else draft
+        own = _need((whole, dtype), options.max_num_batched_tokens, chains, 1)
+        branches = own.page // PAGE_SIZE * chains * (MAX_LOOKAHEAD + 1)
+        own = own._replace(working=own.working + branches)
+        draft_need = gpu_memory.Need(*map(sum, zip(draft_need, own, strict=True)))
+    budget = gpu_memory.Budget(present, options.gpu_memory_utilization)
+    on_gpus, drafts_pages = gpu_memory.pages(
+        budget, need, on, draft_need, draft_on, wanted, wanted // options.max_num_seqs
+    )
+    return found if given is not None or not on else on_gpus, drafts_pages
+
+
+def _need(model: _Typed, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
+    """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits."""
+    sizes, item = ModelSizes.of(model[0]), _ITEM_BYTES[model[1]]
+    return gpu_memory.Need(
+        weights=item * model_sizes.weights(model[0]) // ranks,
+        working=gpu_memory.working(tokens, rows, sizes.width, sizes.inner, sizes.vocab_size),
+        page=PAGE_SIZE * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
+    )
+
+
+def _check_laws(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> None:
     from ssd.ipc.laws import LawArena
 
     if speculation.mode == "ar" or speculation.sampler != "rejection":
@@ -327,50 +381,6 @@ def _available_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def _placement(options: EngineOptions, has_draft: bool) -> tuple[Cpus, Cpus]:
-    """Cores of target and draft: disjoint unless asked for otherwise, or where every core is needed for a rank: then
-    the draft shares the last one. Empty: wherever the system likes."""
-    allowed, ranks = tuple(sorted(os.sched_getaffinity(0))), options.tensor_parallel_size
-    if ranks > len(allowed):
-        raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
-    target = _parse_cpus("--target-cpus", options.target_cpus, allowed)
-    draft = _parse_cpus("--draft-cpus", options.draft_cpus, allowed)
-    if len(allowed) == 1:
-        return target or (), draft or ()
-    if not has_draft:
-        return target or allowed, ()
-    if target is None and draft is None:
-        cut = max(ranks, len(allowed) - max(1, len(allowed) // 4))
-        return allowed[:cut], allowed[cut:] or allowed[-1:]
-    return (
-        tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
-        tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
-    )
-
-
-def _parse_cpus(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
-    """ "0-2,5" as (0, 1, 2, 5)."""
-    if text is None:
-        return None
-    cpus: set[int] = set()
-    for part in text.split(","):
-        bounds = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
-        if bounds is None:
-            raise UsageError(f"{flag} {text!r}: expected core numbers such as 0-2,5")
-        cpus.update(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
-    if not cpus or not cpus <= set(allowed):
-        raise UsageError(f"{flag} {text!r}: this process may use the cores {', '.join(map(str, allowed))}")
-    return tuple(sorted(cpus))
-
-
 def _display_name(name: str) -> str:
     """A model's name for people: no paths."""
     return Path(name).resolve().name if Path(name).exists() else name
-
-
-def _positive(model: checkpoint.Checkpoint, key: str, default: int | None = None) -> int:
-    value = model.config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value <= 0:
-        raise UsageError(f"{model.directory / 'config.json'}: {key} must be a positive number, is {value!r}")
-    return value

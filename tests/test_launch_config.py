@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from ssd import launch_config
+from ssd import gpus, launch_config
 from ssd.config import EngineConfig
 from ssd.errors import UsageError
+from ssd.gpus import Gpu
 from ssd.launch_config import EngineOptions, resolve
 from ssd.models.hub import BUILTIN
 from tests.scripted_engine import MODEL
 
 # The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
 PAGE_BYTES = 16 * 2 * 30 * 3 * 64
+GIB = 2**30
 TARGET = str(BUILTIN["smollm2"].directory)
 
 
@@ -29,6 +31,15 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     allowed: set[int] = {0, 1, 2, 3, 4, 5, 6, 7}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     return allowed
+
+
+@pytest.fixture(autouse=True)
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """The GPUs of this machine, for the test to change."""
+    there = [Gpu(16 * GIB, 15 * GIB), Gpu(80 * GIB, 79 * GIB)]
+    monkeypatch.setattr(gpus, "present", lambda: there)
+    monkeypatch.setattr(gpus, "side_by_side", lambda: True)
+    return there
 
 
 def test_the_models_are_named_and_described() -> None:
@@ -67,6 +78,70 @@ def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pyte
     assert config(kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
     with pytest.raises(UsageError, match="no room for the KV cache"):
         config(kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
+
+
+def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
+    """Of 16 GiB, 1.75 of which are neither to be used nor needed by the weights; the draft gets what it can use."""
+    alone = config(device="cuda", max_model_len=2048)
+    bytes_each = 4 * PAGE_BYTES
+    assert 12 * GIB < alone.num_pages * bytes_each < (0.9 * 16 - 0.5 - 1) * GIB
+    half = config(device="cuda", max_model_len=2048, gpu_memory_utilization=0.5)
+    assert alone.num_pages - half.num_pages == pytest.approx(0.4 * 16 * GIB / bytes_each, abs=1)
+    wanted = 8 * (2048 // 16 + 1)
+    assert alone.draft_num_pages == half.draft_num_pages == wanted
+    beside = config(device="cuda", draft_device="cuda", max_model_len=2048)
+    assert beside.num_pages < alone.num_pages and beside.draft_num_pages == wanted
+    elsewhere = config(device="cuda", draft_device="cuda:1", max_model_len=2048)
+    assert (elsewhere.num_pages, elsewhere.draft_num_pages) == (alone.num_pages, wanted)
+    assert config(device="cuda:1").num_pages > 4 * alone.num_pages
+    assert config(device="cuda", kv_cache_memory_bytes=GIB).num_pages == GIB // bytes_each
+    host = config(draft_device="cuda", max_model_len=2048)
+    assert (host.num_pages, host.draft_num_pages) == (wanted, wanted)
+
+
+def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:
+    cards[1] = cards[0]
+    one, two = (config(device="cuda", mode="ar", tensor_parallel_size=size).num_pages for size in (1, 2))
+    assert two > 2 * one
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "cuda:2"}, "--device cuda:2 needs cuda:2: no such GPU, there are 2 here"),
+        ({"draft_device": "cuda:7"}, "--draft-device cuda:7: no such GPU, there are 2 here; cpu is always there"),
+        ({"device": "cuda:1", "tensor_parallel_size": 2}, "--tensor-parallel-size 2 needs cuda:2: no such GPU"),
+        ({"device": "cuda", "gpu_memory_utilization": 0.05}, "the target has no room on cuda:0"),
+        ({"draft_device": "cuda", "gpu_memory_utilization": 0.05}, "the draft has no room on cuda:0"),
+        ({"device": "gpu"}, "no device 'gpu'; give cpu, cuda or cuda:N"),
+        ({"draft_device": "cuda:-1"}, "no device 'cuda:-1'"),
+        ({"device": "cuda", "kv_cache_memory_bytes": 15 * GIB}, "the target has no room on cuda:0"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_is_not_there_or_too_small_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**asked)
+
+
+def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "present", lambda: None)
+    with pytest.raises(UsageError, match=r"nobody here tells the memory of cuda .* give --kv-cache-memory-bytes"):
+        config(device="cuda")
+    assert config(device="cuda:9", kv_cache_memory_bytes=GIB).num_pages == GIB // (4 * PAGE_BYTES)
+    assert config(draft_device="cuda").draft_num_pages == 8 * (2048 // 16 + 1)
+    assert config(mode="ar", draft_device="cuda").draft is None
+
+
+def test_who_shares_a_gpu_is_told_how_to_share_it_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config(device="cuda", draft_device="cuda:1")
+    config(device="cuda", draft_device="cuda")
+    assert not caplog.records
+    monkeypatch.setattr(gpus, "side_by_side", lambda: False)
+    config(device="cuda", draft_device="cuda:0")
+    assert "take turns on cuda:0" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -165,6 +240,8 @@ def test_what_cannot_be_deterministic_is_refused() -> None:
 def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
     assert (config().target_cpus, config().draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
     assert (config(mode="ar").target_cpus, config(mode="ar").draft_cpus) == (tuple(range(8)), ())
+    on_gpu = config(device="cuda")
+    assert (on_gpu.target_cpus, on_gpu.draft_cpus) == ((0,), (1, 2, 3, 4, 5, 6, 7))
     cores -= {0, 1, 3, 4, 6, 7}
     assert (config().target_cpus, config().draft_cpus) == ((2,), (5,))
     cores -= {2}

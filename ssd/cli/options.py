@@ -129,7 +129,16 @@ _ENGINE: list[Row] = [
     (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
     (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
     (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
-    (("--kv-cache-memory-bytes",), _POSITIVE, "Memory of the target's KV cache. Default: at most a quarter of it all."),
+    (
+        ("--kv-cache-memory-bytes",),
+        _POSITIVE,
+        "Memory of the target's KV cache. Default: on a CPU at most a quarter of it all, on a GPU what is left.",
+    ),
+    (
+        ("--gpu-memory-utilization",),
+        click.FloatRange(0, 1, min_open=True),
+        "Share of a GPU's memory that target and draft may use together.",
+    ),
     (
         ("--tensor-parallel-size", "-tp"),
         click.IntRange(1, MAX_RANKS),

@@ -13,10 +13,11 @@ from inflate import main
 from inflating.sizes import LIKE, Sizes, fit
 from safetensors import safe_open
 
+from ssd import model_sizes
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.models.checkpoint import SHARED, inspect
+from ssd.models.checkpoint import SHARED, Checkpoint, inspect
 from tests.models import tiny
 
 # 32 wide, 2 layers, 4 heads over 2 of 8 numbers, 52 in the feed-forward: all of it grows, by no whole factor.
@@ -160,7 +161,10 @@ def test_other_families_are_refused(tmp_path: Path) -> None:
 
 
 def test_models_are_as_large_as_their_names_say() -> None:
-    billions = {name: like.sizes.parameters(like.vocab_size, tied=False) / 1e9 for name, like in LIKE.items()}
+    billions = {
+        name: model_sizes.weights(Checkpoint(Path(name), like.config(4096), {}, 0, "")) / 1e9
+        for name, like in LIKE.items()
+    }
     expected = {"llama-1b": 1.5, "llama-3b": 3.6, "llama-8b": 8.0, "llama-70b": 70.6}
     expected |= {"qwen3-0.6b": 0.75, "qwen3-8b": 8.2, "qwen3-32b": 32.8}
     assert billions == pytest.approx(expected, rel=0.02)

@@ -46,12 +46,6 @@ class Sizes:
         """Query heads that share a key head."""
         return self.num_attention_heads // self.num_key_value_heads
 
-    def parameters(self, vocab_size: int, tied: bool) -> int:
-        """Numbers in the matrices of such a model."""
-        attention = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
-        layer = self.hidden_size * (attention + 3 * self.intermediate_size)
-        return self.num_hidden_layers * layer + (1 if tied else 2) * vocab_size * self.hidden_size
-
 
 class Like(NamedTuple):
     """A model that others can be made as large as."""

@@ -1,0 +1,50 @@
+"""Which cores of the host target and draft run on."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ssd.config import Cpus
+from ssd.errors import UsageError
+
+
+def placement(
+    target_cpus: str | None, draft_cpus: str | None, ranks: int, has_draft: bool, on_gpu: bool
+) -> tuple[Cpus, Cpus]:
+    """Cores of target and draft: disjoint unless asked for otherwise, or where every core is needed for a rank: then
+    the draft shares the last one. Empty: wherever the system likes.
+
+    Most are the target's, unless its `ranks` run `on_gpu` and the draft does not: then they need a core each.
+    """
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    if ranks > len(allowed):
+        raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
+    target = _parsed("--target-cpus", target_cpus, allowed)
+    draft = _parsed("--draft-cpus", draft_cpus, allowed)
+    if len(allowed) == 1:
+        return target or (), draft or ()
+    if not has_draft:
+        return target or allowed, ()
+    if target is None and draft is None:
+        cut = ranks if on_gpu else max(ranks, len(allowed) - max(1, len(allowed) // 4))
+        return allowed[:cut], allowed[cut:] or allowed[-1:]
+    return (
+        tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
+        tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
+    )
+
+
+def _parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
+    """ "0-2,5" as (0, 1, 2, 5)."""
+    if text is None:
+        return None
+    cpus: set[int] = set()
+    for part in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if bounds is None:
+            raise UsageError(f"{flag} {text!r}: expected core numbers such as 0-2,5")
+        cpus.update(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
+    if not cpus or not cpus <= set(allowed):
+        raise UsageError(f"{flag} {text!r}: this process may use the cores {', '.join(map(str, allowed))}")
+    return tuple(sorted(cpus))

@@ -1,0 +1,61 @@
+"""The GPUs of this machine, as the driver's own tool tells them: nothing is loaded, no context is made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 30.0
+_MIB = 2**20
+
+
+class Gpu(NamedTuple):
+    """Memory of a GPU in bytes; `free` is what nobody has taken yet."""
+
+    total: int
+    free: int
+
+
+def present() -> list[Gpu] | None:
+    """Those that a process started from here can use, in the order of cuda:0, cuda:1, ...; None: nobody can tell."""
+    if shutil.which(_QUERY[0]) is None:
+        return None
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return parsed(done.stdout, os.environ.get("CUDA_VISIBLE_DEVICES")) if done.returncode == 0 else None
+
+
+def parsed(table: str, visible: str | None) -> list[Gpu] | None:
+    """The lines of the tool but those that CUDA_VISIBLE_DEVICES, `visible`, hides; None where they have no numbers."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
+    try:
+        found = {(row[0], row[1]): Gpu(int(row[2]) * _MIB, int(row[3]) * _MIB) for row in rows}
+    except (IndexError, ValueError):
+        return None
+    return [found[key] for key in _seen(list(found), visible)]
+
+
+def _seen(keys: Sequence[tuple[str, str]], visible: str | None) -> list[tuple[str, str]]:
+    """As CUDA reads it: numbers, or beginnings of ids, up to the first that names no GPU."""
+    if visible is None:
+        return list(keys)
+    chosen: list[tuple[str, str]] = []
+    for name in filter(None, (part.strip() for part in visible.split(","))):
+        match = [key for key in keys if name == key[0] or (not name.isdigit() and key[1].startswith(name))]
+        if len(match) != 1:
+            break
+        chosen += match
+    return chosen
+
+
+def side_by_side() -> bool:
+    """Whether processes that share a GPU run at the same time (CUDA's Multi-Process Service), not by turns."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    return (Path(pipes) / "control").exists()
