@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from ssd.ipc.process import Start
 from ssd.ipc.supervision import Loading, Status
+
+_LAST_WORDS_S = 0.5
 
 
 class ChildProcess:
@@ -54,6 +57,18 @@ class ChildProcess:
         os.close(self.pidfd)
         return code
 
+    def cause(self, hear: Callable[[float], None]) -> str:
+        """How it ended: in its own words, which may still be on their way, where it had any. Once. `hear` takes in
+        what children have said, and waits for so many seconds at most if there is nothing."""
+        code = self.wait()
+        hear(0.0)
+        if code < 0 and self.failure is None:
+            return f"killed by {_signal_name(-code)}"
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self.failure is None and (left := deadline - time.monotonic()) > 0:
+            hear(left)
+        return f"exit status {code}" if self.failure is None else self.failure.message
+
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (of time.monotonic) for its own end, then kill it."""
         try:
@@ -61,6 +76,14 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._handle.send_signal(signal.SIGKILL)
         self.wait()
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _memory_file_with(payload: bytes) -> int:

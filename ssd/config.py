@@ -65,13 +65,28 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     width: Positive
 
 
+class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machines that a target is split over: `count` of them, of which this one is number `rank`. They meet at
+    `endpoint`, "HOST:PORT", an address of number 0."""
+
+    count: Annotated[int, Meta(ge=2, le=MAX_RANKS)]
+    rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+    endpoint: Annotated[str, Meta(pattern=r"^[^:/\s]{1,255}:[0-9]{1,5}$")]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.endpoint.rpartition(":")
+        return host, int(port)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a child process needs to know; facts found at run time never come back into it.
 
     `target` and `draft` are checkpoint directories, and so are those of `cascade`, the drafts below `draft`, smallest
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
-    the target's place. The target is split over `tensor_parallel_size` processes, its cores equally over them. Empty
-    cpu lists leave the placement to the operating system. With `telemetry` target and draft record what they do
+    the target's place. The target is split over `tensor_parallel_size` processes, on this machine or equally over
+    several `nodes`, its cores equally over those that are here. Empty cpu lists leave the placement to the operating
+    system. With `telemetry` target and draft record what they do
     (`ssd.monitor.lanes`). `features`: the draft is an EAGLE-3 head. `emulate`: forwards take these times instead of
     their own. `synthetic`: models of random weights agree so often. `failpoints`: the processes may be made to fail
     (`ssd.failpoints`); for tests.
@@ -97,6 +112,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_pages: Positive = 1024
     draft_num_pages: Positive = 1024
     tensor_parallel_size: RankCount = 1
+    nodes: Nodes | None = None
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     deterministic: bool = False
@@ -119,16 +135,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
                 f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )
-        if self.tensor_parallel_size > 1:
+        if self.tensor_parallel_size > 1 or self.nodes is not None:
             self._check_ranks()
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):
             raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
         if self.synthetic is not None and (self.load_format != "dummy" or self.cascade):
             raise UsageError("synthetic acceptance is that of a target and one draft with --load-format dummy")
 
+    @property
+    def ranks(self) -> range:
+        """The target's ranks on this machine."""
+        count, rank = (1, 0) if self.nodes is None else (self.nodes.count, self.nodes.rank)
+        each = self.tensor_parallel_size // count
+        return range(rank * each, (rank + 1) * each)
+
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
         if self.load_format == "mock" or self.emulate is not None:
             raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
-        if 0 < len(self.target_cpus) < self.tensor_parallel_size:
+        if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
+            raise UsageError(f"{ranks} cannot be divided among --nnodes {self.nodes.count}")
+        if self.nodes is not None and self.nodes.rank >= self.nodes.count:
+            raise UsageError(
+                f"--node-rank {self.nodes.rank}: of --nnodes {self.nodes.count} the last is {self.nodes.count - 1}"
+            )
+        if 0 < len(self.target_cpus) < len(self.ranks):
             raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ssd.config import Cpus
+from ssd.config import Cpus, EngineConfig
 from ssd.errors import UsageError
 
 
@@ -33,6 +33,12 @@ def placement(
         tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
         tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
     )
+
+
+def of_rank(config: EngineConfig, rank: int) -> Cpus:
+    """A rank's part of the target's cores on its machine; equal ones, since all wait for the slowest."""
+    each, place = len(config.target_cpus) // len(config.ranks), rank - config.ranks.start
+    return config.target_cpus[place * each : (place + 1) * each]
 
 
 def _parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:

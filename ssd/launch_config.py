@@ -16,9 +16,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ssd import cores, gpu_memory, gpus, model_sizes
-from ssd.config import DType, EngineConfig, Features, LoadFormat, Positive, Quantize, RankCount
+from ssd.config import MAX_RANKS, DType, EngineConfig, Features, LoadFormat, Nodes, Positive, Quantize, RankCount
 from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
+from ssd.ipc.listening import is_loopback
 from ssd.model_sizes import ModelSizes
 from ssd.models import checkpoint, heads, hub, registry
 from ssd.params import MAX_LOOKAHEAD, Backup, FanOut, Mode, Sampler, Speculation
@@ -61,6 +62,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     tensor_parallel_size: RankCount = 1
+    nnodes: RankCount = 1
+    node_rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] = 0
+    rdzv_endpoint: str | None = None
     target_cpus: str | None = None
     draft_cpus: str | None = None
     device: str = "cpu"
@@ -83,7 +87,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     served.
     """
     options = _within_bounds(options)
-    if options.load_format == "mock":
+    nodes = _nodes(options, server)
+    if options.load_format == "mock" or options.node_rank:  # all but the target's part is node 0's
         options = replace(options, mode="ar")
     speculation = _speculation(options)
     name = _display_name(options.target)
@@ -102,7 +107,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     )
     asked = options.target_cpus, options.draft_cpus
     on_gpu = options.device != "cpu" and options.draft_device == "cpu"
-    target_cpus, draft_cpus = cores.placement(*asked, options.tensor_parallel_size, bool(drafts), on_gpu)
+    target_cpus, draft_cpus = cores.placement(*asked, _ranks_here(options), bool(drafts), on_gpu)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
@@ -124,6 +129,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         num_pages=num_pages,
         draft_num_pages=draft_num_pages,
         tensor_parallel_size=options.tensor_parallel_size,
+        nodes=nodes,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
         deterministic=options.deterministic,
@@ -173,6 +179,32 @@ def _synthetic(options: EngineOptions) -> Stated | None:
     return stated(length, hit_rate, options.num_speculative_tokens, options.fan_out[0])
 
 
+def _nodes(options: EngineOptions, server: ServerOptions | None) -> Nodes | None:
+    """The machines that the target is split over, None for this one alone."""
+    if options.nnodes == 1:
+        if options.node_rank or options.rdzv_endpoint is not None:
+            raise UsageError("--node-rank and --rdzv-endpoint are for several nodes: give --nnodes")
+        return None
+    endpoint = options.rdzv_endpoint
+    if endpoint is None:
+        raise UsageError(f"--nnodes {options.nnodes} needs --rdzv-endpoint HOST:PORT, an address of node 0")
+    try:
+        found = msgspec.convert({"count": options.nnodes, "rank": options.node_rank, "endpoint": endpoint}, Nodes)
+    except msgspec.ValidationError:
+        raise UsageError(f"--rdzv-endpoint {endpoint}: give HOST:PORT, as 10.0.0.1:29400") from None
+    if not is_loopback(found.address[0]) and not (server is not None and server.insecure):
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint} lets other machines in, and what the nodes tell each other is neither "
+            "encrypted nor signed: give --insecure if that network is yours alone"
+        )
+    return found
+
+
+def _ranks_here(options: EngineOptions) -> int:
+    """How many of the target's ranks run on this machine."""
+    return -(-options.tensor_parallel_size // options.nnodes)
+
+
 def _gpu(name: str) -> int | None:
     """Which GPU a device is, None for the CPU."""
     found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", name)
@@ -185,7 +217,7 @@ def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | Non
     """Those of the target's ranks, the draft's, and all that there are, None where nobody tells. Raises UsageError for
     those that this machine has not."""
     first, draft = _gpu(options.device), _gpu(options.draft_device)
-    target = [] if first is None else list(range(first, first + options.tensor_parallel_size))
+    target = [] if first is None else list(range(first, first + _ranks_here(options)))
     draft = draft if has_draft else None
     present = gpus.present() if target or draft is not None else None
     if present is not None:

@@ -9,8 +9,8 @@ FOLLOWERS = tuple(f"target-{rank}" for rank in range(1, MAX_RANKS))
 
 
 def target_roles(config: EngineConfig) -> tuple[str, ...]:
-    """Those of the target's ranks, in their order."""
-    return ("target", *FOLLOWERS[: config.tensor_parallel_size - 1])
+    """Those of the target's ranks on this machine, in their order."""
+    return tuple(("target", *FOLLOWERS)[rank] for rank in config.ranks)
 
 
 def of_target(role: str) -> bool:

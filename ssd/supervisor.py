@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -19,8 +18,9 @@ from typing import Any
 
 import zmq
 
+from ssd import cores
 from ssd.children import ChildProcess
-from ssd.config import Cpus, EngineConfig
+from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.features import FeatureArena
@@ -31,6 +31,7 @@ from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, Tar
 from ssd.liveness import LOOK_S, Liveness
 from ssd.monitor import lanes
 from ssd.monitor.publisher import Publisher
+from ssd.nodes import Host
 from ssd.restarts import Restarts
 from ssd.roles import ROLES, of_target, target_roles
 
@@ -38,7 +39,6 @@ log = logging.getLogger("ssd.supervisor")
 
 _FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
 _TELL_AGAIN_S = 0.02
-_LAST_WORDS_S = 0.5
 
 
 class Engine:
@@ -49,6 +49,9 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
+        """Raises UsageError on a node that only follows (`ssd.follower_node`)."""
+        if config.nodes is not None and config.nodes.rank:
+            raise UsageError(f"node {config.nodes.rank} only follows: it is for `ssd launch`")
         self.config = config
         self.failure: SsdError | None = None
         self._processes: dict[str, ChildProcess] = {}
@@ -61,6 +64,7 @@ class Engine:
         self._held = ExitStack()  # what is given back at the end
         self._given_up_at = math.inf
         self._http: socket.socket | None = None
+        self._host: Host | None = None
         self._drain_seconds = 0.0
 
     @property
@@ -114,6 +118,8 @@ class Engine:
         self._events_fd = self._hold(memory_file("ssd-events", lanes.SIZE_BYTES))
         self._laws_fd = self._law_arena()
         self._features_fd = self._feature_arena()
+        if self.config.nodes is not None:
+            self._host = Host(self.config)
 
     def _hold(self, descriptor: int) -> int:
         self._held.callback(os.close, descriptor)
@@ -180,6 +186,8 @@ class Engine:
             self.failure = self.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
         finally:
             self._end_children()
+            if self._host is not None:
+                self._host.end("" if self.failure is None else str(self.failure))
             context.destroy(linger=0)
             shutil.rmtree(self._directory, ignore_errors=True)
             self._set("stopped")
@@ -211,6 +219,7 @@ class Engine:
             watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
             for role, why in liveness.stuck(watched, time.monotonic()).items():
                 self._processes[role].kill(why)
+            self._ask_other_nodes()
             self._tell_frontend()
             self._start_again()
             if time.monotonic() > self._given_up_at:
@@ -218,6 +227,16 @@ class Engine:
             watch = self._publisher.turn(self._processes.values(), time.monotonic())
             if watch is not None:
                 self._send_frontend(watch)
+
+    def _ask_other_nodes(self) -> None:
+        """Whether their ranks of the target are well."""
+        cause = None if self._host is None else self._host.failure(time.monotonic())
+        if cause is None:
+            return
+        if self._state == "starting":
+            self._fail("target", cause)
+        elif self._state in ("ready", "draining"):
+            self._lost("target", cause)
 
     def _poll_ms(self) -> int:
         """Until the next look at the living, or the next thing to do."""
@@ -247,6 +266,8 @@ class Engine:
     def _spawn(self, role: str) -> None:
         """Start a process; of the target, all its ranks."""
         group = self._epoch + 1
+        if role == "target" and self._host is not None:
+            self._host.begin(group)
         for rank, name in enumerate(target_roles(self.config) if role == "target" else (role,)):
             self._spawn_one(role, name, rank, group)
 
@@ -258,7 +279,7 @@ class Engine:
             epoch=self._epoch,
             run_directory=str(self._directory),
             config=config,
-            cpus=_cores(config, rank) if role == "target" else config.draft_cpus,
+            cpus=cores.of_rank(config, rank) if role == "target" else config.draft_cpus,
             death_fd=self._death_read,
             board_fd=self._board_fd,
             laws_fd=self._laws_fd,
@@ -304,7 +325,7 @@ class Engine:
     def _ended(self, process: ChildProcess) -> None:
         """A child is gone. Before the engine is ready that is its end, later one takes its place: a lost draft costs
         speed only (C1), a lost frontend its clients, a lost target what it had begun."""
-        cause = self._cause(process)
+        cause = process.cause(self._hear)
         self._publisher.ended(process.role)
         del self._processes[process.role]
         if self._state == "starting":
@@ -312,21 +333,16 @@ class Engine:
         elif self._state in ("ready", "draining"):
             self._lost("target" if of_target(process.role) else process.role, cause)
 
-    def _cause(self, process: ChildProcess) -> str:
-        """How a process ended: in its own words, which may still be on their way, where it had any."""
-        code = process.wait()
+    def _hear(self, seconds: float) -> None:
+        """Take in what the children say, after waiting for it."""
+        self._socket.poll(int(1000 * seconds) + 1 if seconds else 0)
         self._read_statuses()
-        if code < 0 and process.failure is None:
-            return f"killed by {_signal_name(-code)}"
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while process.failure is None and (left := deadline - time.monotonic()) > 0:
-            self._socket.poll(int(1000 * left) + 1)
-            self._read_statuses()
-        return f"exit status {code}" if process.failure is None else process.failure.message
 
     def _lost(self, role: str, cause: str) -> None:
         """Say so, and when it will be tried again."""
         if role == "target":
+            if self._host is not None:
+                self._host.over()
             self._untold = True
             for rank in target_roles(self.config):  # none is of use without the others
                 self._end_one(rank, "another rank was lost")
@@ -390,20 +406,6 @@ class Engine:
         with self._changed:
             self._state = state
             self._changed.notify_all()
-
-
-def _cores(config: EngineConfig, rank: int) -> Cpus:
-    """A rank's part of the target's cores; equal ones, since all wait for the slowest."""
-    each = len(config.target_cpus) // config.tensor_parallel_size
-    return config.target_cpus[rank * each : (rank + 1) * each]
-
-
-def _signal_name(number: int) -> str:
-    """Real-time signals have none of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _as_error(role: str, cause: str) -> EngineDeadError:

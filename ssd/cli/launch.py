@@ -23,7 +23,8 @@ def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
     """Start an engine, print where it is served (`http: URL`, `zmq: ADDRESS` of --zmq-bind, `ready: ADDRESS`), and stay
     up.
 
-    Ctrl-C or SIGTERM lets open requests finish, within --shutdown-timeout, and ends; a second one ends at once.
+    Ctrl-C or SIGTERM lets open requests finish, within --shutdown-timeout, and ends; a second one ends at once. A node
+    that only follows prints `ready: node N of M` and ends when node 0 does.
     """
     config = resolve(engine, server)
     if dry_run:
@@ -31,7 +32,23 @@ def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
 
         click.echo(msgspec.json.format(msgspec.json.encode(config), indent=2).decode())
         return
-    _serve(config)
+    if config.nodes is not None and config.nodes.rank:
+        _follow(config)
+    else:
+        _serve(config)
+
+
+def _follow(config: EngineConfig) -> None:
+    """A node of several, which ends when node 0 ends."""
+    from ssd.follower_node import FollowerNode
+
+    assert config.nodes is not None
+    ranks, node = config.ranks, config.nodes
+    words = f"ready: node {node.rank} of {node.count}, ranks {ranks.start} to {ranks.stop - 1}"
+    with process_setup():
+        click.echo(f"waiting for node 0 at {node.endpoint}", err=True)
+        FollowerNode(config).run(lambda: click.echo(words))
+    click.echo("node 0 has ended", err=True)
 
 
 def _serve(config: EngineConfig) -> None:

@@ -23,10 +23,23 @@ def listen(server: Server) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         listening.listen(_BACKLOG)
     except OSError as error:
-        where = server.uds or f"{server.host}:{server.port}"
-        raise UsageError(f"cannot listen on {where}: {error.strerror or error}") from None
+        raise _refused(server.uds or f"{server.host}:{server.port}", error) from None
     listening.setblocking(False)
     return listening
+
+
+def listen_for_nodes(host: str, port: int) -> socket.socket:
+    """A blocking one for other nodes. Raises UsageError."""
+    try:
+        listening = _tcp(host, port)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        raise _refused(f"{host}:{port}", error) from None
+    return listening
+
+
+def _refused(where: str, error: OSError) -> UsageError:
+    return UsageError(f"cannot listen on {where}: {error.strerror or error}")
 
 
 def url(listening: socket.socket) -> str:

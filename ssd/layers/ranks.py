@@ -13,14 +13,13 @@ from torch import Tensor
 from ssd.errors import SsdError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch.distributed import Store
 
 # Longer than anything takes: the supervisor sees earlier who hangs, and ends all.
 _TIMEOUT = timedelta(minutes=10)
 # A rank that has lost another waits for its own end: that of the other one, and its cause, is to be seen first.
 _LAST_S = 1.0
+_LOOPBACK = "127.0.0.1"
 
 
 class Ranks:
@@ -74,31 +73,29 @@ def part_of(count: int, rank: int, size: int) -> range:
 SINGLE = Ranks()
 
 
-def join(rank: int, size: int, device: torch.device, file: Path) -> Ranks:
-    """Meet the other ranks through `file`, in a directory that is private: neither it nor the loopback interface is
-    open to other machines. Returns when all are there."""
-    if size == 1:
-        return SINGLE
-    import torch.distributed
-
-    store = torch.distributed.FileStore(str(file), size)
+def connect(rank: int, size: int, device: torch.device, store: Store, address: str = _LOOPBACK) -> Ranks:
+    """Meet the other ranks, which find each other in `store`, a store of torch.distributed. They reach this process at
+    `address`, by default from this machine alone. Returns when all are there; an `SsdError` where one is lost."""
     try:
-        return connect(rank, size, device, store)
+        return Ranks(rank, size, _group(rank, size, device, store, address))
     except RuntimeError as error:
         raise _lost(error) from None
 
 
-def connect(rank: int, size: int, device: torch.device, store: Store) -> Ranks:
-    """The same through a store of torch.distributed."""
+def _group(rank: int, size: int, device: torch.device, store: Store, address: str) -> Any:
     from torch.distributed import ProcessGroupGloo
 
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if device.type == "cpu":
-        return Ranks(rank, size, ProcessGroupGloo(store, rank, size, _TIMEOUT))
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = _TIMEOUT
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        return ProcessGroupGloo(store, rank, size, options)
     from torch.distributed import ProcessGroupNCCL
 
+    if address == _LOOPBACK:
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # otherwise NCCL's own choice, or the user's
     torch.cuda.set_device(device)
-    return Ranks(rank, size, ProcessGroupNCCL(store, rank, size, ProcessGroupNCCL.Options()))
+    return ProcessGroupNCCL(store, rank, size, ProcessGroupNCCL.Options())
 
 
 def _lost(error: RuntimeError) -> SsdError:

@@ -26,7 +26,7 @@ def load(
     others are by what they are told meanwhile. `progress` hears how much of the weights has been read."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
-    dtype, device = getattr(torch, config.dtype), device_of_rank(config.device, ranks.rank)
+    dtype, device = getattr(torch, config.dtype), device_of_rank(config, ranks.rank)
     model = registry.load(
         checkpoint,
         dtype,
@@ -61,7 +61,7 @@ def _check_shown(runner: Runner, config: EngineConfig) -> None:
         raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
 
 
-def device_of_rank(name: str, rank: int) -> torch.device:
+def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
     """The device of a rank: the CPU for all of them, or neighbouring GPUs, from the configured one on."""
-    device = device_of(name)
-    return device_of(f"cuda:{(device.index or 0) + rank}") if rank and device.type == "cuda" else device
+    device, place = device_of(config.device), rank - config.ranks.start
+    return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

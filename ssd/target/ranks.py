@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ssd import failpoints
+from ssd import failpoints, nodes
 from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.shards import ShardRunner
@@ -20,18 +20,36 @@ from ssd.ipc import sockets
 from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Child
 from ssd.ipc.rank_steps import RANK_STEP, RankStep, RowStep
-from ssd.layers.ranks import Ranks, join
+from ssd.layers.ranks import SINGLE, Ranks, connect
 from ssd.speculation.sampling import Law
 from ssd.target.loading import device_of_rank, load
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _IDLE_MS = 100
 
 
 def meet(child: Child) -> Ranks:
     """Wait for the other ranks of this target."""
-    start, config = child.start, child.config
-    file = Path(start.run_directory) / f"ranks-{start.group}"
-    return join(start.rank, config.tensor_parallel_size, device_of_rank(config.device, start.rank), file)
+    config, rank = child.config, child.start.rank
+    if config.tensor_parallel_size == 1:
+        return SINGLE
+    device, several = device_of_rank(config, rank), config.nodes
+    address = {} if several is None else {"address": nodes.own_address(several)}
+    return connect(rank, config.tensor_parallel_size, device, _store(child), **address)
+
+
+def _store(child: Child) -> Store:
+    """Where the ranks of this group find each other: a file in a directory that is private, or, from several nodes,
+    what node 0 keeps for them."""
+    from torch.distributed import FileStore, PrefixStore
+
+    if child.config.nodes is not None:
+        return PrefixStore(f"ranks/{child.start.group}", nodes.connect(child.config.nodes))
+    return FileStore(
+        str(Path(child.start.run_directory) / f"ranks-{child.start.group}"), child.config.tensor_parallel_size
+    )
 
 
 class PageTables:
@@ -79,8 +97,12 @@ class Leader:
 
     def __init__(self, child: Child) -> None:
         self._epoch, self._known = child.epoch, PageTables(child.config.page_size)
-        others = range(1, child.config.tensor_parallel_size)
-        self._sockets = [sockets.dealer(child.context, _address(child, rank)) for rank in others]
+        here, size = child.config.ranks, child.config.tensor_parallel_size
+        addresses = [_address(child, rank) for rank in here[1:]]
+        if size > len(here):
+            store = _store(child)  # where those that are met have written already
+            addresses += [store.get(_address_key(rank)).decode() for rank in range(len(here), size)]
+        self._sockets = [sockets.dealer(child.context, address) for address in addresses]
 
     def tell(self, rows: Items[Row], laws: Items[Law] | None) -> None:
         """What is run next."""
@@ -94,9 +116,24 @@ def _address(child: Child, rank: int) -> str:
     return child.address(f"rank-{rank}.sock")
 
 
+def _address_key(rank: int) -> str:
+    """Under which a rank on another node writes where it listens."""
+    return f"address/{rank}"
+
+
+def _listen(child: Child) -> zmq.Socket[Any]:
+    """For rank 0's messages, of this machine or another."""
+    rank, several = child.start.rank, child.config.nodes
+    if several is None or several.rank == 0:
+        return sockets.router(child.context, _address(child, rank))
+    socket = sockets.router(child.context, f"tcp://{nodes.own_address(several)}:*")
+    _store(child).set(_address_key(rank), socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    return socket
+
+
 def follow(child: Child) -> None:
     """Load this rank's part, then run what rank 0 says until the supervisor ends this process."""
-    socket = sockets.router(child.context, _address(child, child.start.rank))
+    socket = _listen(child)
     runner, _ = load(child.config, meet(child), progress=child.loading)
     assert isinstance(runner, ShardRunner)
     known = PageTables(child.config.page_size)
