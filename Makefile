@@ -4,7 +4,7 @@ PIP := $(BIN)/python -m pip install --quiet
 STAMP := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test conformance lint clean
+.PHONY: help venv pull demo test conformance gpu lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,6 +30,9 @@ test: venv pull ## run the tests, in two processes
 conformance: venv pull ## real clients of other projects against `ssd launch`
 	$(PIP) -e ".[conformance]"
 	$(BIN)/pytest -q tests/conformance
+
+gpu: venv ## the tests that need a CUDA device
+	$(BIN)/pytest -q tests/gpu
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

@@ -1,0 +1,34 @@
+"""The engine's processes on a device: the ids of all modes, wherever the draft is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd import LLM, SamplingParams
+from ssd.params import Mode, Speculation
+
+PROMPTS = [[1, 2, 3, 4], [200, 7], [9] * 20]
+MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
+
+
+@pytest.mark.parametrize("draft_device", ["beside", "cpu"])
+def test_every_mode_says_the_same(draft_device: str, device: torch.device, pair: tuple[Path, Path]) -> None:
+    target, draft = map(str, pair)
+    places = {"device": str(device), "draft_device": str(device) if draft_device == "beside" else "cpu"}
+    sizes = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5}
+    with LLM(target, draft, **places, **sizes, draft_dtype="float32", deterministic=True) as llm:
+        found = {
+            mode: [
+                answer.token_ids
+                for temperature in (0.0, 0.8)
+                for answer in llm.generate(
+                    PROMPTS,
+                    SamplingParams(temperature, seed=4, max_tokens=48, ignore_eos=True, speculation=Speculation(mode)),
+                )
+            ]
+            for mode in MODES
+        }
+    assert found["sd"] == found["ssd"] == found["ar"]
