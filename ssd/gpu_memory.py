@@ -10,7 +10,8 @@ from ssd.gpus import Gpu
 
 # What a process takes before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30
-_MOST_PAGES = 2**31 - 1
+# More than can be used at once are for prefixes that come again; each costs the host some hundred bytes.
+_SPARE_PAGES = 2**18
 
 
 class Need(NamedTuple):
@@ -58,7 +59,7 @@ def pages(
     wanted: int,
     least: int,
 ) -> tuple[int, int]:
-    """Pages of target and draft. The draft gets what it can use, `wanted`, and the target all the rest; where they
+    """Pages of target and draft. The draft gets what it can use, `wanted`, and the target the rest; where they
     share a GPU that is too small for it, both get as many. A draft on no GPU, None, gets what it can use.
 
     Raises UsageError where either has not the `least` pages that one sequence needs.
@@ -73,7 +74,7 @@ def pages(
         if drafts < least:
             raise UsageError(_no_room("the draft", draft, target, draft_gpu, target_gpus, least, budget))
     taken: Mapping[int, int] = {} if draft_gpu is None else {draft_gpu: draft.fixed + drafts * draft.page}
-    found = _MOST_PAGES
+    found = max(wanted, _SPARE_PAGES)
     for gpu in target_gpus:
         room = budget.of(gpu) - target.fixed - taken.get(gpu, 0)
         if room < least * target.page:

@@ -23,6 +23,12 @@ def test_the_target_gets_all_that_may_be_used_beside_its_weights() -> None:
     assert pages(Budget([H200], 0.9), TARGET, [0], NOTHING, None, 100, 10) == (room // TARGET.page, 100)
 
 
+def test_a_small_model_is_not_given_pages_without_end() -> None:
+    small = Need(2**20, 2**20, 2**12)
+    assert pages(Budget([H200], 0.9), small, [0], NOTHING, None, 100, 10) == (2**18, 100)
+    assert pages(Budget([H200], 0.9), small, [0], NOTHING, None, 2**20, 10) == (2**20, 2**20)
+
+
 def test_what_others_have_taken_is_not_promised() -> None:
     room = 60 * GIB - TARGET.fixed
     assert pages(Budget([Gpu(140 * GIB, 60 * GIB)], 0.9), TARGET, [0], NOTHING, None, 1, 1) == (room // TARGET.page, 1)

@@ -202,10 +202,9 @@ def test_other_machines_may_be_let_in(models: dict[str, Any]) -> None:
 
 def test_a_node_takes_from_node_0_all_but_its_place() -> None:
     nodes = [Nodes(count=2, rank=rank, endpoint="127.0.0.1:1") for rank in (0, 1)]
-    theirs = EngineConfig(
-        target="/there", tensor_parallel_size=2, nodes=nodes[0], digest="d", num_pages=500, dtype="bfloat16"
-    )
-    own = EngineConfig(target="/here", tensor_parallel_size=2, nodes=nodes[1], digest="d", device="cuda:1")
+    same: dict[str, Any] = {"tensor_parallel_size": 2, "digest": "d", "speculation": Speculation("ar")}
+    theirs = EngineConfig(target="/there", nodes=nodes[0], num_pages=500, dtype="bfloat16", **same)
+    own = EngineConfig(target="/here", nodes=nodes[1], device="cuda:1", **same)
     found = merged(own, theirs, nodes[1])
     assert (found.target, found.device, found.nodes) == ("/here", "cuda:1", nodes[1])
     assert (found.num_pages, found.dtype) == (500, "bfloat16")
