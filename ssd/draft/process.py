@@ -58,9 +58,7 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     # A path runs ahead of the committed tokens by a line and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
-    model = registry.load(
-        checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress
-    )
+    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress)
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
