@@ -17,9 +17,9 @@ from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own,
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
 _TOGETHER = 16
-# The longest row whose tokens attend one by one in our own kernel. Longer ones, of prompts, gain more from products of
-# matrices than from what a call costs.
-_KERNEL_TOKENS = 16
+# The longest row whose tokens attend one by one in our own kernel, any verification among them. Longer ones, of prompts,
+# gain more from products of matrices than they lose by calls.
+_KERNEL_TOKENS = 32
 
 
 @dataclass(frozen=True)

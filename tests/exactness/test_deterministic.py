@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.kernels import cpu
 from ssd.models.hub import resolve
+from ssd.params import MAX_LOOKAHEAD
 from tests.models import tiny
 
 PAGE = 16
@@ -27,8 +29,8 @@ CONTEXTS = (1, 3, 11, 15, 16, 17, 31, 32, 33, 47, 64, 100, 130)
 class Decoded:
     """A text decoded one token at a time: its runner and the logits of every position."""
 
-    def __init__(self, directory: Path, int8: bool) -> None:
-        self.runner = tiny.runner(directory, pages=TOTAL, page_size=PAGE, deterministic=True, int8=int8)
+    def __init__(self, directory: Path, int8: bool, deterministic: bool = True) -> None:
+        self.runner = tiny.runner(directory, pages=TOTAL, page_size=PAGE, deterministic=deterministic, int8=int8)
         self.text = tiny.token_ids(LONGEST, 5)
         self.logits = torch.cat([self.row(position, 1, NEIGHBOURS) for position in range(LONGEST)])
 
@@ -97,3 +99,16 @@ def test_company_changes_nothing(decoded: Decoded) -> None:
         expected = decoded.logits[context : context + 5]
         assert torch.equal(runner.forward([mine, *others])[:5], expected), context
         assert torch.equal(runner.forward([*others, mine])[-5:], expected), context
+
+
+@pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: without our kernels it takes the flag")
+@pytest.mark.parametrize("name", ["qwen3", "smollm2", "smollm2 int8"])
+def test_by_our_kernels_a_verification_is_that_without_the_flag(name: str, tmp_path: Path) -> None:
+    """What was decoded before is in the cache; rows are as long as verifications get."""
+    name, *quantized = name.split()
+    folder = resolve(name) if name == "smollm2" else tiny.qwen3(tmp_path)
+    decoded = Decoded(folder, int8=bool(quantized), deterministic=False)
+    for context in CONTEXTS:
+        for count in (2, 5, 1 + MAX_LOOKAHEAD):
+            logits = decoded.row(context, count, NEIGHBOURS)
+            assert torch.equal(logits, decoded.logits[context : context + count]), context
