@@ -11,10 +11,12 @@ help: ## list the targets
 
 venv: $(STAMP) ## create .venv with ssd and its development tools
 
-# Without CUDA a CPU build of torch is preferred where pip finds one: it is a tenth of the size.
+# Without CUDA a CPU build of torch is preferred where pip finds one: it is a tenth of the size. Such a build asks for no
+# Triton (200 MB), whose interpreter the tests of the kernels need; with CUDA, torch names its own version.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	command -v nvidia-smi >/dev/null || $(PIP) torch==2.13.0 || echo "torch 2.13.0 not found, taking another version"
+	command -v nvidia-smi >/dev/null || $(PIP) --no-deps triton==3.7.1 || echo "triton 3.7.1 not found, taking another version"
 	$(PIP) -e ".[dev]"
 	touch $@
 

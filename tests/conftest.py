@@ -12,6 +12,8 @@ from hypothesis import settings
 # One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
 # each other lose a lot.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Triton's kernels run on the CPU, which it has to know when it is first imported; tests/gpu says otherwise.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

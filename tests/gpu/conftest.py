@@ -1,4 +1,5 @@
-"""What needs a GPU: `pytest tests/gpu`. With SSD_TEST_DEVICE=cpu the same runs without one, to try the tests."""
+"""What needs a GPU: `python -m pytest tests/gpu`, which fails at once without one. With SSD_TEST_DEVICE=cpu what is not
+about kernels of a GPU runs without one, to try the tests."""
 
 from __future__ import annotations
 
@@ -10,12 +11,22 @@ import torch
 
 from tests.models import tiny
 
+# The kernels themselves, not their interpreter (tests/conftest.py).
+os.environ.pop("TRITON_INTERPRET", None)
+
 DEVICE = os.environ.get("SSD_TEST_DEVICE", "cuda")
+collect_ignore = ["test_attention.py", "test_static.py"] if DEVICE == "cpu" else []
 
 
 def pytest_sessionstart() -> None:
     if DEVICE != "cpu" and not torch.cuda.is_available():
         pytest.exit("tests/gpu needs a CUDA device, and torch finds none", returncode=1)
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    """Products in 32 bits are of 32 bits, as the references have them."""
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.fixture(scope="session")

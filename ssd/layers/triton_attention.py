@@ -1,0 +1,136 @@
+"""Attention over pages by Triton kernels: needs nothing beyond torch and Triton, on any GPU that Triton knows.
+
+With TRITON_INTERPRET=1 they run on a CPU, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.attention import PLAIN, Scores
+from ssd.layers.paged import PagedRows
+from ssd.layers.triton_kernels import attend_kernel, merge_kernel
+
+# Queries of one program, heads counted; keys that it reads at a time, and of those in 32 bits or of wide heads.
+_MOST_QUERIES, _KEYS, _FEWER_KEYS = 64, 64, 32
+# Fewest keys of a share where shares must not depend on the batch, and the most shares.
+_CHUNK, _MOST_SPLITS = 256, 64
+# Programs that keep a processor busy.
+_OCCUPANCY = 2
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut: `blocks` of queries a row, `splits` shares of its keys (of `chunk` keys, 0: equal ones)."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    blocks: int
+    splits: int
+    chunk: int
+
+
+class TritonAttention:
+    """See `ssd.layers.paged.PagedAttention`. `processors`: how many to keep busy, those of the device by default."""
+
+    def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UsageError(f"--attention triton works on a GPU, not on {device}")
+        if processors is None:
+            processors = 1
+            if device.type == "cuda":
+                processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors, self._deterministic = processors, deterministic
+
+    def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
+        """A function of shapes alone; if deterministic, what it says of a query's sums is the same for all shapes."""
+        group = heads // kv_heads
+        queries = _MOST_QUERIES if self._deterministic else min(rows.longest * group, _MOST_QUERIES)
+        block_m = max(16, _power_of_two(max(queries, group)))
+        block_n = _FEWER_KEYS if dtype.itemsize > 2 or dim > 128 else _KEYS
+        blocks = -(-rows.longest // (block_m // group))
+        if self._deterministic:
+            chunk = max(_CHUNK, _power_of_two(-(-rows.reach // _MOST_SPLITS)))
+            splits = -(-rows.reach // chunk)
+        else:
+            programs = rows.sequences.shape[0] * blocks * kv_heads
+            wanted = -(-_OCCUPANCY * self._processors // programs)
+            # Powers of two, so that there are few kernels to compile.
+            splits, chunk = min(_power_of_two(wanted), _MOST_SPLITS, _power_of_two(-(-rows.reach // block_n))), 0
+        return Tiling(block_m, block_n, max(16, _power_of_two(dim)), blocks, splits, chunk)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
+        return self.part(q, keys, values, rows, scale, rule)[0].flatten(1)
+
+    def part(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
+    ) -> tuple[Tensor, Tensor]:
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        queries, heads, dim = q.shape
+        kv_heads = keys.shape[1]
+        tiling = self.tiling(rows, heads, kv_heads, dim, q.dtype)
+        out, totals = q.new_empty(queries, heads, dim), q.new_empty(queries, heads, dtype=torch.float32)
+        several = tiling.splits > 1
+        shape = tiling.splits, queries, heads
+        parts = q.new_empty(*shape, dim, dtype=torch.float32) if several else out
+        part_totals = q.new_empty(shape, dtype=torch.float32) if several else totals
+        attend_kernel[rows.sequences.shape[0] * tiling.blocks, kv_heads, tiling.splits](
+            q,
+            keys,
+            values,
+            parts,
+            part_totals,
+            rows.table,
+            rows.sequences,
+            rows.starts,
+            rows.seen,
+            rows.positions,
+            scale,
+            rule.softcap or 0.0,
+            rule.window or 0,
+            queries,
+            q.stride(0),
+            q.stride(1),
+            keys.stride(0),
+            rows.table.stride(0),
+            tiling.blocks,
+            PAGE=rows.page_size,
+            HEADS=heads,
+            GROUP=heads // kv_heads,
+            DIM=dim,
+            WINDOWED=rule.window is not None,
+            CAPPED=rule.softcap is not None,
+            SPLITS=tiling.splits,
+            CHUNK=tiling.chunk,
+            BLOCK_M=tiling.block_m,
+            BLOCK_N=tiling.block_n,
+            BLOCK_D=tiling.block_d,
+            WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            num_warps=4,
+            num_stages=2,
+        )
+        if several:
+            merge_kernel[(queries * heads,)](
+                parts,
+                part_totals,
+                out,
+                totals,
+                queries * heads,
+                DIM=dim,
+                SPLITS=tiling.splits,
+                BLOCK_S=_power_of_two(tiling.splits),
+                BLOCK_D=tiling.block_d,
+                num_warps=4,
+            )
+        return out, totals
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()

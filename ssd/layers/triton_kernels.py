@@ -1,0 +1,170 @@
+"""Triton kernels of paged attention: one that attends to shares of the keys, one that adds the shares up.
+
+Scores are kept in powers of two, exp(x) = exp2(x log2 e), which is what the hardware computes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# What is not specialised makes no further variant, which would be compiled in the middle of somebody's answer.
+@triton.jit(do_not_specialize=["window", "queries", "table_stride", "blocks"])
+def attend_kernel(
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    totals: tl.tensor,
+    table: tl.tensor,
+    sequences: tl.tensor,
+    starts: tl.tensor,
+    seen: tl.tensor,
+    positions: tl.tensor,
+    scale: float,
+    softcap: float,
+    window: int,
+    queries: int,
+    q_stride: int,
+    q_head_stride: int,
+    kv_stride: int,
+    table_stride: int,
+    blocks: int,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """Attention of some queries of a row, all those that share a key head, to a share of the row's keys.
+
+    Programs: (row x `blocks` of queries, key head, share of `SPLITS`). Of several shares each leaves a normalised part
+    in float32, out [SPLITS, queries, HEADS, DIM], and its total [SPLITS, queries, HEADS], the log2 of the sum; a single
+    one leaves the result, and the natural logarithm. A share is `CHUNK` keys long, or, where that is 0, an equal part
+    of what the queries see. `WIDE`: multiply in float32 (the interpreter knows no bfloat16).
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0) // blocks
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    first_token = tl.load(starts + row) + (tl.program_id(0) % blocks) * TOKENS
+    stop_token = tl.load(starts + row + 1)
+    if first_token >= stop_token:
+        return
+
+    m = tl.arange(0, BLOCK_M)
+    token = first_token + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    used = (m < TOKENS * GROUP) & (token < stop_token)
+    sees = tl.load(seen + token, mask=used, other=0).to(tl.int32)
+    last = tl.max(sees, 0)
+    behind = tl.zeros((BLOCK_M,), tl.int32)  # how many keys lie before the window of a query
+    begin = last * 0
+    if WINDOWED:
+        behind = tl.load(positions + token, mask=used, other=0).to(tl.int32) + 1 - window
+        begin = tl.maximum(tl.min(tl.where(used, behind, last), 0), 0) // BLOCK_N * BLOCK_N
+    if CHUNK:
+        low = tl.maximum(split * CHUNK, begin)
+        high = tl.minimum(split * CHUNK + CHUNK, last)
+    else:
+        share = tl.cdiv(tl.cdiv(tl.maximum(last - begin, 0), SPLITS), BLOCK_N) * BLOCK_N
+        low = begin + split * share
+        high = tl.minimum(low + share, last)
+
+    token = token.to(tl.int64)
+    result = (split * queries + token) * HEADS + head
+    if SPLITS > 1:  # noqa: SIM102 - which the compiler knows, where the other is found out as it runs
+        if low >= high:
+            tl.store(totals + result, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=used)
+            return
+
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    real = used[:, None] & (d < DIM)[None, :]
+    query = tl.load(q + (token * q_stride + head * q_head_stride)[:, None] + d[None, :], mask=real, other=0.0)
+    if WIDE:
+        query = query.to(tl.float32)
+    pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
+    highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    weight = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start in range(low, high, BLOCK_N):
+        key = start + n
+        inside = key < high
+        page = tl.load(pages + key // PAGE, mask=inside, other=0).to(tl.int64)
+        place = (page * PAGE + key % PAGE) * kv_stride + kv_head * DIM
+        held = inside[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + place[:, None] + d[None, :], mask=held, other=0.0)
+        v = tl.load(values + place[:, None] + d[None, :], mask=held, other=0.0)
+        if WIDE:
+            k = k.to(tl.float32)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        if CAPPED:
+            # tanh(x) = 1 - 2 / (1 + exp(2 x))
+            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * LOG2E / softcap))))
+        scores *= LOG2E
+        visible = inside[None, :] & (key[None, :] < sees[:, None])
+        if WINDOWED:
+            visible = visible & (key[None, :] >= behind[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        origin = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: -inf less -inf is no number
+        fade = tl.exp2(highest - origin)
+        p = tl.exp2(scores - origin[:, None])
+        weight = weight * fade + tl.sum(p, 1)
+        p = p.to(v.dtype)
+        if WIDE:
+            p = p.to(tl.float32)
+            v = v.to(tl.float32)
+        acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
+        highest = higher
+
+    some = weight > 0
+    acc = acc / tl.where(some, weight, 1.0)[:, None]
+    total = tl.where(some, highest + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
+    if SPLITS == 1:
+        total = total / LOG2E
+    tl.store(totals + result, total, mask=used)
+    tl.store(out + result[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["results"])
+def merge_kernel(
+    parts: tl.tensor,
+    part_totals: tl.tensor,
+    out: tl.tensor,
+    totals: tl.tensor,
+    results: int,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    """The softmax over all shares from `attend_kernel`'s parts [SPLITS, results, DIM] and their totals; a program for
+    each of the `results`, a query's head. Parts whose total is -inf were not written."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    result = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    where = s.to(tl.int64) * results + result
+    each = tl.load(part_totals + where, mask=s < SPLITS, other=float("-inf"))
+    highest = tl.max(each, 0)
+    origin = tl.where(highest == float("-inf"), 0.0, highest)
+    shares = tl.exp2(each - origin)
+    weight = tl.sum(shares, 0)
+    divisor = tl.where(weight > 0, weight, 1.0)
+    held = (each > float("-inf"))[:, None] & (d < DIM)[None, :]
+    part = tl.load(parts + where[:, None] * DIM + d[None, :], mask=held, other=0.0)
+    merged = tl.sum(part * shares[:, None], 0) / divisor
+    tl.store(out + result * DIM + d, merged.to(out.dtype.element_ty), mask=d < DIM)
+    total = tl.where(weight > 0, (origin + tl.log2(divisor)) / LOG2E, float("-inf"))
+    tl.store(totals + result, total)

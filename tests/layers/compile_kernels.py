@@ -1,0 +1,63 @@
+"""Compiles the Triton kernels for a GPU that is not here (sm_90): `python -m tests.layers.compile_kernels`.
+
+Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ssd.layers.triton_kernels import attend_kernel, merge_kernel
+
+HOPPER = GPUTarget("cuda", 90, 32)
+_NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64"}
+_POINTERS = ("table", "sequences", "starts")
+_ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
+
+
+def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str) -> Any:
+    """A kernel for these constants; `element` and `result` are the types that it reads and writes."""
+    elements = {"q", "keys", "values"}
+    floats = {"totals", "parts", "part_totals"}
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in elements:
+            signature[name] = f"*{element}"
+        elif name == "out":
+            signature[name] = f"*{result}"
+        elif name in floats:
+            signature[name] = "*fp32"
+        else:
+            signature[name] = _NUMBERS.get(name, "*i32" if name in _POINTERS else "i32")
+    places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
+    aligned = {places[name]: [["tt.divisibility", 16]] for name in _ALIGNED if name in places}
+    source = ASTSource(kernel, signature, {places[name]: value for name, value in constants.items()}, aligned)
+    return triton.compile(source, target=HOPPER, options={"num_warps": 4, "num_stages": 2})
+
+
+def main() -> None:
+    sizes = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "WIDE": False}
+    plain = sizes | {"WINDOWED": False, "CAPPED": False, "SPLITS": 16, "CHUNK": 0, "BLOCK_M": 32, "BLOCK_N": 64}
+    fixed = plain | {"SPLITS": 4, "CHUNK": 256, "BLOCK_M": 64, "WINDOWED": True, "CAPPED": True}
+    wide = plain | {"SPLITS": 1, "BLOCK_N": 32, "DIM": 64, "BLOCK_D": 64}
+    for name, constants, element, result in (
+        ("verification", plain, "bf16", "fp32"),
+        ("deterministic, window, cap", fixed, "fp16", "fp32"),
+        ("32 bits", wide, "fp32", "fp32"),
+    ):
+        code = compiled(attend_kernel, constants, element, result).asm["ptx"]
+        units = [unit for unit in ("wgmma", "mma.sync", "fma.rn.f32") if unit in code]
+        print(f"attend, {name}: {units[0]}, {'copies ahead' if 'cp.async' in code else 'waits'}")
+    merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
+    compiled(merge_kernel, merged, "fp32", "bf16")
+    print("merge")
+
+
+if __name__ == "__main__":
+    main()

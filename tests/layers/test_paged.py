@@ -1,0 +1,149 @@
+"""Attention over pages by every backend that a CPU can run, against the attention of each row by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ssd.errors import UsageError
+from ssd.layers.attention import PLAIN, Scores, attend_part, very_low
+from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention, attention_backend
+from ssd.layers.triton_attention import TritonAttention
+from tests.layers.paged_case import Case, case
+
+CPU = torch.device("cpu")
+BACKENDS: dict[str, PagedAttention] = {
+    "torch": TorchAttention(),
+    "triton": TritonAttention(CPU),
+    "triton, keys shared out": TritonAttention(CPU, processors=40),
+    "triton, deterministic": TritonAttention(CPU, deterministic=True),
+}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def check(backend: str, given: Case, rule: Scores = PLAIN) -> None:
+    scale = 0.3
+    got = BACKENDS[backend].attend(given.q, given.keys, given.values, given.rows, scale, rule)
+    expected = given.expected(scale, rule)
+    assert got.dtype == given.q.dtype
+    assert (got.double() - expected).abs().max() <= TOLERANCE[got.dtype] * max(1.0, expected.abs().max().item())
+
+
+MIXED = ((1, 1), (1, 40), (5, 5), (8, 30), (16, 33), (1, 17))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (9, 3), (7, 1)], ids=str)
+def test_rows_of_any_length_over_shared_key_heads(backend: str, heads: tuple[int, int]) -> None:
+    check(backend, case(MIXED, heads))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_queries_share_a_key_head_than_a_program_has_at_least(backend: str) -> None:
+    check(backend, case(((2, 9), (1, 20)), (40, 2)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("page", [1, 3, 16, 64])
+@pytest.mark.parametrize("length", [15, 16, 17, 300])
+def test_pages_of_any_size(backend: str, page: int, length: int) -> None:
+    check(backend, case(((3, length), (1, 64)), page=page))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", [Scores(window=w) for w in (1, 4, 32, 100)], ids=str)
+def test_a_window_hides_what_lies_before_it(backend: str, rule: Scores) -> None:
+    check(backend, case(((1, 90), (7, 90), (5, 5), (16, 40), (2, 129)), dim=8), rule)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", [Scores(softcap=0.7), Scores(window=9, softcap=30.0)], ids=str)
+def test_a_soft_cap(backend: str, rule: Scores) -> None:
+    check(backend, case(MIXED), rule)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("dim", [24, 64, 160])
+def test_types_and_widths_of_heads(backend: str, dtype: torch.dtype, dim: int) -> None:
+    check(backend, case(((4, 70), (1, 130)), (6, 2), dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_longer_than_a_program(backend: str) -> None:
+    """A chunk of a prompt beside rows that decode."""
+    check(backend, case(((50, 60), (1, 9), (70, 70)), (6, 2)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_without_queries_change_nothing(backend: str) -> None:
+    given = case(((0, 8), (3, 20), (0, 4), (1, 7), (0, 9)))
+    check(backend, given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_part_sees_what_it_is_told_and_knows_its_sum(backend: str, window: int | None) -> None:
+    """As branches do: each sees a number of keys of its own and stands somewhere beyond, perhaps beyond its window."""
+    given = case(((7, 20), (3, 33)), (6, 2))
+    q, k, v = given.texts[0]
+    seen = torch.tensor([14, 20, 13, 20, 17, 15, 20, 33, 32, 33])
+    positions = torch.tensor([14, 24, 15, 20, 40, 16, 21, 34, 33, 60])
+    rows = PagedRows(given.rows.table, given.rows.sequences, given.rows.starts, seen, positions, 4, 7, causal=False)
+    rule = Scores(window=window)
+    out, total = BACKENDS[backend].part(given.q, given.keys, given.values, rows, 0.3, rule)
+    start = 0
+    for q, k, v in given.texts:
+        mine = slice(start, start + len(q))
+        places = torch.arange(len(k))
+        hidden = places >= seen[mine, None]
+        if window is not None:
+            hidden |= places <= positions[mine, None] - window
+        expected, sums = attend_part(q, k, v, 0.3, very_low(hidden, torch.float32)[:, None], rule)
+        blind = hidden.all(-1)
+        assert (out[mine] - expected)[~blind].abs().max() <= 2e-6
+        assert (total[mine] - sums)[~blind].abs().max() <= 1e-5
+        assert (total[mine][blind] < -1e30).all() and out[mine].isfinite().all()
+        start += len(q)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_deterministic_result_does_not_depend_on_the_batch(window: int | None) -> None:
+    """The same query alone, in a longer row, and beside others."""
+    backend, rule = BACKENDS["triton, deterministic"], Scores(window=window)
+    given = case(((5, 300), (1, 20), (16, 90)))
+    rows, arguments = given.rows, (given.keys, given.values)
+    together = backend.attend(given.q, *arguments, rows, 0.3, rule)
+    for query in (0, 3, 4):
+        alone = PagedRows(
+            rows.table,
+            rows.sequences[:1],
+            torch.tensor([0, 1], dtype=torch.int32),
+            rows.seen[query : query + 1],
+            rows.positions[query : query + 1],
+            4,
+            1,
+        )
+        got = backend.attend(given.q[query : query + 1], *arguments, alone, 0.3, rule)
+        assert torch.equal(got[0], together[query])
+
+
+def test_queries_may_lie_between_other_numbers() -> None:
+    """As they do beside the keys of one projection."""
+    given = case(MIXED)
+    wide = torch.full((given.q.shape[0], 9, 16), torch.nan)
+    wide[:, 2:6] = given.q
+    check("triton", given._replace(q=wide[:, 2:6]))
+
+
+def test_what_cannot_run_is_refused() -> None:
+    with pytest.raises(UsageError, match="flash-attn is not installed"):
+        attention_backend("flash-attn", CPU, 256)
+    assert isinstance(attention_backend("auto", CPU, 16), TorchAttention)
+
+
+def test_triton_needs_a_gpu_or_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(attention_backend("triton", CPU, 16), TritonAttention)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(UsageError, match="works on a GPU"):
+        attention_backend("triton", CPU, 16)

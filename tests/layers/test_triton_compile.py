@@ -1,0 +1,29 @@
+"""The kernels are not only right under the interpreter: the compiler takes them too, for a GPU that is not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """With products on tensor cores but in 32 bits, and keys copied while others are worked on."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.layers.compile_kernels"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "attend, verification: mma.sync, copies ahead",
+        "attend, deterministic, window, cap: wgmma, copies ahead",
+        "attend, 32 bits: fma.rn.f32, copies ahead",
+        "merge",
+    ]
