@@ -17,6 +17,7 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
+AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 
@@ -86,7 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first. `num_pages` counts KV pages of `page_size` tokens in the target. With the load format mock, `ssd.mock` takes
     the target's place. The target is split over `tensor_parallel_size` processes, on this machine or equally over
     several `nodes`, its cores equally over those that are here. Empty cpu lists leave the placement to the operating
-    system. With `telemetry` target and draft record what they do
+    system. `attention` is the backend on a GPU, and with `enforce_eager` nothing is recorded as CUDA graphs. With
+    `telemetry` target and draft record what they do
     (`ssd.monitor.lanes`). `features`: the draft is an EAGLE-3 head. `emulate`: forwards take these times instead of
     their own. `synthetic`: models of random weights agree so often. `failpoints`: the processes may be made to fail
     (`ssd.failpoints`); for tests.
@@ -116,6 +118,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     deterministic: bool = False
+    attention: AttentionName = "auto"
+    enforce_eager: bool = False
     digest: str = ""
     vocab_size: Positive = 1
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0

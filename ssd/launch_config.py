@@ -16,7 +16,18 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ssd import cores, gpu_memory, gpus, model_sizes
-from ssd.config import MAX_RANKS, DType, EngineConfig, Features, LoadFormat, Nodes, Positive, Quantize, RankCount
+from ssd.config import (
+    MAX_RANKS,
+    AttentionName,
+    DType,
+    EngineConfig,
+    Features,
+    LoadFormat,
+    Nodes,
+    Positive,
+    Quantize,
+    RankCount,
+)
 from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.listening import is_loopback
@@ -31,6 +42,7 @@ _Values = TypeVar("_Values", bound=msgspec.Struct)
 log = logging.getLogger("ssd.launch")
 
 PAGE_SIZE = 16
+_FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 _CPU_CONTEXT = 2048  # default limit of the context without a GPU
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -70,6 +82,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: str = "cpu"
     draft_device: str = "cpu"
     deterministic: bool = False
+    attention: AttentionName = "auto"
+    enforce_eager: bool = False
     load_format: LoadFormat = "auto"
     synthetic_acceptance_length: float | None = None
     synthetic_hit_rate: float | None = None
@@ -96,7 +110,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     target, drafts = _models(options)
     shape = ModelSizes.of(target)
     length = _max_model_len(options, shape)
-    wanted = options.max_num_seqs * (-(-length // PAGE_SIZE) + 1)  # one page a sequence for tokens not yet accepted
+    page_size = _page_size(options)
+    wanted = options.max_num_seqs * (-(-length // page_size) + 1)  # one page a sequence for tokens not yet accepted
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
@@ -125,7 +140,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         max_model_len=length,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
-        page_size=PAGE_SIZE,
+        page_size=page_size,
         num_pages=num_pages,
         draft_num_pages=draft_num_pages,
         tensor_parallel_size=options.tensor_parallel_size,
@@ -133,6 +148,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
         deterministic=options.deterministic,
+        attention=options.attention,
+        enforce_eager=options.enforce_eager,
         digest=target.digest,
         vocab_size=shape.vocab_size,
         shutdown_timeout=options.shutdown_timeout,
@@ -308,13 +325,17 @@ def _max_model_len(options: EngineOptions, shape: ModelSizes) -> int:
 _Typed = tuple[checkpoint.Checkpoint, DType]
 
 
+def _page_size(options: EngineOptions) -> int:
+    return _FLASH_PAGE_SIZE if options.attention == "flash-attn" else PAGE_SIZE
+
+
 def _pages(
     options: EngineOptions, speculation: Speculation, target: _Typed, drafts: list[_Typed], wanted: int
 ) -> tuple[int, int]:
     """Pages of the caches of target and draft, `wanted` of which can be used if every sequence is as long as can be:
     as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`)."""
     on, draft_on, present = _gpus(options, bool(drafts))
-    page_bytes = PAGE_SIZE * ModelSizes.of(target[0]).kv_values_per_token * _ITEM_BYTES[target[1]]
+    page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * _ITEM_BYTES[target[1]]
     given = options.kv_cache_memory_bytes
     found = given // page_bytes if given is not None else min(wanted, _available_bytes() // 4 // page_bytes)
     if present is None:
@@ -324,15 +345,16 @@ def _pages(
             )
         return found, wanted
     rows = options.max_num_seqs * (1 + speculation.longest)
-    need = _need(target, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
+    size = _page_size(options)
+    need = _need(target, size, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
     if given is not None:
         need = need._replace(working=need.working + given // options.tensor_parallel_size, page=0)
     chains = options.max_num_seqs * speculation.chains
     draft_need = gpu_memory.Need(0, 0, 0)
     for draft, dtype in drafts:  # all of a cascade run in one process
         whole = checkpoint.borrowed(draft, target[0]) if draft.tensors else draft
-        own = _need((whole, dtype), options.max_num_batched_tokens, chains, 1)
-        branches = own.page // PAGE_SIZE * chains * (MAX_LOOKAHEAD + 1)
+        own = _need((whole, dtype), size, options.max_num_batched_tokens, chains, 1)
+        branches = own.page // size * chains * (MAX_LOOKAHEAD + 1)
         own = own._replace(working=own.working + branches)
         draft_need = gpu_memory.Need(*map(sum, zip(draft_need, own, strict=True)))
     budget = gpu_memory.Budget(present, options.gpu_memory_utilization)
@@ -342,13 +364,13 @@ def _pages(
     return found if given is not None or not on else on_gpus, drafts_pages
 
 
-def _need(model: _Typed, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
+def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
     """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits."""
     sizes, item = ModelSizes.of(model[0]), _ITEM_BYTES[model[1]]
     return gpu_memory.Need(
         weights=item * model_sizes.weights(model[0]) // ranks,
         working=gpu_memory.working(tokens, rows, sizes.width, sizes.inner, sizes.vocab_size),
-        page=PAGE_SIZE * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
+        page=page_size * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
     )
 
 

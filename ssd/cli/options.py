@@ -153,6 +153,12 @@ _ENGINE: list[Row] = [
     (("--draft-device",), str, "Where the draft runs."),
     (("--deterministic/--no-deterministic",), None, "Make results independent of batch shapes, at some cost."),
     (
+        ("--attention",),
+        click.Choice(["auto", "torch", "triton", "flash-attn"]),
+        "Kernels of attention on a GPU. auto: triton where it is installed.",
+    ),
+    (("--enforce-eager/--no-enforce-eager",), None, "Record no CUDA graphs: slower, less memory, quick to start."),
+    (
         ("--load-format",),
         click.Choice(["auto", "dummy", "mock"]),
         "dummy: random weights. mock: no model, tokens at once, for testing clients.",

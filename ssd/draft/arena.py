@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor
 
 from ssd.execution.batch import PagedPlan
 from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.execution.tables import TablePlan
 from ssd.kernels import cpu
 from ssd.kernels.attention import Places, View
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
+from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Shape
 
 
@@ -74,9 +78,17 @@ class TreePlan:
     the path is read once per sequence and not once per chain.
     """
 
-    def __init__(self, paged: PagedPlan, branches: Sequence[Branches], cache: KVCache, arena: Arena) -> None:
+    def __init__(
+        self,
+        paged: PagedPlan | TablePlan,
+        branches: Sequence[Branches],
+        cache: KVCache,
+        arena: Arena,
+        attention: PagedAttention | None = None,
+    ) -> None:
+        """`attention` is the backend for the shared paths; without one they are read span by span."""
         device = cache.keys.device
-        self._paged, self._cache, self._arena = paged, cache, arena
+        self._paged, self._cache, self._arena, self._attention = paged, cache, arena, attention
         self._scale = cache.keys.shape[-1] ** -0.5
         positions = torch.tensor([p for b in branches for p in b.positions], dtype=torch.long, device=device)
         self.positions = torch.cat((paged.positions, positions))
@@ -84,21 +96,26 @@ class TreePlan:
         self._depths = torch.tensor([depth for b in branches for depth in b.depths], dtype=torch.long, device=device)
         self._longest = max((depth + 1 for b in branches for depth in b.depths), default=0)
         self._branches = branches
-        self._places = _places(branches, cache, arena) if branches and cpu.serve(cache.keys) else None
+        ours = bool(branches) and attention is None and cpu.serve(cache.keys)
+        self._places = _places(branches, cache, arena) if ours else None
         self._views: Views | None = None
-        self._visible: dict[int | None, _Visible] = {}
+        self._own_masks: dict[int | None, Tensor] = {}
+        self._found: dict[int | None, list[_Context]] = {}
 
-    def _seen(self, window: int | None) -> _Visible:
-        """What branches see in layers with this window, found out once per plan."""
-        if window not in self._visible:
-            dtype = self._cache.keys.dtype
+    def _own_mask(self, window: int | None) -> Tensor:
+        """[n, 1, 1, longest]: what branches see of their own keys in layers with this window; found out once."""
+        if window not in self._own_masks:
             places = torch.arange(self._longest, device=self._depths.device)
             hidden = places > self._depths[:, None]
             if window is not None:
                 hidden |= places <= self._depths[:, None] - window
-            contexts = [_context(self._cache, branches, window) for branches in self._branches]
-            self._visible[window] = _Visible(minus_infinity(hidden, dtype)[:, None, None], contexts)
-        return self._visible[window]
+            self._own_masks[window] = minus_infinity(hidden, self._cache.keys.dtype)[:, None, None]
+        return self._own_masks[window]
+
+    def _contexts(self, window: int | None) -> list[_Context]:
+        if window not in self._found:
+            self._found[window] = [_context(self._cache, branches, window) for branches in self._branches]
+        return self._found[window]
 
     def views(self) -> Views | None:
         if self._views is None and (path := self._paged.view) is not None:
@@ -128,10 +145,17 @@ class TreePlan:
             return attended
         keys, values = self._arena.keys[layer], self._arena.values[layer]
         keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
-        seen, length = self._seen(rule.window), self._longest
-        own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, seen.own_mask, rule)
+        mask, length = self._own_mask(rule.window), self._longest
+        own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, mask, rule)
+        if self._attention is None:
+            return merge(self._shared(layer, q, scale, rule), own).flatten(1)
+        paths = self._cache.keys[layer], self._cache.values[layer]
+        return merge(self._attention.part(q, *paths, self._shared_rows, scale, rule), own).flatten(1)
+
+    def _shared(self, layer: int, q: Tensor, scale: float, rule: Scores) -> tuple[Tensor, Tensor]:
+        """What the branches of every sequence make of the path they share."""
         outs, totals, start = [], [], 0
-        for count, span, mask in seen.contexts:
+        for count, span, mask in self._contexts(rule.window):
             part = q[start : start + count]
             out, total = attend_part(
                 part, self._cache.keys[layer][span], self._cache.values[layer][span], scale, mask, rule
@@ -139,7 +163,26 @@ class TreePlan:
             outs.append(out)
             totals.append(total)
             start += count
-        return merge((torch.cat(outs), torch.cat(totals)), own).flatten(1)
+        return torch.cat(outs), torch.cat(totals)
+
+    @cached_property
+    def _shared_rows(self) -> PagedRows:
+        """The same paths as a backend wants them: a row for the branches of every sequence."""
+        device, size = self._cache.keys.device, self._cache.page_size
+        used = [list(b.pages[: -(-(b.base + max(b.forks)) // size)]) for b in self._branches]
+        longest = max(map(len, used))
+        counts = [len(b.forks) for b in self._branches]
+        seen = [b.base + fork for b in self._branches for fork in b.forks]
+        return PagedRows(
+            torch.tensor([own + own[:1] * (longest - len(own)) for own in used], dtype=torch.int32, device=device),
+            torch.arange(len(counts), dtype=torch.int32, device=device),
+            torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=device),
+            torch.tensor(seen, device=device),
+            self.positions[self._paged.positions.shape[0] :],
+            size,
+            max(counts),
+            causal=False,
+        )
 
 
 def _places(branches: Sequence[Branches], cache: KVCache, arena: Arena) -> tuple[Places, Places]:
@@ -153,27 +196,27 @@ def _places(branches: Sequence[Branches], cache: KVCache, arena: Arena) -> tuple
     return shared, Places(arena.keys, arena.values, torch.arange(cells * depth), own_begin, own_count)
 
 
-class _Visible(NamedTuple):
-    """The mask over own keys [n, 1, 1, longest], and for every sequence how many branches it has, where the keys they
-    share lie, and the mask over the last of these."""
+class _Context(NamedTuple):
+    """How many branches a sequence has, where the keys they share lie, and the mask over the last of these."""
 
-    own_mask: Tensor
-    contexts: list[tuple[int, Span, Tensor | None]]
+    branches: int
+    span: Span
+    mask: Tensor | None
 
 
-def _context(cache: KVCache, branches: Branches, window: int | None) -> tuple[int, Span, Tensor | None]:
+def _context(cache: KVCache, branches: Branches, window: int | None) -> _Context:
     device, dtype = cache.keys.device, cache.keys.dtype
     count, deepest = len(branches.forks), max(branches.forks)
     length = branches.base + deepest
     span = cache.span(branches.pages, length)
     if window is None and deepest == 0:
-        return count, span, None
+        return _Context(count, span, None)
     # Line tokens after its fork are hidden from a branch, and what lies before its window.
     positions = branches.positions
     first = branches.base if window is None else max(0, min(min(positions) + 1 - window, length - 1))
     places = torch.arange(first, length, device=device)
     hidden = places >= branches.base + torch.tensor(branches.forks, device=device)[:, None]
     if window is None:
-        return count, span, minus_infinity(hidden, dtype)[:, None]
+        return _Context(count, span, minus_infinity(hidden, dtype)[:, None])
     hidden |= places <= torch.tensor(positions, device=device)[:, None] - window
-    return count, last(span, length - first), very_low(hidden, dtype)[:, None]
+    return _Context(count, last(span, length - first), very_low(hidden, dtype)[:, None])

@@ -23,7 +23,9 @@ from ssd.draft.tree import Guess, Tree
 from ssd.execution.batch import PagedPlan, Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.runner import Runner
+from ssd.execution.tables import TablePlan
 from ssd.ipc.features import FeatureArena, extend_tags
+from ssd.layers.paged import PagedAttention
 from ssd.models.eagle3 import Eagle3
 from ssd.speculation.noise import NoiseCache
 
@@ -32,9 +34,15 @@ class HeadPlan(TreePlan):
     """See `ssd.models.eagle3.FeaturePlan`; keeps what the head makes of the tokens."""
 
     def __init__(
-        self, paged: PagedPlan, branches: Sequence[Branches], cache: KVCache, arena: Arena, features: Tensor
+        self,
+        paged: PagedPlan | TablePlan,
+        branches: Sequence[Branches],
+        cache: KVCache,
+        arena: Arena,
+        features: Tensor,
+        attention: PagedAttention | None = None,
     ) -> None:
-        super().__init__(paged, branches, cache, arena)
+        super().__init__(paged, branches, cache, arena, attention)
         self.features = self.made = features
 
     def show(self, layers: int, x: Tensor) -> None:
@@ -48,7 +56,7 @@ def warm_up(runner: Runner, rows: int) -> None:
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
         features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
-        runner.forward([row], HeadPlan(runner.plan([row]), [], runner.cache, arena, features))
+        runner.run(row.token_ids, HeadPlan(runner.plan([row]), [], runner.cache, arena, features), range(count))
 
 
 class HeadLevel(Level):
@@ -81,7 +89,8 @@ class HeadLevel(Level):
         parts = [self._before(tree, row) for tree, row in paths]
         parts += [_own(tree, branches) for tree, branches in chains]
         self._read.clear()
-        return HeadPlan(self.runner.plan(rows), branches, self.runner.cache, self.arena, torch.cat(parts))
+        runner = self.runner
+        return HeadPlan(runner.plan(rows), branches, runner.cache, self.arena, torch.cat(parts), runner.paged)
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
         """[n, width]: the features of the tokens before those of a path's row."""

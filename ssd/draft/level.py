@@ -64,7 +64,7 @@ class Level:
 
     def _plan(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> TreePlan:
         rows, branches = [row for _, row in paths], [branches for _, branches in chains]
-        return TreePlan(self.runner.plan(rows), branches, self.runner.cache, self.arena)
+        return TreePlan(self.runner.plan(rows), branches, self.runner.cache, self.arena, self.runner.paged)
 
     def _finished(self, guesses: list[Guess], plan: TreePlan, wanted: Sequence[int]) -> list[Guess]:
         """Hook for drafts that keep more of a forward: what is about the tokens at the indices `wanted`."""

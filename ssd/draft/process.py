@@ -62,7 +62,8 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
-    runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes)
+    attention = config.attention if device.type == "cuda" else "auto"
+    runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     if is_head(checkpoint):
         head.warm_up(runner, _WARM_UP_TOKENS)
     else:

@@ -21,8 +21,10 @@ _AWAKE_S = 0.3e-3
 class PacedRunner(Runner):
     """Computes, then waits until as many seconds have passed as `takes` says for the tokens of the batch."""
 
-    def __init__(self, model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times) -> None:
-        super().__init__(model, num_pages, page_size, deterministic)
+    def __init__(
+        self, model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times, attention: str = "auto"
+    ) -> None:
+        super().__init__(model, num_pages, page_size, deterministic, attention)
         self._takes = takes.line
 
     def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
@@ -32,12 +34,14 @@ class PacedRunner(Runner):
         return logits
 
 
-def runner(model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times | None) -> Runner:
+def runner(
+    model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times | None, attention: str = "auto"
+) -> Runner:
     """A runner as fast as this machine, or one that takes its time."""
     if takes is None:
-        return Runner(model, num_pages, page_size, deterministic)
+        return Runner(model, num_pages, page_size, deterministic, attention)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(model, num_pages, page_size, deterministic, takes)
+    return PacedRunner(model, num_pages, page_size, deterministic, takes, attention)
 
 
 def wait_until(end: float) -> None:

@@ -17,7 +17,7 @@ from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own,
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
 _TOGETHER = 16
-# The longest row whose tokens attend one by one in our own kernel, any verification among them. Longer ones, of prompts,
+# The longest row whose tokens attend one by one in our kernel, any verification among them. Longer ones, of prompts,
 # gain more from products of matrices than they lose by calls.
 _KERNEL_TOKENS = 32
 
@@ -115,17 +115,38 @@ def _places(cache: KVCache, rows: Sequence[Row]) -> Places:
     return Places(cache.keys, cache.values, slots, begin, count)
 
 
-class PagedPlan:
+class Showing:
+    """A plan that keeps of `layers`, in `shown`, the hidden states [tokens, width] of a forward.
+
+    `view` is what the tokens see, where our kernel attends with all of them.
+    """
+
+    view: View | None = None
+
+    def __init__(self, layers: Container[int] = ()) -> None:
+        self._layers, self.shown = layers, dict[int, Tensor]()
+        self._views: Views | None = None
+
+    def views(self) -> Views | None:
+        if self._views is None and self.view is not None:
+            self._views = Views([self.view])
+        return self._views
+
+    def show(self, layers: int, x: Tensor) -> None:
+        if layers in self._layers:
+            self.shown[layers] = x
+
+
+class PagedPlan(Showing):
     """The plan (see `ssd.models.interface.Plan`) of a list of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row. Of `layers`,
-    `shown` keeps the hidden states [tokens, width] of a forward.
+    `deterministic`: every token attends by itself, so that no result depends on the length of its row.
     """
 
     def __init__(
         self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Container[int] = ()
     ) -> None:
-        self._layers, self.shown = layers, dict[int, Tensor]()
+        super().__init__(layers)
         device = cache.keys.device
         self._cache, self._deterministic = cache, deterministic
         positions = [position for row in rows for position in range(row.start, row.stop)]
@@ -147,22 +168,7 @@ class PagedPlan:
             elif self._singles is None or len(tokens) > 1:
                 self._parts.append((tokens, row.stop, cache.span(row.pages, row.stop)))
         if not self._parts and self._places is not None:
-            self._by_kernel = [range(len(positions))]
-        self._views: Views | None = None
-
-    @property
-    def view(self) -> View | None:
-        """What the tokens see, if our kernel attends with all of them."""
-        return None if self._places is None or self._parts else View(self._places)
-
-    def views(self) -> Views | None:
-        if self._views is None and (view := self.view) is not None:
-            self._views = Views([view])
-        return self._views
-
-    def show(self, layers: int, x: Tensor) -> None:
-        if layers in self._layers:
-            self.shown[layers] = x
+            self._by_kernel, self.view = [range(len(positions))], View(self._places)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale

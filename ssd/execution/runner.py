@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError, UsageError
-from ssd.execution.batch import PagedPlan, Row, output_indices
+from ssd.execution.batch import PagedPlan, Row, Showing, output_indices
 from ssd.execution.kv_cache import KVCache
+from ssd.execution.tables import TablePlan, table_plan
+from ssd.layers.paged import PagedAttention, TorchAttention, attention_backend
 from ssd.models.interface import Model, Plan
+from ssd.speculation.sampling import Law
 
 
 def device_of(name: str) -> torch.device:
@@ -25,25 +28,52 @@ def device_of(name: str) -> torch.device:
 
 
 class Runner:
-    """A model, a paged cache of `num_pages` pages, and the forward over rows."""
+    """A model, a paged cache of `num_pages` pages, and the forward over rows. `attention` is the name of a backend."""
 
-    def __init__(self, model: Model, num_pages: int, page_size: int, deterministic: bool = False) -> None:
+    def __init__(
+        self, model: Model, num_pages: int, page_size: int, deterministic: bool = False, attention: str = "auto"
+    ) -> None:
+        if model.device.type == "cuda":
+            torch.cuda.set_device(model.device)  # where kernels are launched that are not torch's
         self.model = model
         self._deterministic = deterministic
+        self.attention = attention_backend(attention, model.device, page_size, deterministic)
         try:
             self.cache = KVCache(model.shape, num_pages, page_size, model.dtype, model.device)
         except RuntimeError as error:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
 
-    def forward(self, rows: Sequence[Row], plan: Plan | None = None) -> Tensor:
+    @property
+    def paged(self) -> PagedAttention | None:
+        """The backend for batches of any shape; None where torch reads keys row by row, without page tables."""
+        return None if isinstance(self.attention, TorchAttention) else self.attention
+
+    @property
+    def table_pages(self) -> int:
+        """More pages than this no sequence has."""
+        return -(-self.model.shape.max_position // self.cache.page_size)
+
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
         """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row. `plan` is
-        that of the rows, where the caller has asked it to keep something."""
+        what `prepare` gave for the rows, where the caller has asked it to keep something."""
         token_ids = [token for row in rows for token in row.token_ids]
+        assert plan is None or isinstance(plan, PagedPlan | TablePlan), "a plan that this runner has made"
         return self.run(token_ids, plan or self.plan(rows), output_indices(rows))
 
-    def plan(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedPlan:
+    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int] | None:
+        """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
+        nothing; None from a runner that leaves this to who has the logits."""
+        return None
+
+    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
+        """What will keep the hidden states after these `layers` of a forward of the rows."""
+        return self.plan(rows, layers)
+
+    def plan(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedPlan | TablePlan:
         """The plan of rows over this runner's cache, which keeps the hidden states after these `layers`."""
-        return PagedPlan(rows, self.cache, self._deterministic, layers)
+        if self.paged is None:
+            return PagedPlan(rows, self.cache, self._deterministic, layers)
+        return table_plan(rows, self.cache, self.paged, self.table_pages, layers)
 
     @torch.inference_mode()
     def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.execution.batch import Row
+from ssd.execution.batch import Row, Showing
 from ssd.execution.runner import Runner
 from ssd.layers.ranks import Ranks, part_of
-from ssd.models.interface import Model, Plan
+from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, best, checked, perturbed
 
@@ -28,17 +28,18 @@ class ShardRunner(Runner):
         num_pages: int,
         page_size: int,
         deterministic: bool = False,
+        attention: str = "auto",
         *,
         ranks: Ranks,
         tell: Tell | None = None,
     ) -> None:
-        super().__init__(model, num_pages, page_size, deterministic)
+        super().__init__(model, num_pages, page_size, deterministic, attention)
         self._ranks, self._tell = ranks, tell
         ids = ranks.part(model.shape.outputs)
         self._first, self._most = ids.start, -(-model.shape.outputs // ranks.size)
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
-    def forward(self, rows: Sequence[Row], plan: Plan | None = None) -> Tensor:
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
         """As `Runner.forward`, at rank 0; at the others nothing of use. All the logits travel."""
         if self._tell is not None:
             self._tell(rows, None)
@@ -48,7 +49,7 @@ class ShardRunner(Runner):
         widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [logits], dim=1)
 
-    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Plan | None = None) -> list[int]:
+    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int]:
         """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
         nothing; at rank 0, at the others nothing of use. Of every output a token and its score travel."""
         if self._tell is not None:

@@ -134,5 +134,5 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor
     exp(a) / (exp(a) + exp(b)) = sigmoid(a - b) for the log-sum-exps a and b.
     """
     (out_a, total_a), (out_b, total_b) = first, second
-    share = torch.sigmoid(total_a - total_b).unsqueeze(-1)
+    share = torch.sigmoid(total_a - total_b).unsqueeze(-1).to(out_a.dtype)
     return torch.lerp(out_b, out_a, share)

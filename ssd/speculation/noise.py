@@ -66,10 +66,21 @@ def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device |
 
 def _lanes(places: Sequence[Place], vocab_size: int, device: torch.device | str, first: int = 0) -> Tensor:
     """int32 [n, vocab_size]; see `hash_lanes`. From the token id `first` on."""
-    keys = [_splitmix64(_splitmix64(seed) ^ position) for seed, position in places]
-    halves = [[_signed32(key & 0xFFFFFFFF), _signed32(key >> 32)] for key in keys]
-    low, high = torch.tensor(halves, dtype=torch.int32, device=device).T[..., None]
-    lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=device)
+    keys = torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
+    return _mixed(keys, vocab_size, first)
+
+
+def halves(place: Place) -> tuple[int, int]:
+    """The key of a place's noise, as two signed numbers of 32 bits."""
+    seed, position = place
+    key = _splitmix64(_splitmix64(seed) ^ position)
+    return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
+
+
+def _mixed(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
+    """The lanes int32 [n, vocab_size] of keys int32 [n, 2], in halves."""
+    low, high = keys.T[..., None]
+    lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)
     lanes *= _signed32(0x9E3779B1)
     lanes = _mix32(lanes + low)
     lanes ^= high
@@ -86,7 +97,16 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
 
 def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
     """float32 [n, vocab_size]: the same for several places, bit by bit. From the token id `first` on."""
-    bits = _lanes(places, vocab_size, device, first) & 0x7FFFFFFF
+    return _gumbel(_lanes(places, vocab_size, device, first))
+
+
+def gumbels_of(keys: Tensor, vocab_size: int) -> Tensor:
+    """float32 [n, vocab_size]: the same for keys int32 [n, 2] that are on the device already (`halves`)."""
+    return _gumbel(_mixed(keys, vocab_size))
+
+
+def _gumbel(lanes: Tensor) -> Tensor:
+    bits = lanes & 0x7FFFFFFF
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

@@ -124,11 +124,24 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def checked(ids: Tensor, values: Tensor) -> list[int]:
+    """`ids`, -1 in place of those whose `values` are no finite numbers. One copy from the device."""
+    tokens: list[int] = sound(ids, values).tolist()
+    return tokens
+
+
+def sound(ids: Tensor, values: Tensor) -> Tensor:
     """`ids`, -1 in place of those whose `values` are no finite numbers."""
-    return [
-        token if value == value and abs(value) != float("inf") else -1
-        for token, value in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+    return torch.where(values.isfinite(), ids, -1)
+
+
+def drawn(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
+    """`argmax(perturbed(...))` of logits [n, V], as a tensor and without waiting for the device, under laws that filter
+    nothing: one over the temperature of each row, float32 [n], 0 if it is greedy, and its noise, float32 [n, V].
+
+    A GPU divides by a number as it multiplies by its inverse, so that these are the tokens of `perturbed` there.
+    """
+    scores, inverse = logits.float(), inverse_temperatures[:, None]
+    return sound(*best(torch.where(inverse > 0, scores * inverse + noise, scores)))
 
 
 def ranked(scores: Tensor, count: int) -> list[list[int]]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ssd.config import EngineConfig
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.execution.shards import ShardRunner
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
 from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.acceptance import coupled
@@ -112,17 +111,16 @@ class TargetEngine:
         return self._finish(batch, self._commit(batch, samples), logits)
 
     def _forward(self, batch: Items[Scheduled]) -> tuple[Tensor, list[int] | None]:
-        """The logits of a batch; or none of them, but what the ranks have drawn from their parts of them."""
+        """The logits of a batch; or none of them, but what the runner has drawn from them."""
         decodes = any(part.sequence.round > 0 for part in batch)
         tokens = sum(len(part.row.token_ids) for part in batch)
         self._lane.enter(State.VERIFY if decodes else State.PREFILL, tokens)
         rows, runner = [part.row for part in batch], self._runner
-        plan = runner.plan(rows, () if self._features is None else self._features.layers)
+        plan = runner.prepare(rows, () if self._features is None else self._features.layers)
         own = None
-        if isinstance(runner, ShardRunner) and (laws := unfiltered(batch)) is not None:
-            logits, own = _NO_LOGITS, runner.sample(rows, laws, plan)
-        else:
-            logits = runner.forward(rows, plan)
+        if (laws := unfiltered(batch)) is not None:
+            own = runner.sample(rows, laws, plan)
+        logits = runner.forward(rows, plan) if own is None else _NO_LOGITS
         if self._features is not None:
             self._features.write(batch, plan)
         self._lane.enter(State.SAMPLE)

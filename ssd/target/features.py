@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 
 import torch
 
-from ssd.execution.batch import PagedPlan
+from ssd.execution.batch import Showing
 from ssd.ipc.features import FeatureArena, extend_tags
 from ssd.target.scheduler import Scheduled
 
@@ -18,7 +18,7 @@ class FeatureExport:
     def __init__(self, arena: FeatureArena, layers: tuple[int, ...]) -> None:
         self._arena, self.layers = arena, layers
 
-    def write(self, batch: Items[Scheduled], plan: PagedPlan) -> None:
+    def write(self, batch: Items[Scheduled], plan: Showing) -> None:
         """`plan` is that of the batch and was asked to keep `layers`."""
         states = torch.cat([plan.shown[layer] for layer in self.layers], dim=-1).float().numpy(force=True)
         offset = 0

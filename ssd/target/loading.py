@@ -12,9 +12,11 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
 from ssd.execution.shards import ShardRunner, Tell
+from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.models.interface import Model
 from ssd.models.stopping import stop_token_ids
 from ssd.models.weights import Progress, unseen
 
@@ -41,9 +43,13 @@ def load(
         model = synthetic.scripted(model, config.synthetic, "target", ranks)
     sizes = config.num_pages, config.page_size, config.deterministic
     if ranks.size > 1:
-        runner: Runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell)
+        runner: Runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
+    elif device.type == "cuda" and config.emulate is None:
+        runner = static_runner(model, config)
     else:
-        runner = pacing.runner(model, *sizes, None if config.emulate is None else config.emulate.verify)
+        runner = pacing.runner(
+            model, *sizes, None if config.emulate is None else config.emulate.verify, config.attention
+        )
     if ranks.rank == 0:
         runner.warm_up(1 + config.speculation.longest)
         if config.features is not None:
@@ -51,11 +57,26 @@ def load(
     return runner, stop_token_ids(checkpoint)
 
 
+def static_runner(model: Model, config: EngineConfig) -> StaticRunner:
+    """A runner whose verifications have static shapes."""
+    return StaticRunner(
+        model,
+        config.num_pages,
+        config.page_size,
+        config.deterministic,
+        config.attention,
+        most_rows=config.max_num_seqs,
+        longest=1 + config.speculation.longest,
+        layers=() if config.features is None else config.features.layers,
+        capture=not config.enforce_eager,
+    )
+
+
 def _check_shown(runner: Runner, config: EngineConfig) -> None:
     """UsageError where the target's family does not show the hidden states that the draft reads."""
     assert config.features is not None
     rows = [Row([0], 0, range(1))]
-    plan = runner.plan(rows, config.features.layers)
+    plan = runner.prepare(rows, config.features.layers)
     runner.forward(rows, plan)
     if plan.shown.keys() != set(config.features.layers):
         raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")

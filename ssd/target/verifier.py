@@ -29,7 +29,7 @@ class Verifier:
         the logits were not numbers, and for a prefill chunk the token has no other meaning.
 
         Under the ratio rule they are the tokens that verification emits, the accepted ones first. `own` are the tokens
-        where the ranks of the target have drawn them, under `unfiltered` laws.
+        where the runner has drawn them, under `unfiltered` laws.
         """
         rows: list[Tensor] = []
         if own is None:

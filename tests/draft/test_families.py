@@ -10,6 +10,7 @@ import torch
 from ssd.draft.arena import Arena, Branches, TreePlan
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.layers.paged import PagedAttention, attention_backend
 from ssd.params import Speculation
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config, params
 from tests.models import tiny
@@ -25,6 +26,16 @@ LINE = 3
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("base", [2, 30])
 def test_branches_are_texts(family: str, base: int, tmp_path: Path) -> None:
+    check_branches(family, base, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_branches_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
+    check_branches(family, 5, tmp_path, attention_backend(backend, tiny.CPU, 4))
+
+
+def check_branches(family: str, base: int, tmp_path: Path, attention: PagedAttention | None = None) -> None:
     """Two sequences at once, one of them in scattered pages, grown a depth per forward beside a row of their paths."""
     kind, knobs = ALL[family]
     directory = tiny.model(kind, tmp_path, **knobs)
@@ -43,7 +54,7 @@ def test_branches_are_texts(family: str, base: int, tmp_path: Path) -> None:
         for (s, c), chain in chains.items():
             found[s].add(FORKS[c], s * len(FORKS) + c, depth, chain[depth : depth + 1])
         row = Row(paths[0][-1:], len(paths[0]) - 1, tables[0])
-        plan = TreePlan(runner.plan([row]), found, runner.cache, arena)
+        plan = TreePlan(runner.plan([row]), found, runner.cache, arena, attention)
         tokens = [*row.token_ids, *(token for branches in found for token in branches.tokens)]
         logits = runner.run(tokens, plan, range(1, len(tokens)))
         wanted = torch.stack([expected[key][depth] for key in chains])

@@ -98,6 +98,7 @@ def make_engine(
     proposer: Proposer | None = None,
     *,
     model: Model | None = None,
+    runner: Runner | None = None,
     page_size: int = 4,
     pages: int = 64,
     budget: int = 64,
@@ -115,7 +116,7 @@ def make_engine(
         page_size=page_size,
         num_pages=pages,
     )
-    runner = Runner(model or tiny_llama(), pages, page_size)
+    runner = runner or Runner(model or tiny_llama(), pages, page_size)
     runner.cache.keys.fill_(torch.nan)
     runner.cache.values.fill_(torch.nan)
     return TargetEngine(config, runner, proposer or NoProposer(), stops)

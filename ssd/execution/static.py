@@ -1,0 +1,226 @@
+"""Verification in batches of a few fixed shapes, so that on a GPU a whole forward is one launch (a CUDA graph).
+
+A shape has room for some rows and tokens (`Room`). A batch takes the smallest that holds it; what is left over is
+filled with a dummy sequence. What fits no shape, prompts above all, runs as it is; but if deterministic there is a
+single shape, and everything is cut into pieces of it. But for the recording all of this runs on a CPU too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssd.execution.batch import Row, Showing, output_indices
+from ssd.execution.graphs import Recorder
+from ssd.execution.runner import Runner
+from ssd.execution.tables import BatchTensors, Draw, Tables
+from ssd.models.interface import Model
+from ssd.speculation.noise import gumbels_of, halves
+from ssd.speculation.sampling import Law, best, drawn, sound
+
+# Rows longer than this are no verification, and batches of more tokens have more to compute than to launch.
+LONGEST_ROW = 16
+_MOST_TOKENS = 256
+
+
+class Room(NamedTuple):
+    """A static shape: room for so many rows, and for so many tokens, `longest` of them in a row at most."""
+
+    rows: int
+    tokens: int
+    longest: int
+
+
+def rooms(most_rows: int, longest: int) -> list[Room]:
+    """Shapes for verifications of up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
+    found, rows = [], 1
+    while True:
+        tokens = rows
+        while tokens <= max(rows, _MOST_TOKENS):
+            # More than half of the rows are there, or the batch would take a smaller shape.
+            found.append(Room(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
+            if tokens >= rows * min(longest, LONGEST_ROW):
+                break
+            tokens *= 2
+        if rows >= most_rows:
+            return found
+        rows *= 2
+
+
+def only_room(most_rows: int) -> Room:
+    """The one shape of a deterministic engine."""
+    tokens = max(LONGEST_ROW, rooms(most_rows, 1)[-1].tokens)
+    return Room(most_rows, tokens, LONGEST_ROW)
+
+
+def fitting(rows: Sequence[Row], found: Sequence[Room]) -> Room | None:
+    """The first of the rooms that has enough of it for the rows."""
+    tokens, longest = sum(len(row.token_ids) for row in rows), max(len(row.token_ids) for row in rows)
+    fits = (r for r in found if len(rows) <= r.rows and tokens <= r.tokens and longest <= r.longest)
+    return next(fits, None)
+
+
+def pieces(rows: Sequence[Row], room: Room) -> Iterator[list[tuple[int, Row]]]:
+    """The rows cut so that each part fits the room, in order; of each piece also the number of the row it is of."""
+    part: list[tuple[int, Row]] = []
+    left = room.tokens
+    for number, row in enumerate(rows):
+        begun, first_output = 0, len(row.token_ids) - row.outputs
+        while begun < len(row.token_ids):
+            if not left or len(part) == room.rows:
+                yield part
+                part, left = [], room.tokens
+            stop = min(len(row.token_ids), begun + min(left, room.longest))
+            outputs = max(0, stop - max(begun, first_output))
+            part.append((number, Row(row.token_ids[begun:stop], row.start + begun, row.pages, outputs, row.slot)))
+            left -= stop - begun
+            begun = stop
+    if part:
+        yield part
+
+
+class StaticPlan(Showing):
+    """Rows that will run in static shapes."""
+
+    def __init__(self, layers: Container[int], parts: list[tuple[_Step, list[tuple[int, Row]]]]) -> None:
+        super().__init__(layers)
+        self.parts = parts
+
+    def keep(self, shown: dict[int, Tensor], tokens: int) -> None:
+        """The next part's hidden states, of which the first `tokens` are of worth."""
+        for layer, states in shown.items():
+            before = [self.shown[layer]] if layer in self.shown else []
+            self.show(layer, torch.cat([*before, states[:tokens]]))
+
+
+class _Step:
+    """A forward in one shape, and what it leaves: logits [tokens, outputs], the greedy tokens int64 [tokens], the
+    hidden states after some layers; and, from these logits, drawn tokens."""
+
+    def __init__(self, runner: StaticRunner, room: Room, layers: Container[int]) -> None:
+        self._runner, self._layers = runner, layers
+        spare = -(-room.tokens // room.longest)
+        self.batch = BatchTensors(room.tokens, room.rows + spare, room.longest, runner.model.device)
+        self.logits = self.greedy = self.drawn = torch.empty(0)
+        self.shown: dict[int, Tensor] = {}
+        self.run: Callable[[], None] = self._forward
+        self.draw: Callable[[], None] = self._draw
+
+    def _forward(self) -> None:
+        runner = self._runner
+        plan = self.batch.plan(runner.tables.tensor, runner.cache, runner.attention, self._layers)
+        self.logits = runner.model.logits(runner.model.forward(self.batch.ids, plan))
+        self.greedy = sound(*best(self.logits.float()))
+        self.shown = plan.shown
+
+    def _draw(self) -> None:
+        keys, inverse = self.batch.draws
+        self.drawn = drawn(self.logits, inverse, gumbels_of(keys, self.logits.shape[1]))
+
+
+class StaticRunner(Runner):
+    """A runner whose verifications of up to `most_rows` rows of up to `longest` tokens have static shapes, recorded
+    where `capture` and there is a GPU. `layers` are those whose hidden states it may be asked for.
+
+    Rows have slots below `most_rows`, those of different sequences different ones. The logits of a forward are
+    overwritten by the next.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_pages: int,
+        page_size: int,
+        deterministic: bool = False,
+        attention: str = "auto",
+        *,
+        most_rows: int,
+        longest: int,
+        layers: Container[int] = (),
+        capture: bool = True,
+    ) -> None:
+        super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
+        self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
+        self._capture = capture and model.device.type == "cuda"
+        found = [only_room(most_rows)] if deterministic else rooms(most_rows, longest)
+        self._steps = {room: _Step(self, room, layers) for room in found}
+
+    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
+        found = list(self._steps)
+        if self._deterministic:
+            return StaticPlan(layers, [(self._steps[found[0]], part) for part in pieces(rows, found[0])])
+        room = fitting(rows, found)
+        if room is None:
+            return super().prepare(rows, layers)
+        return StaticPlan(layers, [(self._steps[room], list(enumerate(rows)))])
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
+        plan = plan or self.prepare(rows)
+        if not isinstance(plan, StaticPlan):
+            return super().forward(rows, plan)
+        if len(plan.parts) == 1:
+            return next(step.logits[wanted] for step, wanted in self._run(plan))
+        return torch.cat([step.logits[wanted].clone() for step, wanted in self._run(plan)])
+
+    @torch.inference_mode()
+    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int] | None:
+        plan = plan or self.prepare(rows)
+        if not isinstance(plan, StaticPlan):
+            return None
+        greedy = all(law.temperature == 0.0 for law in laws)
+        tokens: list[int] = []
+        for step, wanted in self._run(plan, () if greedy else laws):
+            if not greedy:
+                step.draw()
+            tokens += (step.greedy if greedy else step.drawn)[wanted].tolist()
+        return tokens
+
+    def _run(self, plan: StaticPlan, laws: Sequence[Law] = ()) -> Iterator[tuple[_Step, slice | Tensor]]:
+        """Run the parts of a plan, one after the other: the step after each, and where in it the wanted outputs lie."""
+        for step, part in plan.parts:
+            rows = [row for _, row in part]
+            for row in rows:
+                self.tables.tell(row.slot, row.pages[: -(-row.stop // self.cache.page_size)])
+            draws = [draw for number, row in part for draw in _draws(row, laws[number])] if laws else ()
+            self._fill(step, rows, draws)
+            step.run()
+            tokens = sum(len(row.token_ids) for row in rows)
+            plan.keep(step.shown, tokens)
+            wanted = output_indices(rows)
+            if len(wanted) == tokens:
+                yield step, slice(0, tokens)
+            else:
+                yield step, torch.tensor(wanted, dtype=torch.long, device=self.model.device)
+
+    def _fill(self, step: _Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
+        dummy = self.tables.dummy, self.tables.dummy_page
+        step.batch.fill(rows, [row.slot for row in rows], self.cache, *dummy, draws)
+
+    @torch.inference_mode()
+    def warm_up(self, rows: int) -> None:
+        """Run, and record, every static shape; and a forward that has none."""
+        recorder = Recorder(self.model.device) if self._capture else None
+        super().warm_up(rows)
+        prompt = min(_MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
+        self.forward([Row([0] * prompt, 0, range(self.table_pages))])
+        # The largest first: the smaller ones find room in its memory.
+        for step in sorted(self._steps.values(), key=lambda step: -step.batch.tokens):
+            self._fill(step, [])
+            if recorder is not None:
+                step.run, step.draw = recorder.record(step.run), recorder.record(step.draw)
+            else:
+                step.run()
+                step.draw()
+
+
+def _draws(row: Row, law: Law) -> Iterator[Draw]:
+    """What decides the token after each token of a row."""
+    # In 32 bits, as a GPU has it (see `drawn`).
+    inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
+    for position in range(row.start + 1, row.stop + 1):
+        yield Draw(*halves((law.seed, position)), inverse)
