@@ -10,6 +10,7 @@ wrong, not merely slow.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -139,13 +140,12 @@ def _started(module: str, job: Job, deadline: float, folder: Path) -> tuple[str,
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Of it and of those that it has started: an engine's processes end with the one that started them."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(_END_S / 5)
-            except subprocess.TimeoutExpired:
-                continue
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(_END_S / 5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _run_part(module: str, job: Job, found: Path) -> None:

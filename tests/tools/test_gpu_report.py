@@ -16,6 +16,8 @@ import torch
 from gpu_reporting.audit import exceptions, last_place
 from gpu_reporting.writing import Part, markdown
 
+from tests.faults.engine import gone
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -69,7 +71,7 @@ def test_a_part_that_does_not_end_is_ended_and_what_it_found_is_kept(
     state, rows = gpu_report._started("slow", job, began + 30, tmp_path)
     assert state == "stopped at its limit" and time.monotonic() - began < 60
     ((row),) = rows
-    assert row["again"] and not Path(f"/proc/{row['pid']}").exists()
+    assert row["again"] and gone(row["pid"], within_s=5)
 
 
 def test_what_a_part_dies_of_is_in_the_report() -> None:
