@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
@@ -19,7 +20,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import DraftState, Metrics, Submit, TokenLogprob
 from ssd.models.interface import Model, Plan, Shape
 from ssd.models.llama import Llama
-from ssd.models.weights import Weights, dummy
+from ssd.models.weights import Weights
 from ssd.params import SamplingParams, Speculation
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import Counters, NoProposer, Proposer, Result
@@ -43,13 +44,14 @@ CONFIG: dict[str, Any] = {
 
 @lru_cache
 def tiny_llama(dtype: torch.dtype = torch.float64, broken: int | None = None) -> Llama:
-    """A random Llama in memory. Weights ten times the dummy ones make its text vary; in double precision no two of its
-    logits are ever so near that the shape of a batch could swap them. The embedding of the token `broken`, and so its
-    keys and values, are not numbers."""
-    small = dummy(dtype, CPU)
+    """A random Llama in memory. Large weights make its text vary; in double precision no two of its logits are ever so
+    near that the shape of a batch could swap them. The embedding of the token `broken`, and so its keys and values, are
+    not numbers."""
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
-        weight = small(name, *shape) * (1 if name.endswith("norm.weight") else 10)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        plain = torch.ones(shape) if name.endswith("norm.weight") else torch.randn(shape, generator=generator) * 0.2
+        weight = plain.to(dtype)
         if broken is not None and "embed_tokens" in name:
             weight[broken] = torch.nan
         return weight

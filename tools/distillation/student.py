@@ -59,7 +59,7 @@ class Student(nn.Module):
         return Lesson(
             torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)]),
             torch.cat([example.ids for example in batch]),
-            torch.cat([example.probabilities for example in batch]),
+            torch.cat([example.probabilities.float() for example in batch]),  # autocast joins no float16
         )
 
     def write(self, target: Path, directory: Path) -> None:
