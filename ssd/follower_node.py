@@ -22,7 +22,6 @@ from ssd.children import ChildProcess
 from ssd.config import EngineConfig, Nodes
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import pulse, sockets
-from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Status
 from ssd.liveness import LOOK_S, Liveness
@@ -125,15 +124,7 @@ class FollowerNode:
             self._processes[role] = ChildProcess("ssd.target", start)
 
     def _read(self) -> None:
-        while True:
-            try:
-                received = sockets.receive(self._socket, CHILD_TO_SUPERVISOR)
-            except BadFrame as error:
-                log.warning("dropped a frame: %s", error)
-                continue
-            if received is None:
-                return
-            peer, epoch, status = received
+        for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):
             process = self._processes.get(peer.decode(errors="replace"))
             if process is not None and process.epoch == epoch and isinstance(status, Status):
                 process.ready = process.ready or status.state == "ready"

@@ -25,7 +25,6 @@ from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
-from ssd.ipc.messages import BadFrame
 from ssd.ipc.process import Start, memory_file, run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
@@ -294,15 +293,7 @@ class Engine:
         self._processes[name] = ChildProcess(f"ssd.{package}", start)
 
     def _read_statuses(self) -> None:
-        while True:
-            try:
-                received = sockets.receive(self._socket, CHILD_TO_SUPERVISOR)
-            except BadFrame as error:
-                log.warning("dropped a frame: %s", error)
-                continue
-            if received is None:
-                return
-            peer, epoch, status = received
+        for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):
             process = self._processes.get(peer.decode(errors="replace"))
             if process is None or process.epoch != epoch:
                 continue

@@ -118,9 +118,9 @@ class TreePlan:
         return self._found[window]
 
     def views(self) -> Views | None:
-        if self._views is None and (path := self._paged.view) is not None:
-            branches = [] if self._places is None else [View(*self._places)]
-            self._views = Views([path, *branches])
+        path, ours = self._paged.view, self._places is not None or not self._branches
+        if self._views is None and path is not None and ours:
+            self._views = Views([path] if self._places is None else [path, View(*self._places)])
         return self._views
 
     def show(self, layers: int, x: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardWriter
-from ssd.ipc.messages import TARGET_TO_DRAFT, BadFrame, Hello, Ready, Refused, Rejoin
+from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
 from ssd.models import registry
 from ssd.models.checkpoint import borrowed, inspect
@@ -27,7 +26,6 @@ from ssd.models.weights import Progress, unseen
 from ssd.monitor.lanes import State
 from ssd.params import MAX_LOOKAHEAD
 
-log = logging.getLogger("ssd.draft")
 _IDLE_MS = 100
 
 
@@ -104,16 +102,8 @@ class _Draft:
         sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest), self._child.epoch)
 
     def _read(self) -> None:
-        while True:
-            try:
-                received = sockets.receive(self._socket, TARGET_TO_DRAFT)
-            except BadFrame as error:
-                log.warning("dropped a frame from %s", error)
-                continue
-            if received is None:
-                return
+        for _, _, message in sockets.drained(self._socket, TARGET_TO_DRAFT):
             failpoints.reach("draft.read")
-            message = received[2]
             if isinstance(message, Ready):
                 self._child.ready()
             elif isinstance(message, Refused):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +12,8 @@ import zmq
 
 from ssd.errors import SsdError
 from ssd.ipc.messages import BadFrame, Message, pack, unpack
+
+log = logging.getLogger("ssd.ipc")
 
 Sent = Literal["sent", "full", "gone"]
 
@@ -156,3 +160,16 @@ def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) ->
     except BadFrame as error:
         raise BadFrame(f"{peer!r}: {error}") from None
     return peer, epoch, message
+
+
+def drained(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> Iterator[tuple[bytes, int, Any]]:
+    """What `receive` returns, until there is nothing more; bad frames are dropped, with a warning."""
+    while True:
+        try:
+            received = receive(socket, decoder)
+        except BadFrame as error:
+            log.warning("dropped a frame from %s", error)
+            continue
+        if received is None:
+            return
+        yield received
