@@ -10,7 +10,7 @@ import zmq
 
 from ssd.config import EngineConfig
 from ssd.ipc import sockets
-from ssd.ipc.messages import PEER_TO_TARGET, BadFrame, Hello, Ready, Refused
+from ssd.ipc.messages import PEER_TO_TARGET, Hello, Ready, Refused
 from ssd.ipc.process import Child
 
 log = logging.getLogger("ssd.ipc")
@@ -22,15 +22,7 @@ IDLE_MS = 100
 def arrived(socket: zmq.Socket[bytes]) -> Iterator[tuple[bytes, int, Any]]:
     """(peer, epoch, message) of everything that is there. Frames that are no message, or of another version of the
     protocol, are dropped with a word in the log."""
-    while True:
-        try:
-            received = sockets.receive(socket, PEER_TO_TARGET)
-        except BadFrame as error:
-            log.warning("dropped a frame from %s", error)
-            continue
-        if received is None:
-            return
-        yield received
+    return sockets.drained(socket, PEER_TO_TARGET)
 
 
 def welcome(socket: zmq.Socket[bytes], child: Child, peer: bytes, hello: Hello) -> bool:
