@@ -88,6 +88,24 @@ static inline lanes exponential(lanes x) {
     return y * (lanes)(((places)shifted - bits_of(UNITS) + 127) << 23);
 }
 
+/* ln x within a unit in the last place or two, for positive numbers that are not denormal: those of the exponent times
+   ln 2, and a polynomial on sqrt 1/2 to sqrt 2 (Cephes, as above). */
+static inline lanes logarithm(lanes x) {
+    const places exponent = ((places)x - bits_of(0.70710678f)) >> 23;
+    const lanes n = __builtin_convertvector(exponent, lanes), m = (lanes)((places)x - (exponent << 23)) - 1.0f;
+    lanes y = m * 7.0376836292e-2f - 1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m - 1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m - 1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m - 2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    const lanes square = m * m;
+    y = y * m * square + n * -2.12194440e-4f - 0.5f * square;
+    return m + y + n * 0.693359375f;
+}
+
 /* The first `count` of LANES numbers, with zeros behind them. */
 static inline lanes load_some(const float *x, int64_t count) {
     lanes v = {0};

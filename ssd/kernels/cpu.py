@@ -19,9 +19,14 @@ _ZERO_POINT = 128
 _LEVELS = {1: 127.0, 2: 32639.0}  # of 8 bits, and of 256 a + b with a and b from -127 to 127
 
 
+def present(device: torch.device) -> bool:
+    """Whether there are kernels for a device. The first time, they are compiled."""
+    return device.type == "cpu" and library.functions() is not None
+
+
 def serve(tensor: Tensor) -> bool:
-    """Whether these kernels can work on what is like `tensor`. The first time, they are compiled."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and library.functions() is not None
+    """Whether these kernels can work on what is like `tensor`."""
+    return tensor.dtype == torch.float32 and present(tensor.device)
 
 
 def multiply_floats(weight: Tensor) -> bool:
@@ -79,6 +84,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x = by_heads(x)
     y, (n, heads, dim) = torch.empty(x.shape), x.shape
     call().rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), n, heads, dim)
+    return y
+
+
+def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
+    """float32 [n, size] of Gumbel noise for the token ids from `first` on, by keys int32 [n, 2]."""
+    keys = keys.contiguous()
+    y = torch.empty(keys.shape[0], size)
+    call().gumbel(keys.data_ptr(), first, y.data_ptr(), *y.shape)
     return y
 
 

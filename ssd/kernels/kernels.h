@@ -10,6 +10,9 @@ void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size);
 void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,
             int64_t dim);
 
+/* noise.c: keys [rows, 2], y [rows, size]. */
+void gumbel(const int32_t *keys, int32_t first, float *y, int64_t rows, int64_t size);
+
 /* attention.c: keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in
    `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own; `longest` is the largest count. */
 typedef struct {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 
 import torch
@@ -76,6 +76,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
+    "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (

@@ -13,6 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from ssd.kernels import cpu
+
 _MASK64 = 2**64 - 1
 # Lanes that are computed at a time: few enough for a processor's own memory.
 _AT_ONCE = 2**16
@@ -61,13 +63,11 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
-    return _lanes([(seed, position)], vocab_size, device)[0]
+    return _lanes(_keys([(seed, position)], device), vocab_size)[0]
 
 
-def _lanes(places: Sequence[Place], vocab_size: int, device: torch.device | str, first: int = 0) -> Tensor:
-    """int32 [n, vocab_size]; see `hash_lanes`. From the token id `first` on."""
-    keys = torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
-    return _mixed(keys, vocab_size, first)
+def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
+    return torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
 
 
 def halves(place: Place) -> tuple[int, int]:
@@ -77,8 +77,8 @@ def halves(place: Place) -> tuple[int, int]:
     return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
 
 
-def _mixed(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """The lanes int32 [n, vocab_size] of keys int32 [n, 2], in halves."""
+def _lanes(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
+    """int32 [n, vocab_size]; see `hash_lanes`. Of keys int32 [n, 2], from the token id `first` on."""
     low, high = keys.T[..., None]
     lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)
     lanes *= _signed32(0x9E3779B1)
@@ -97,16 +97,17 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
 
 def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
     """float32 [n, vocab_size]: the same for several places, bit by bit. From the token id `first` on."""
-    return _gumbel(_lanes(places, vocab_size, device, first))
+    return gumbels_of(_keys(places, device), vocab_size, first)
 
 
-def gumbels_of(keys: Tensor, vocab_size: int) -> Tensor:
-    """float32 [n, vocab_size]: the same for keys int32 [n, 2] that are on the device already (`halves`)."""
-    return _gumbel(_mixed(keys, vocab_size))
+def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
+    """float32 [n, vocab_size]: the same for keys int32 [n, 2] that are on the device already (`halves`).
 
-
-def _gumbel(lanes: Tensor) -> Tensor:
-    bits = lanes & 0x7FFFFFFF
+    Our kernel for it has other logarithms than torch: the last bits are those of one machine and its kernels.
+    """
+    if cpu.present(keys.device):
+        return cpu.gumbel(keys, first, vocab_size)
+    bits = _lanes(keys, vocab_size, first) & 0x7FFFFFFF
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

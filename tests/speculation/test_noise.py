@@ -46,6 +46,19 @@ def test_no_two_tokens_share_their_bits() -> None:
     assert len(set(hash_lanes(1, 2, 2**17).tolist())) == 2**17
 
 
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("width", [1, 15, 16, 5001])
+def test_the_definition(width: int) -> None:
+    """-ln(-ln(1 - u)) of a u in float32, whatever computes it, for any part of a vocabulary."""
+    places = [(0, 0), (7, 11), (MAX_SEED, 2**31 - 1)]
+    lanes = torch.stack([hash_lanes(*place, 9 + width) for place in places])
+    uniform = ((lanes & 0x7FFFFFFF).float() + 0.5) / 2**31
+    expected = -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2**-24).double()))
+    noise = gumbels(places, 9 + width)
+    assert torch.allclose(noise.double(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(gumbels(places, width, first=9), noise[:, 9:])
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=200))
 def test_the_cache_gives_what_is_made_afresh(asked: list[tuple[int, int]]) -> None:
