@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.models.interface import Model, Plan
 from ssd.profile import Times
@@ -25,11 +26,12 @@ class PacedRunner(Runner):
         self, model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times, attention: str = "auto"
     ) -> None:
         super().__init__(model, num_pages, page_size, deterministic, attention)
+        self.overlaps = True
         self._takes = takes.line
 
-    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
+    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int], meanwhile: Task = nothing) -> Tensor:
         end = time.perf_counter() + self._takes.at(len(token_ids))
-        logits = super().run(token_ids, plan, wanted)
+        logits = super().run(token_ids, plan, wanted, meanwhile)
         wait_until(end)
         return logits
 

@@ -29,6 +29,7 @@ class KVCache:
         self.keys = torch.empty(size, dtype=dtype, device=device)
         self.values = torch.empty(size, dtype=dtype, device=device)
         self.pages, self.page_size = num_pages, page_size
+        self._slots = torch.arange(num_pages * page_size, device=device).view(num_pages, page_size)
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
         """Slot numbers of the positions start..stop-1."""
@@ -48,8 +49,8 @@ class KVCache:
         sequence after the other, int64; and where in there each begins."""
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
-        first = torch.tensor([page for own in used for page in own], device=self.keys.device) * self.page_size
-        return (first[:, None] + torch.arange(self.page_size, device=self.keys.device)).flatten(), starts[:-1]
+        every = torch.tensor([page for own in used for page in own], dtype=torch.long, device=self.keys.device)
+        return self._slots.index_select(0, every).flatten(), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Slot numbers [n, longest] of the first `lengths` tokens of n sequences; rows are filled up with the slot of

@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd.errors import SsdError, UsageError
 from ssd.execution.batch import PagedPlan, Row, Showing, output_indices
 from ssd.execution.kv_cache import KVCache
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.tables import TablePlan, table_plan
 from ssd.layers.paged import PagedAttention, TorchAttention, attention_backend
 from ssd.models.interface import Model, Plan
@@ -28,14 +29,17 @@ def device_of(name: str) -> torch.device:
 
 
 class Runner:
-    """A model, a paged cache of `num_pages` pages, and the forward over rows. `attention` is the name of a backend."""
+    """A model, a paged cache of `num_pages` pages, and the forward over rows. `attention` is the name of a backend.
+
+    `overlaps`: a forward does what it is given to do `meanwhile` while its device computes; otherwise only afterwards.
+    """
 
     def __init__(
         self, model: Model, num_pages: int, page_size: int, deterministic: bool = False, attention: str = "auto"
     ) -> None:
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)  # where kernels are launched that are not torch's
-        self.model = model
+        self.model, self.overlaps = model, model.device.type == "cuda"
         self._deterministic = deterministic
         self.attention = attention_backend(attention, model.device, page_size, deterministic)
         try:
@@ -53,14 +57,16 @@ class Runner:
         """More pages than this no sequence has."""
         return -(-self.model.shape.max_position // self.cache.page_size)
 
-    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
         """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row. `plan` is
         what `prepare` gave for the rows, where the caller has asked it to keep something."""
         token_ids = [token for row in rows for token in row.token_ids]
         assert plan is None or isinstance(plan, PagedPlan | TablePlan), "a plan that this runner has made"
-        return self.run(token_ids, plan or self.plan(rows), output_indices(rows))
+        return self.run(token_ids, plan or self.plan(rows), output_indices(rows), meanwhile)
 
-    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int] | None:
+    def sample(
+        self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None, meanwhile: Task = nothing
+    ) -> list[int] | None:
         """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
         nothing; None from a runner that leaves this to who has the logits."""
         return None
@@ -76,8 +82,13 @@ class Runner:
         return table_plan(rows, self.cache, self.paged, self.table_pages, layers)
 
     @torch.inference_mode()
-    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
+    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int], meanwhile: Task = nothing) -> Tensor:
         """Logits [len(wanted), outputs] at the batch indices `wanted` of any plan."""
+        logits = self._computed(token_ids, plan, wanted)
+        meanwhile()
+        return logits
+
+    def _computed(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
         ids = torch.tensor(token_ids, device=self.model.device)
         hidden = self.model.forward(ids, plan)
         if not wanted:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.execution.batch import Row, Showing
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.layers.ranks import Ranks, part_of
 from ssd.models.interface import Model
@@ -39,22 +40,24 @@ class ShardRunner(Runner):
         self._first, self._most = ids.start, -(-model.shape.outputs // ranks.size)
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
-    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
         """As `Runner.forward`, at rank 0; at the others nothing of use. All the logits travel."""
         if self._tell is not None:
             self._tell(rows, None)
-        logits = super().forward(rows, plan)
+        logits = super().forward(rows, plan, meanwhile)
         outputs, size = self.model.shape.outputs, self._ranks.size
         parts = self._ranks.gather(F.pad(logits, (0, self._most - logits.shape[1])))
         widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [logits], dim=1)
 
-    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int]:
+    def sample(
+        self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None, meanwhile: Task = nothing
+    ) -> list[int]:
         """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
         nothing; at rank 0, at the others nothing of use. Of every output a token and its score travel."""
         if self._tell is not None:
             self._tell(rows, laws)
-        logits = super().forward(rows, plan)
+        logits = super().forward(rows, plan, meanwhile)
         pieces = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(piece, law, row.predicted, self._noise) for piece, row, law in pieces])
         ids, values = best(scores)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssd.execution.batch import Row, Showing, output_indices
 from ssd.execution.graphs import Recorder
+from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
@@ -159,24 +160,29 @@ class StaticRunner(Runner):
         return StaticPlan(layers, [(self._steps[room], list(enumerate(rows)))])
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[Row], plan: Showing | None = None) -> Tensor:
+    def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
         plan = plan or self.prepare(rows)
         if not isinstance(plan, StaticPlan):
-            return super().forward(rows, plan)
-        if len(plan.parts) == 1:
-            return next(step.logits[wanted] for step, wanted in self._run(plan))
-        return torch.cat([step.logits[wanted].clone() for step, wanted in self._run(plan)])
+            return super().forward(rows, plan, meanwhile)
+        alone = len(plan.parts) == 1
+        found = [step.logits[wanted] if alone else step.logits[wanted].clone() for step, wanted in self._run(plan)]
+        meanwhile()
+        return found[0] if alone else torch.cat(found)
 
     @torch.inference_mode()
-    def sample(self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None) -> list[int] | None:
+    def sample(
+        self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None, meanwhile: Task = nothing
+    ) -> list[int] | None:
         plan = plan or self.prepare(rows)
         if not isinstance(plan, StaticPlan):
             return None
         greedy = all(law.temperature == 0.0 for law in laws)
         tokens: list[int] = []
+        meanwhile = Once(meanwhile)
         for step, wanted in self._run(plan, () if greedy else laws):
             if not greedy:
                 step.draw()
+            meanwhile()
             tokens += (step.greedy if greedy else step.drawn)[wanted].tolist()
         return tokens
 

@@ -6,7 +6,8 @@ batch.
 
 from __future__ import annotations
 
-from ctypes import byref
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -93,6 +94,21 @@ def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
     y = torch.empty(keys.shape[0], size)
     call().gumbel(keys.data_ptr(), first, y.data_ptr(), *y.shape)
     return y
+
+
+def draw(
+    logits: Tensor, temperatures: Sequence[float] | None = None, noise: Sequence[Tensor | None] | None = None
+) -> list[int]:
+    """The id of the largest number of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
+    finite maximum. Rows with `noise` [V] are divided by their temperature first, and shifted by it."""
+    logits, stride = _rows(logits, logits.shape[1])
+    rows, size = logits.shape
+    ids, warmth, pointers = (c_int64 * rows)(), None, None
+    if temperatures is not None and noise is not None:
+        warmth = (c_float * rows)(*temperatures)
+        pointers = (c_void_p * rows)(*map(library.pointer, noise))
+    call().draw(logits.data_ptr(), stride, warmth, pointers, ids, rows, size)
+    return list(ids)
 
 
 class Product:

@@ -77,6 +77,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
+    "draw": (c_void_p, c_int64, POINTER(c_float), POINTER(c_void_p), POINTER(c_int64), *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (

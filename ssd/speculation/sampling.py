@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssd.kernels import cpu
+
 _BLOCK = 128
 _NUCLEUS = 256
 
@@ -102,6 +104,8 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
 def argmax(scores: Tensor) -> list[int]:
     """The id of the largest score of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
     finite maximum, which has no sample."""
+    if cpu.serve(scores):
+        return cpu.draw(scores)
     ids, values = best(scores)
     return checked(ids, values)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Admit, DraftState, Launch, Launched, Message, Outcome, Outcomes, Rejoin, Release, Retune
@@ -194,18 +195,18 @@ class BoardProposer:
             self._tell(Release(followed))
 
     def outcomes(self, results: Items[Result]) -> None:
+        took = time.perf_counter() - self._settled_at
+        speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
+        rows = [self._look_up(result) for result in speculated]
+        told = [row for row in rows if row.request in self._followers]
+        if told:
+            self._seen.rows += len(told)
+            self._tell(Outcomes(told))
+        # The draft is at work: there is time to learn.
         if self._settled_at and results:
-            self._time(time.perf_counter() - self._settled_at, results)
-        rows = []
-        for result in results:
-            if result.sequence.speculation.mode != "ar":
-                self._learn(result)
-                row = self._look_up(result)
-                if result.sequence.request in self._followers:
-                    self._seen.rows += 1
-                    rows.append(row)
-        if rows:
-            self._tell(Outcomes(rows))
+            self._time(took, results)
+        for result in speculated:
+            self._learn(result)
 
     def _time(self, seconds: float, results: Items[Result]) -> None:
         """Note how long a round took from its launch, unless it had other work than decoding."""
@@ -298,7 +299,7 @@ class BoardProposer:
             sequence.proposal, sequence.laws = ids, laws
         return found.entry
 
-    def settle(self, sequences: Items[Sequence]) -> float:
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         self._rounds += 1
         self._running = len(sequences)
         began = time.perf_counter()
@@ -309,6 +310,7 @@ class BoardProposer:
             depths = self._depths(sequences)
             if depths:
                 self._lane.enter(State.WAIT_FOR_DRAFT)
+                meanwhile()
                 self._wait(depths, began)
                 self._lane.enter(State.OTHER)
             self._waited |= dict.fromkeys(self._open, time.perf_counter() - began)

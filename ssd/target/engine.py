@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd.config import EngineConfig
+from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
@@ -84,18 +85,24 @@ class TargetEngine:
             stale_speculations=counters.stale,
         )
 
-    def step(self) -> list[Emission]:
-        """Advance every sequence that the batch has room for; returns what clients must be told."""
+    def step(self, meanwhile: Task = nothing) -> list[Emission]:
+        """Advance every sequence that the batch has room for; returns what clients must be told.
+
+        `meanwhile` is done once: while the draft or a device is waited for, or else before the forward.
+        """
         self._admit()
-        waited = self.proposer.settle(self.scheduler.running)
+        meanwhile = Once(meanwhile)
+        waited = self.proposer.settle(self.scheduler.running, meanwhile)
         batch, preempted = self.scheduler.schedule()
         if preempted:
             self.proposer.release(preempted)
+        if not batch or not self._runner.overlaps:
+            meanwhile()
         if not batch:
             self._took = (0, 0.0, 0.0)
             return []
         began = time.perf_counter()
-        logits, own = self._forward(batch)
+        logits, own = self._forward(batch, meanwhile)
         ended = time.perf_counter()
         samples = self._verifier.samples(logits, batch, own)
         if any(_spoiled(part, own) for part, own in zip(batch, samples, strict=True)):
@@ -110,7 +117,7 @@ class TargetEngine:
         self._verifier.collect_prompt_logprobs(logits, batch)
         return self._finish(batch, self._commit(batch, samples), logits)
 
-    def _forward(self, batch: Items[Scheduled]) -> tuple[Tensor, list[int] | None]:
+    def _forward(self, batch: Items[Scheduled], meanwhile: Task = nothing) -> tuple[Tensor, list[int] | None]:
         """The logits of a batch; or none of them, but what the runner has drawn from them."""
         decodes = any(part.sequence.round > 0 for part in batch)
         tokens = sum(len(part.row.token_ids) for part in batch)
@@ -119,8 +126,8 @@ class TargetEngine:
         plan = runner.prepare(rows, () if self._features is None else self._features.layers)
         own = None
         if (laws := unfiltered(batch)) is not None:
-            own = runner.sample(rows, laws, plan)
-        logits = runner.forward(rows, plan) if own is None else _NO_LOGITS
+            own = runner.sample(rows, laws, plan, meanwhile)
+        logits = runner.forward(rows, plan, meanwhile) if own is None else _NO_LOGITS
         if self._features is not None:
             self._features.write(batch, plan)
         self._lane.enter(State.SAMPLE)
@@ -165,25 +172,25 @@ class TargetEngine:
         return results
 
     def _finish(self, batch: Items[Scheduled], results: Items[Result | None], logits: Tensor) -> list[Emission]:
-        """Ends, emissions, the prefix cache, the next proposals."""
+        """Ends, the next proposals, emissions, the prefix cache. The draft hears first: it has most to do."""
         ends = [self._cut(result) for result in results]
+        found = list(zip(results, ends, strict=True))
+        alive = [result for result, (_, reason) in found if result is not None and reason is None]
+        self.proposer.outcomes(alive)
         logprobs = self._verifier.logprobs(logits, batch, [tokens for tokens, _ in ends])
         now = time.perf_counter()
-        emissions, alive, over = [], [], []
-        for result, (tokens, reason), probabilities in zip(results, ends, logprobs, strict=True):
+        emissions, over = [], []
+        for (result, (tokens, reason)), probabilities in zip(found, logprobs, strict=True):
             if result is None:
                 continue
             sequence = result.sequence
             sequence.timing.first_token = sequence.timing.first_token or now
             sequence.timing.last_token = now
-            if reason is None:
-                alive.append(result)
-            else:
+            if reason is not None:
                 over.append(sequence)
             if reason != "error":
                 sequence.table.share_computed(sequence.tokens, sequence.computed)
             emissions.append(self._emission(result, tokens, probabilities, reason))
-        self.proposer.outcomes(alive)
         self._forget(over)
         return emissions
 

@@ -12,7 +12,7 @@ from ssd import failpoints
 from ssd.execution.runner import Runner
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader
-from ssd.ipc.messages import Abort, Hello, Load, Message, Step, Submit
+from ssd.ipc.messages import Abort, Emission, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
 from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.layers.ranks import SINGLE
@@ -57,7 +57,8 @@ class Target:
         self._child, self._socket = child, socket
         self._frontend, self._draft = b"", b""
         self._draft_epoch = 0
-        self._load = Load()
+        self._load, self._orphaned = Load(), False
+        self._emissions: list[Emission] | None = None
         config, (runner, stops) = child.config, loaded
         self._board: BoardProposer | None = None
         if config.draft is not None:
@@ -83,19 +84,25 @@ class Target:
         if self.engine.busy:
             self._child.lane.enter(State.OTHER)
         failpoints.reach("target.step")
-        step = Step(self.engine.step(), self.engine.load())
+        self._emissions = self.engine.step(self._deliver)
+        if not self.engine.busy:
+            self._deliver()
+        if self._orphaned:
+            self.engine.abort_all()
+            self._orphaned = False
+
+    def _deliver(self) -> None:
+        """Tell the frontend of the step before, if that is not done. Once it has died nobody waits for its requests any
+        more."""
+        if self._emissions is None:
+            return
+        step, self._emissions = Step(self._emissions, self.engine.load()), None
         if step.emissions:
-            self._deliver(step)
+            sent = (sockets.deliver(self._socket, m, self._child.epoch, self._frontend) for m in messages(step))
+            self._orphaned |= not all(sent)
         elif step.load != self._load:
             sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
         self._load = step.load
-
-    def _deliver(self, step: Step) -> None:
-        """Tell the frontend. If it has died nobody waits for its requests any more."""
-        for message in messages(step):
-            if not sockets.deliver(self._socket, message, self._child.epoch, self._frontend):
-                self.engine.abort_all()
-                return
 
     def _read(self) -> None:
         """Handle every message that is there; of requests only those of the frontend that said hello last."""
@@ -115,7 +122,9 @@ class Target:
             return
         if hello.role == "frontend":
             if peer != self._frontend:
+                self._deliver()
                 self.engine.abort_all()
+                self._orphaned = False
             self._frontend = peer
         elif self._board is not None and self._board.join(epoch):
             self._draft, self._draft_epoch = peer, epoch

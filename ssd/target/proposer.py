@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
+from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.messages import DraftState
 from ssd.speculation.acceptance import Outcome
 from ssd.target.sequence import Cache, Sequence
@@ -57,7 +58,7 @@ class Proposer(Protocol):
     def outcomes(self, results: Items[Result]) -> None:
         """One step's outcomes: propose what is cached for them."""
 
-    def settle(self, sequences: Items[Sequence]) -> float:
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         """The next launch is near: wait for missing proposals as long as it pays; returns the seconds waited."""
 
     def release(self, sequences: Items[Sequence]) -> None:
@@ -77,7 +78,7 @@ class NoProposer:
     def outcomes(self, results: Items[Result]) -> None:
         pass
 
-    def settle(self, sequences: Items[Sequence]) -> float:
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         return 0.0
 
     def release(self, sequences: Items[Sequence]) -> None:

@@ -15,7 +15,7 @@ from ssd.speculation.tuner import Choices, Plan, Profile, best_plan
 
 log = logging.getLogger("ssd.target")
 
-_DECIDE_EVERY = 16  # rounds
+_DECIDE_EVERY = 16  # rounds, of which what follows is a multiple
 # Plain decoding is measured for so many rounds so often, the first time early: it decides whether a draft pays.
 _PLAIN_ROUNDS, _FIRST_PLAIN, _PLAIN_EVERY = 4, 48, 1024
 # A draft that does not pay is tried again for so many rounds so often.
@@ -107,12 +107,12 @@ class Tuning:
             self._left -= 1
             self._detour = self._detour if self._left else ""
             return
-        profile = self.learner.profile(self._batch) if self._plans else None
-        if profile is None:
+        if self._rounds % _DECIDE_EVERY or not self._plans:
             return
-        if self._rounds % _DECIDE_EVERY == 0:
+        profile = self.learner.profile(self._batch)
+        if profile is not None:
             self._decide(profile)
-        self._begin_detour(profile)
+            self._begin_detour(profile)
 
     def _decide(self, profile: Profile) -> None:
         for way, plan in self._plans.items():

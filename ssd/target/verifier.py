@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd.ipc.messages import TokenLogprob
+from ssd.kernels import cpu
 from ssd.speculation.acceptance import rejection
 from ssd.speculation.adjustment import Written, adjusted
 from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
@@ -44,12 +45,26 @@ class Verifier:
         return samples
 
     def _drawn(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[int], list[Tensor]]:
-        """The samples one after the other, and the adjusted logits that they are of, unless all are greedy."""
+        """The samples one after the other, and the adjusted logits that they are of, if anything is adjusted."""
+        laws = unfiltered(batch)
+        if laws is not None and cpu.serve(logits):
+            return self._at_once(logits, batch, laws), []
         if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
             return argmax(logits), []
         self._noise.prepare(_places(batch))
         rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
         return argmax(torch.cat([self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)])), rows
+
+    def _at_once(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law]) -> list[int]:
+        """`argmax` of what `perturbed` makes of the logits, bit by bit, without making it."""
+        self._noise.prepare(_places(batch))
+        temperatures: list[float] = []
+        noise: list[Tensor | None] = []
+        for part, law in zip(batch, laws, strict=True):
+            warm = law.temperature > 0
+            temperatures += [law.temperature] * part.sampled
+            noise += [self._noise(law.seed, position) if warm else None for position in part.predicted]
+        return cpu.draw(logits, temperatures, noise)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """The rows of a part as its request adjusts them; the very same where it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ssd.launch_config import EngineOptions, resolve
 from ssd.llm import running
 from ssd.params import Mode, SamplingParams, Speculation
 from ssd.profile import Times
-from tests.target.scripted import tiny_llama
+from tests.target.scripted import make_engine, submit, tiny_llama
 
 
 def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +31,31 @@ def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.Monk
     logits = pacing.runner(model, 4, 16, False, Times(0.015, 0.001)).forward(rows)
     assert ends == [100.0 + 0.015 + 4 * 0.001]
     assert torch.equal(logits, Runner(model, 4, 16).forward(rows))
+
+
+@pytest.mark.parametrize(
+    ("times", "order"),
+    [(Times(0.015), ["computed", "meanwhile", "waited"]), (None, ["meanwhile", "computed"])],
+    ids=["device", "none"],
+)
+def test_what_may_wait_is_done_while_a_device_computes(
+    monkeypatch: pytest.MonkeyPatch, times: Times | None, order: list[str]
+) -> None:
+    """Without one there is no such moment: it comes first."""
+    happened: list[str] = []
+    monkeypatch.setattr(pacing, "wait_until", lambda end: happened.append("waited"))
+    runner = pacing.runner(tiny_llama(), 64, 4, False, times)
+    computed = runner._computed
+
+    def noticed(*given: Any) -> Any:
+        happened.append("computed")
+        return computed(*given)
+
+    monkeypatch.setattr(runner, "_computed", noticed)
+    engine = make_engine(runner=runner)
+    engine.submit(submit(0, [1, 2, 3], max_tokens=2))
+    engine.step(lambda: happened.append("meanwhile"))
+    assert happened == order
 
 
 def test_without_times_a_runner_is_the_plain_one() -> None:

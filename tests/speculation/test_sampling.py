@@ -170,6 +170,7 @@ def test_what_has_no_probability_is_never_the_sample(row: list[float], top_k: in
 VOCABULARIES = [1, 2, 127, 128, 131, 256, 384, 1000, 1024]
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_argmax_is_torchs_where_nothing_ties(vocab_size: int) -> None:
     scores = torch.stack([torch.randperm(vocab_size) for _ in range(20)]).float() - vocab_size / 2
@@ -187,6 +188,7 @@ def test_the_lowest_id_wins_a_tie(vocab_size: int, seed: int, levels: int) -> No
     assert argmax(scores) == expected
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("where", [0.0, 0.5, 1.0])
@@ -197,6 +199,7 @@ def test_one_value_that_is_not_a_number_fails_its_row_alone(vocab_size: int, bad
     assert argmax(scores) == [healthy[0], -1, healthy[2]]
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("law", [Law(), Law(1.0), FILTERS], ids=["greedy", "plain", "filtered"])
@@ -207,6 +210,7 @@ def test_a_row_without_a_finite_maximum_has_no_sample(vocab_size: int, bad: floa
     assert argmax(perturbed(scores, law, range(3), noise)) == [healthy[0], -1, healthy[2]]
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_the_only_possible_token_is_the_sample(vocab_size: int) -> None:
     scores = torch.full((vocab_size, vocab_size), -INF).fill_diagonal_(-1e30)

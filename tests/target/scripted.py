@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssd.config import EngineConfig
 from ssd.execution.batch import Row
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import DraftState, Metrics, Submit, TokenLogprob
 from ssd.models.interface import Model, Plan, Shape
@@ -167,6 +168,7 @@ def play(
     """
     arrivals, aborts = arrivals or {}, aborts or {}
     answers: dict[int, Answer] = {}
+    meanwhile: list[int] = []
     most = 50 + max([0, *arrivals.values()]) + 20 * sum(len(s.token_ids) + s.params.max_tokens for s in submits)
     for step in range(most):
         for request in (s for s in submits if arrivals.get(s.request, 0) == step):
@@ -176,7 +178,7 @@ def play(
             if answers[aborted].reason is None:
                 engine.abort(aborted)
                 answers[aborted].reason = "aborted"
-        for emission in engine.step():
+        for emission in engine.step(partial(meanwhile.append, step)):
             answer = answers[emission.request]
             assert answer.reason is None, "something was emitted after the end"
             answer.ids += emission.token_ids
@@ -188,6 +190,7 @@ def play(
             answer.reason = emission.finish_reason
             answer.metrics = emission.metrics or answer.metrics
             answer.steps.append(step)
+        assert meanwhile == list(range(step + 1)), "what is to be done meanwhile is done once a step"
         engine.pool.check()
         assert all(s.computed <= len(s.tokens) for s in engine.scheduler.running)
         load = engine.load()
@@ -265,7 +268,7 @@ class ScriptedProposer:
             if self._timing == "at once" or (self._timing == "either" and self._dice.random() < 0.5):
                 self._propose(sequence)
 
-    def settle(self, sequences: Items[Sequence]) -> float:
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         assert {sequence.request for sequence in sequences} == self._known
         for sequence in sequences:
             late = self._timing == "late" or (self._timing == "either" and self._dice.random() < 0.5)
