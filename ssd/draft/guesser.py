@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ssd.draft.tree import Guess, Tree
+from ssd.kernels import cpu
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, stream_seed
-from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro
+from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro, warmth
 
 
 class Places(NamedTuple):
@@ -35,14 +36,19 @@ class Guesser:
         """A guess for each row of `logits` [n, V]; `places` name, run by run, what the rows are about."""
         if not len(logits):
             return []  # prompt chunks only
+        sampled = [place for place in places if place.tree.law.temperature > 0]
+        shared = [place for place in sampled if not place.tree.ratio_rule]
+        self._noise.prepare((p.tree.law.seed, position) for p in shared for position in p.positions)
+        count = 1 + max(most_candidates(place.tree.speculation.fan_out) for place in places)
         runs = logits.split([len(place.positions) for place in places])
-        if any(place.tree.law.temperature > 0 for place in places):
-            sampled = [place for place in places if place.tree.law.temperature > 0 and not place.tree.ratio_rule]
-            self._noise.prepare((p.tree.law.seed, position) for p in sampled for position in p.positions)
-            runs = tuple(self._scores(run, place) for run, place in zip(runs, places, strict=True))
-            logits = torch.cat(runs)
-        most = max(most_candidates(place.tree.speculation.fan_out) for place in places)
-        candidates = ranked(logits.float().contiguous(), most + 1)
+        if len(shared) == len(sampled) and cpu.serve(logits) and not any(p.tree.law.filters for p in places):
+            rows = [row for place in places for row in warmth(place.tree.law, place.positions, self._noise)]
+            candidates = cpu.rank(logits, min(count, logits.shape[1]), rows)
+        else:
+            if sampled:
+                runs = tuple(self._scores(run, place) for run, place in zip(runs, places, strict=True))
+                logits = torch.cat(runs)
+            candidates = ranked(logits.float().contiguous(), count)
         guesses = [Guess(found[0], found) for found in candidates]
         start = 0
         for run, place in zip(runs, places, strict=True):

@@ -6,6 +6,7 @@ batch.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int64, c_void_p
 
@@ -96,19 +97,35 @@ def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
     return y
 
 
-def draw(
-    logits: Tensor, temperatures: Sequence[float] | None = None, noise: Sequence[Tensor | None] | None = None
-) -> list[int]:
+Warmth = Sequence[tuple[float, Tensor] | None]
+"""For each row of logits [n, V] the temperature that it is divided by, and the noise, float32 [V or more], that is
+added to that; None for a row that is greedy."""
+
+
+def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
     """The id of the largest number of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
-    finite maximum. Rows with `noise` [V] are divided by their temperature first, and shifted by it."""
+    finite maximum."""
     logits, stride = _rows(logits, logits.shape[1])
-    rows, size = logits.shape
-    ids, warmth, pointers = (c_int64 * rows)(), None, None
-    if temperatures is not None and noise is not None:
-        warmth = (c_float * rows)(*temperatures)
-        pointers = (c_void_p * rows)(*map(library.pointer, noise))
-    call().draw(logits.data_ptr(), stride, warmth, pointers, ids, rows, size)
+    ids = (c_int64 * len(logits))()
+    call().draw(logits.data_ptr(), stride, *_warmth(warmth), ids, *logits.shape)
     return list(ids)
+
+
+def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> list[list[int]]:
+    """The ids of the `count` largest numbers of each row of [n, V], at most V, the lowest one of equals first; what is
+    no number comes last."""
+    logits, stride = _rows(logits, logits.shape[1])
+    ids = (c_int64 * (len(logits) * count))()
+    call().rank(logits.data_ptr(), stride, *_warmth(warmth), ids, count, *logits.shape)
+    return [ids[start : start + count] for start in range(0, len(ids), count)]
+
+
+def _warmth(rows: Warmth | None) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
+    """Temperatures, and the addresses of the noise."""
+    if rows is None:
+        return None, None
+    temperatures = (c_float * len(rows))(*(row[0] if row else 0.0 for row in rows))
+    return temperatures, (c_void_p * len(rows))(*(row[1].data_ptr() if row else None for row in rows))
 
 
 class Product:

@@ -72,12 +72,14 @@ class View(ctypes.Structure):
 
 
 _ROWS = (c_int64, c_int64)  # how many, and how many numbers each has
+_SCORES = (c_void_p, c_int64, POINTER(c_float), POINTER(c_void_p), POINTER(c_int64))
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
-    "draw": (c_void_p, c_int64, POINTER(c_float), POINTER(c_void_p), POINTER(c_int64), *_ROWS),
+    "draw": (*_SCORES, *_ROWS),
+    "rank": (*_SCORES, c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (

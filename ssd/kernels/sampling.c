@@ -28,6 +28,56 @@ static int64_t first_largest(const float *x, int64_t size, float temperature, co
     return isfinite(highest) ? id : -1;
 }
 
+#define BLOCK (8 * LANES)
+
+/* A block of scores; returns, lane by lane, the largest. Behind the end of a row they are no numbers. */
+static inline lanes scored(const float *x, int64_t size, float temperature, const float *noise, float *scores) {
+    const lanes none = {0};
+    lanes most = none - INFINITY;
+    for (int64_t i = 0; i < BLOCK; i += LANES) {
+        const int64_t left = size - i;
+        lanes v = none / none;
+        if (left >= LANES) v = noise ? load(x + i) / temperature + load(noise + i) : load(x + i);
+        else
+            for (int64_t lane = 0; lane < left; lane++)
+                v[lane] = noise ? x[i + lane] / temperature + noise[i + lane] : x[i + lane];
+        store(scores + i, v);
+        most = pick(v > most, v, most);
+    }
+    return most;
+}
+
+static inline int any(places where) {
+    int64_t part[LANES / 2];
+    memcpy(part, &where, sizeof part);
+    return ((part[0] | part[1]) | (part[2] | part[3]) | (part[4] | part[5]) | (part[6] | part[7])) != 0;
+}
+
+/* The `count` largest of a row, the first of equals first; what is no number comes last. */
+static void largest_few(const float *x, int64_t size, float temperature, const float *noise, int64_t *ids,
+                        int64_t count) {
+    float best[count], scores[BLOCK];
+    int64_t found = 0;
+    for (int64_t begin = 0; begin < size; begin += BLOCK) {
+        const int64_t here = size - begin < BLOCK ? size - begin : BLOCK;
+        const lanes most = scored(x + begin, here, temperature, noise ? noise + begin : NULL, scores);
+        if (found == count && !any(most > best[count - 1])) continue;
+        for (int64_t i = 0; i < here; i++) {
+            const float score = scores[i] == scores[i] ? scores[i] : -INFINITY;
+            if (found == count && !(score > best[count - 1])) continue;
+            int64_t place = found < count ? found++ : count - 1;
+            for (; place > 0 && score > best[place - 1]; place--) best[place] = best[place - 1], ids[place] = ids[place - 1];
+            best[place] = score, ids[place] = begin + i;
+        }
+    }
+}
+
+void rank(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
+          int64_t count, int64_t rows, int64_t size) {
+    for (int64_t row = 0; row < rows; row++, logits += stride, ids += count)
+        largest_few(logits, size, noise ? temperatures[row] : 1.0f, noise ? noise[row] : NULL, ids, count);
+}
+
 void draw(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
           int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++, logits += stride)

@@ -47,6 +47,13 @@ def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) 
     return scaled
 
 
+def warmth(law: Law, positions: Sequence[int], noise: Noise) -> cpu.Warmth:
+    """What our kernels have to know to do the same, for a law that filters nothing."""
+    if law.temperature == 0.0:
+        return [None] * len(positions)
+    return [(law.temperature, noise(law.seed, position)) for position in positions]
+
+
 def filtered(scaled: Tensor, law: Law) -> Tensor:
     """`scaled` [n, V] (logits over temperature) with the tokens outside min-p, top-k and top-p at -inf.
 
@@ -155,6 +162,8 @@ def ranked(scores: Tensor, count: int) -> list[list[int]]:
     """
     rows, vocab_size = scores.shape
     count = min(count, vocab_size)
+    if cpu.serve(scores):
+        return cpu.rank(scores, count)
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
         plain: list[list[int]] = torch.topk(scores, count).indices.tolist()
         return plain

@@ -13,7 +13,7 @@ from ssd.kernels import cpu
 from ssd.speculation.acceptance import rejection
 from ssd.speculation.adjustment import Written, adjusted
 from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
-from ssd.speculation.sampling import Law, argmax, perturbed, probabilities
+from ssd.speculation.sampling import Law, argmax, perturbed, probabilities, warmth
 from ssd.target.scheduler import Scheduled
 
 
@@ -58,13 +58,8 @@ class Verifier:
     def _at_once(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law]) -> list[int]:
         """`argmax` of what `perturbed` makes of the logits, bit by bit, without making it."""
         self._noise.prepare(_places(batch))
-        temperatures: list[float] = []
-        noise: list[Tensor | None] = []
-        for part, law in zip(batch, laws, strict=True):
-            warm = law.temperature > 0
-            temperatures += [law.temperature] * part.sampled
-            noise += [self._noise(law.seed, position) if warm else None for position in part.predicted]
-        return cpu.draw(logits, temperatures, noise)
+        rows = zip(batch, laws, strict=True)
+        return cpu.draw(logits, [w for part, law in rows for w in warmth(law, part.predicted, self._noise)])
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """The rows of a part as its request adjusts them; the very same where it does not."""

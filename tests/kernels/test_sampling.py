@@ -36,12 +36,12 @@ def test_at_a_temperature(size: int, temperature: float) -> None:
     logits = coarse(60, size) / 3
     noise = -logits / temperature
     scores = perturbed(logits, Law(temperature), range(60), lambda _, position: noise[position])
-    assert cpu.draw(logits, [temperature] * 60, list(noise)) == plain(scores)
+    assert cpu.draw(logits, [(temperature, row) for row in noise]) == plain(scores)
 
 
 def test_rows_of_a_batch_keep_their_laws() -> None:
     logits, noise = coarse(3, 50), coarse(4, 50)
-    drawn = cpu.draw(logits, [0.0, 0.5, 2.0], [None, noise[1], noise[2]])
+    drawn = cpu.draw(logits, [None, (0.5, noise[1]), (2.0, noise[2])])
     assert drawn == plain(torch.stack([logits[0], logits[1] / 0.5 + noise[1], logits[2] / 2.0 + noise[2]]))
 
 
@@ -56,3 +56,19 @@ def test_what_has_no_sample(value: float, place: int) -> None:
     assert cpu.draw(logits)[1] == -1
     logits[1, place] = -1e30
     assert cpu.draw(logits)[1] == place
+
+
+@pytest.mark.parametrize("size", [1, 5, 127, 128, 129, 300, 1024])
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_the_largest_few(size: int, count: int) -> None:
+    """Of equals the first one comes first."""
+    count, logits = min(count, size), coarse(40, size)
+    logits[1] = -torch.inf
+    logits[2, size // 2] = torch.nan
+    logits[3, 1:] = -torch.inf
+    noise = coarse(41, size)[1:] / 3
+    scores = logits / 0.7 + noise
+    scores[::2] = logits[::2]
+    warmth = [None if row % 2 == 0 else (0.7, noise[row]) for row in range(40)]
+    expected = scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    assert cpu.rank(logits, count, warmth) == expected.tolist()

@@ -19,6 +19,7 @@ from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import DraftState, Metrics, Submit, TokenLogprob
+from ssd.kernels import cpu
 from ssd.models.interface import Model, Plan, Shape
 from ssd.models.llama import Llama
 from ssd.models.weights import Weights
@@ -43,11 +44,17 @@ CONFIG: dict[str, Any] = {
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
+def exact() -> torch.dtype:
+    """In which no batch swaps two logits: with our kernels and a deterministic runner a row has the same bits in all of
+    them; in double precision no two logits are ever so near."""
+    return torch.float32 if cpu.present(CPU) else torch.float64
+
+
 @lru_cache
-def tiny_llama(dtype: torch.dtype = torch.float64, broken: int | None = None) -> Llama:
-    """A random Llama in memory. Large weights make its text vary; in double precision no two of its logits are ever so
-    near that the shape of a batch could swap them. The embedding of the token `broken`, and so its keys and values, are
-    not numbers."""
+def tiny_llama(dtype: torch.dtype | None = None, broken: int | None = None) -> Llama:
+    """A random Llama in memory, `exact` by default. Large weights make its text vary. The embedding of the token
+    `broken`, and so its keys and values, are not numbers."""
+    dtype = dtype or exact()
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -119,7 +126,7 @@ def make_engine(
         page_size=page_size,
         num_pages=pages,
     )
-    runner = runner or Runner(model or tiny_llama(), pages, page_size)
+    runner = runner or Runner(model or tiny_llama(), pages, page_size, deterministic=True)
     runner.cache.keys.fill_(torch.nan)
     runner.cache.values.fill_(torch.nan)
     return TargetEngine(config, runner, proposer or NoProposer(), stops)
@@ -127,7 +134,7 @@ def make_engine(
 
 def plain_logits(text: list[int], outputs: int) -> Tensor:
     """[outputs, VOCAB] of the last tokens of a text, in one forward that has never seen a scheduler."""
-    return Runner(tiny_llama(), 16, 4).forward([Row(text, 0, range(16), outputs)])
+    return Runner(tiny_llama(), 16, 4, deterministic=True).forward([Row(text, 0, range(16), outputs)])
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
