@@ -37,11 +37,11 @@ class Guesser:
         if not len(logits):
             return []  # prompt chunks only
         sampled = [place for place in places if place.tree.law.temperature > 0]
-        shared = [place for place in sampled if not place.tree.ratio_rule]
+        shared = (place for place in sampled if not place.tree.ratio_rule)
         self._noise.prepare((p.tree.law.seed, position) for p in shared for position in p.positions)
         count = 1 + max(most_candidates(place.tree.speculation.fan_out) for place in places)
         runs = logits.split([len(place.positions) for place in places])
-        if len(shared) == len(sampled) and cpu.serve(logits) and not any(p.tree.law.filters for p in places):
+        if cpu.serve(logits) and not any(p.tree.ratio_rule or p.tree.law.filters for p in places):
             rows = [row for place in places for row in warmth(place.tree.law, place.positions, self._noise)]
             candidates = cpu.rank(logits, min(count, logits.shape[1]), rows)
         else:

@@ -107,7 +107,7 @@ def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
     finite maximum."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * len(logits))()
-    call().draw(logits.data_ptr(), stride, *_warmth(warmth), ids, *logits.shape)
+    call().draw(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, *logits.shape)
     return list(ids)
 
 
@@ -116,14 +116,16 @@ def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> list[list[
     no number comes last."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * (len(logits) * count))()
-    call().rank(logits.data_ptr(), stride, *_warmth(warmth), ids, count, *logits.shape)
+    call().rank(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, count, *logits.shape)
     return [ids[start : start + count] for start in range(0, len(ids), count)]
 
 
-def _warmth(rows: Warmth | None) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
-    """Temperatures, and the addresses of the noise."""
+def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
+    """Temperatures, and the addresses of the noise. Raises `ValueError` for too little of it."""
     if rows is None:
         return None, None
+    if len(rows) != len(logits) or any(row and len(row[1]) < logits.shape[1] for row in rows):
+        raise ValueError(f"{len(rows)} rows of noise for logits {list(logits.shape)}")
     temperatures = (c_float * len(rows))(*(row[0] if row else 0.0 for row in rows))
     return temperatures, (c_void_p * len(rows))(*(row[1].data_ptr() if row else None for row in rows))
 

@@ -72,3 +72,9 @@ def test_the_largest_few(size: int, count: int) -> None:
     warmth = [None if row % 2 == 0 else (0.7, noise[row]) for row in range(40)]
     expected = scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :count]
     assert cpu.rank(logits, count, warmth) == expected.tolist()
+
+
+@pytest.mark.parametrize("noise", [[torch.zeros(9)], [torch.zeros(9), torch.zeros(7)]])
+def test_too_little_noise_is_refused(noise: list[Tensor]) -> None:
+    with pytest.raises(ValueError, match="rows of noise"):
+        cpu.draw(coarse(2, 8), [(1.0, row) for row in noise])
