@@ -16,7 +16,9 @@ from torch import Tensor
 from ssd.kernels import library
 from ssd.kernels.library import call, pointer, scratch
 
-_CHANNELS = 32  # as in products.c
+_CHANNELS = 32  # as in products.h
+_GROUP = 32  # as in groups.c
+_GROUPED = {4: _CHANNELS * (4 + _GROUP // 2), 8: _CHANNELS * (2 + _GROUP)}  # bits: bytes of a block's group
 _ZERO_POINT = 128
 _LEVELS = {1: 127.0, 2: 32639.0}  # of 8 bits, and of 256 a + b with a and b from -127 to 127
 
@@ -149,15 +151,31 @@ class Product:
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     """x -> x W^T + b, for W [out, in] and b [out] in float32.
 
-    A weight whose numbers are all bfloat16's, as most checkpoints have them, is kept in that: half of the bytes to read
-    for the same products.
+    A weight whose numbers are all bfloat16's, as most checkpoints have them, is kept in that, and one whose numbers
+    were made of few bits, in these: fewer bytes to read for the same products, bit by bit.
     """
-    short = weight.bfloat16()
-    packed = _blocks(short if torch.equal(short.float(), weight) else weight, 1)
+    weight = weight.contiguous()
+    grouped = next(filter(None, (_grouped(weight, bits) for bits in _GROUPED)), None)
+    if grouped is not None:
+        size, (bits, packed) = 0, grouped
+    else:
+        short = weight.bfloat16()
+        packed = _blocks(short if torch.equal(short.float(), weight) else weight, 1)
+        size, bits = packed.element_size(), 0
     padded = None if bias is None else _padded(bias)
     outputs, inputs = weight.shape
-    struct = library.Product(inputs, outputs, packed.element_size(), 0, packed.data_ptr(), None, pointer(padded))
+    struct = library.Product(inputs, outputs, size, bits, 0, packed.data_ptr(), None, pointer(padded))
     return Product(struct, packed, padded)
+
+
+def _grouped(weight: Tensor, bits: int) -> tuple[int, Tensor] | None:
+    """`weight` in groups of numbers of so many bits (groups.c), and these; None if its numbers are not such."""
+    outputs, inputs = weight.shape
+    if inputs % _GROUP:
+        return None
+    packed = torch.zeros(-(-outputs // _CHANNELS) * inputs // _GROUP * _GROUPED[bits], dtype=torch.uint8)
+    sound = call().pack_groups(weight.data_ptr(), outputs, inputs, bits, packed.data_ptr())
+    return (bits, packed) if sound else None
 
 
 def int8_product(weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int, least: float) -> Product:
@@ -172,7 +190,7 @@ def int8_product(weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int
     padded = None if bias is None else _padded(bias)
     pointers = packed.data_ptr(), scales.data_ptr(), pointer(padded), zeros.data_ptr()
     zero = float(sum(_ZERO_POINT * 256**part for part in range(parts)))
-    struct = library.Product(inputs, outputs, 1, parts, *pointers, _LEVELS[parts], least, zero)
+    struct = library.Product(inputs, outputs, 1, 0, parts, *pointers, _LEVELS[parts], least, zero)
     return Product(struct, packed, scales, padded, zeros)
 
 

@@ -36,10 +36,10 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
             int64_t window, float *scores);
 
 /* products.c: a weight [outputs, inputs], packed by blocks of output channels, in numbers of so many `bytes`: float32,
-   bfloat16, or integers. Then `scales` are those of the channels, `zeros` what the zero point adds to their sums, and
+   bfloat16, or integers. Or, in groups.c, of so many `bits` in groups. Then `scales` are those of the channels, `zeros` what the zero point adds to their sums, and
    inputs are rounded to `parts` bytes: to `levels` on either side of `zero`, for numbers of at least `least`. */
 typedef struct {
-    int64_t inputs, outputs, bytes, parts;
+    int64_t inputs, outputs, bytes, bits, parts; /* what is not so is 0 */
     const char *weight;
     const float *scales, *bias;
     const int32_t *zeros;
@@ -47,4 +47,5 @@ typedef struct {
 } product_t;
 
 /* `scratch` has room for rows * (4 + parts * inputs) bytes. */
+void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows);
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);

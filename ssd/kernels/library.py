@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
 import torch
@@ -33,6 +33,7 @@ class Product(ctypes.Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("bytes", c_int64),
+        ("bits", c_int64),
         ("parts", c_int64),
         ("weight", c_void_p),
         ("scales", c_void_p),
@@ -81,6 +82,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "pack_groups": (c_void_p, *_ROWS, c_int64, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (
         *(POINTER(Store), POINTER(Store), c_int64, c_void_p, c_int64, c_void_p),
@@ -103,6 +105,7 @@ def functions() -> ctypes.PyDLL | None:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
+    found.pack_groups.restype = c_int
     return found
 
 
