@@ -315,6 +315,8 @@ def _max_model_len(options: EngineOptions, shape: ModelSizes) -> int:
         length = min(shape.context, _CPU_CONTEXT) if options.device == "cpu" else shape.context
     if length > shape.context:
         raise UsageError(f"--max-model-len {length} is more than the {shape.context} tokens of {options.target}")
+    if length < 2:
+        raise UsageError(f"a context of {length} token holds no prompt with an answer: --max-model-len is at least 2")
     if options.mode != "ar" and options.num_speculative_tokens >= length:
         raise UsageError(
             f"--num-speculative-tokens {options.num_speculative_tokens} does not fit into a context of {length} tokens"

@@ -285,6 +285,7 @@ def test_cores_that_do_not_exist_are_refused(cores: set[int], text: str) -> None
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 1025}, "max_num_seqs"),
         ({"num_speculative_tokens": 17}, "num_speculative_tokens"),
+        ({"max_model_len": 1}, "at least 2"),
         ({"num_speculative_tokens": 8, "max_model_len": 8}, "does not fit into a context of 8"),
         ({"num_speculative_tokens": 4, "fan_out": (1, 2)}, "fan-out lists 2"),
         ({"fan_out": (1, 2)}, "give -k a number"),

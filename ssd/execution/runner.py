@@ -98,6 +98,6 @@ class Runner:
         return self.model.logits(hidden)
 
     def warm_up(self, rows: int) -> None:
-        """Run every kernel once over page 0, for batches of one and of `rows` tokens."""
-        for count in (1, rows):
+        """Run every kernel once over page 0, for batches of one and of `rows` tokens, or as many as there may be."""
+        for count in (1, min(rows, self.model.shape.max_position)):
             self.forward([Row([0] * count, 0, range(self.cache.pages), count)])
