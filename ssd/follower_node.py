@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +21,8 @@ from ssd.children import ChildProcess
 from ssd.config import EngineConfig, Nodes
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import pulse, sockets
-from ssd.ipc.process import Start, memory_file, run_directory
+from ssd.ipc.process import Start, memory_file
+from ssd.ipc.run_directory import run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Status
 from ssd.liveness import LOOK_S, Liveness
 from ssd.nodes import Ended, Guest
@@ -72,8 +72,7 @@ class FollowerNode:
             held.callback(os.close, descriptor)
             return descriptor
 
-        self._directory = run_directory()
-        held.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._directory = held.enter_context(run_directory())
         self._pulse_fd = hold(memory_file("ssd-pulse", pulse.SIZE_BYTES))
         death_read, death_write = os.pipe()
         self._death_read = hold(death_read)

@@ -25,7 +25,8 @@ from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
-from ssd.ipc.process import Start, memory_file, run_directory
+from ssd.ipc.process import Start, memory_file
+from ssd.ipc.run_directory import run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
 from ssd.monitor import lanes
@@ -106,8 +107,7 @@ class Engine:
         if self.config.server.http:
             self._http = listening.listen(self.config.server)
             self._held.callback(self._close_http)
-        self._directory = run_directory()
-        self._held.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._directory = self._held.enter_context(run_directory())
         self._wake_read, self._wake_write = map(self._hold, os.pipe())
         death_read, death_write = os.pipe()
         self._death_read, self._death_pipe = self._hold(death_read), os.fdopen(death_write, "wb")

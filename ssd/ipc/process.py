@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +29,6 @@ from ssd.ipc.supervision import Loading, Report, Status
 from ssd.monitor.lanes import LANES, SILENT, Lane, State
 
 _PR_SET_PDEATHSIG = 1
-_RUN_PREFIX = "ssd-"
 _LOADING_S = 0.1  # between two words about it
 
 
@@ -188,24 +186,3 @@ def memory_file(name: str, size: int) -> int:
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
-
-
-def run_directory() -> Path:
-    """A private directory for sockets whose addresses stay under the kernel's limit of 107 bytes."""
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=_run_directories()))
-
-
-def run_directories() -> list[Path]:
-    """Those of all engines that were started with an environment like this one, dead ones that left theirs included."""
-    return sorted(_run_directories().glob(f"{_RUN_PREFIX}*"))
-
-
-def _run_directories() -> Path:
-    import tempfile
-
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(os.fsencode(parent)) <= 60 and os.access(parent, os.W_OK | os.X_OK):
-            return Path(parent)
-    raise SsdError("no writable directory with a short path for the engine's sockets (tried TMPDIR and /tmp)")

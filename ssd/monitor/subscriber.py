@@ -13,7 +13,7 @@ import zmq
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import BadFrame
-from ssd.ipc.process import run_directories
+from ssd.ipc.run_directory import run_directories
 from ssd.monitor.messages import SNAPSHOTS, Snapshot
 
 log = logging.getLogger("ssd.monitor")

@@ -19,7 +19,7 @@ import pytest
 from ssd import failpoints
 from ssd.client import Client
 from ssd.errors import RequestError, UsageError
-from ssd.ipc.process import run_directory
+from ssd.ipc.run_directory import run_directory
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import SamplingParams, Speculation
 from ssd.roles import ROLES
@@ -230,12 +230,9 @@ def test_a_long_tmpdir_does_not_break_socket_addresses(tmp_path: Path, monkeypat
     deep.mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    directory = run_directory()
-    try:
+    with run_directory() as directory:
         assert len(f"{directory}/supervisor.sock") < 107
         assert directory.stat().st_mode & 0o777 == 0o700
-    finally:
-        directory.rmdir()
 
 
 def test_a_child_that_cannot_start_is_the_message(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -29,7 +28,8 @@ from soaking.nursery import Birth, Nursery
 from ssd.config import EngineConfig
 from ssd.ipc import board, sockets
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Hello, Message, Step, Submit
-from ssd.ipc.process import Child, Start, memory_file, run_directory
+from ssd.ipc.process import Child, Start, memory_file
+from ssd.ipc.run_directory import run_directory
 from ssd.params import SamplingParams, Speculation
 from ssd.target.engine import TargetEngine
 from ssd.target.loading import load
@@ -103,27 +103,26 @@ def _engine(folder: Path) -> Iterator[tuple[_Target, _Frontend, Nursery, Start]]
         deterministic=True,
         failpoints=True,
     )
-    directory = run_directory()
     dead, alive = os.pipe()
     shared = memory_file("board", board.size_bytes(config.max_num_seqs))
-    start = Start("target", 0, str(directory), config, (), dead, shared)
-    nursery, child = Nursery((dead, shared)), Child(start)
-    loaded = load(config)
-    frontend = _Frontend(child, TargetEngine(config, loaded[0], NoProposer()))
-    try:
-        yield (
-            _Target(child, sockets.router(child.context, child.address(sockets.ENGINE)), loaded),
-            frontend,
-            nursery,
-            start,
-        )
-    finally:
-        os.close(alive)
-        nursery.close()
-        child.context.destroy(linger=0)
-        for descriptor in (dead, shared):
-            os.close(descriptor)
-        shutil.rmtree(directory, ignore_errors=True)
+    with run_directory() as directory:
+        start = Start("target", 0, str(directory), config, (), dead, shared)
+        nursery, child = Nursery((dead, shared)), Child(start)
+        loaded = load(config)
+        frontend = _Frontend(child, TargetEngine(config, loaded[0], NoProposer()))
+        try:
+            yield (
+                _Target(child, sockets.router(child.context, child.address(sockets.ENGINE)), loaded),
+                frontend,
+                nursery,
+                start,
+            )
+        finally:
+            os.close(alive)
+            nursery.close()
+            child.context.destroy(linger=0)
+            for descriptor in (dead, shared):
+                os.close(descriptor)
 
 
 @dataclass
