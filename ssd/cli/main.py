@@ -47,6 +47,7 @@ class _LazyGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command; an error ends as one line on stderr and its exit status."""
+        _open_standard_streams()
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}) or 0)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -64,6 +65,15 @@ class _LazyGroup(click.Group):
             sys.exit(1)
         except OSError as error:
             _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+
+
+def _open_standard_streams() -> None:
+    """On /dev/null, where they were closed: else pipes and files that are opened later would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

@@ -44,6 +44,15 @@ def test_json_is_one_object_with_every_promised_field() -> None:
     assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 24}
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed: str) -> None:
+    """What is opened later gets the lowest numbers that are free, and children inherit those of the streams."""
+    command = [*COMMAND, "generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", "--load-format", "mock"]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout == ("" if ">&- " in closed else run(*command[len(COMMAND) :]).stdout)
+
+
 def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path) -> None:
     prompts = ["One, two, three,", "The capital of France is", "def add(a, b):"]
     file = tmp_path / "prompts.jsonl"
