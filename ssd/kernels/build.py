@@ -31,15 +31,15 @@ def library() -> Path | None:
     """The compiled kernels; None where they cannot be had, with a warning that says why, or with `SSD_KERNELS=0`."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
-    compiler = shlex.split(os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), ""))
-    if not compiler:
+    command = (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
+    if not command:
         log.warning("found no C compiler: torch has to do without our kernels, which is slower")
         return None
     try:
-        return _compiled(compiler)
-    except (OSError, subprocess.SubprocessError) as error:
+        return _compiled(shlex.split(command))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         cause = getattr(error, "stderr", None) or str(error)
-        log.warning("%s did not compile our kernels, torch has to do without: %s", compiler[0], cause.strip())
+        log.warning("%s did not compile our kernels, torch has to do without: %s", command, cause.strip())
         return None
 
 

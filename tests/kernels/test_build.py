@@ -54,6 +54,15 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(
     assert list((tmp_path / "kernels").iterdir()) == []
 
 
+def test_a_compiler_whose_name_is_no_command_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", "cc '")
+    with caplog.at_level(logging.WARNING):
+        assert build.library() is None
+    assert "cc ' did not compile our kernels" in caplog.text and "No closing quotation" in caplog.text
+
+
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
