@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -14,6 +13,7 @@ from ssd.bench import datasets
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli import plots
 from ssd.cli.options import FanOut, Lookahead
+from ssd.cli.quantities import Real
 from ssd.errors import UsageError
 from ssd.params import MAX_LOOKAHEAD, MAX_SEED, Mode
 from ssd.params import FanOut as FanOutList
@@ -28,16 +28,6 @@ SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_accep
 _PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"chat": False, "ignore_eos": True, "tokens": 512, "batch_sizes": ["1"], "max_concurrency": 1}
 }
-
-
-class Real(click.FloatRange):
-    """A number in a range, which nan is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
 
 
 class Modes(click.ParamType):

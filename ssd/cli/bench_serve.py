@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from ssd.bench.environment import engine_facts, hardware
 from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import check_ids, publish, sized, starting
-from ssd.cli.bench_options import SWEPT, Asked, Real, measured_options
+from ssd.cli.bench_options import SWEPT, Asked, measured_options
 from ssd.cli.options import address_options, engine_options_but, speculation_changes
+from ssd.cli.quantities import Real
 from ssd.errors import SsdError, UsageError
 from ssd.launch_config import EngineOptions, resolve
 from ssd.params import Speculation

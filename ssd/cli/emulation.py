@@ -10,7 +10,7 @@ import click
 
 from ssd.bench.datasets import RANDOM
 from ssd.bench.emulated import Emulation
-from ssd.cli.quantities import Times
+from ssd.cli.quantities import Real, Times
 from ssd.emulation.agreement import stated
 from ssd.emulation.devices import PRESETS, DeviceTimes, Preset
 from ssd.errors import UsageError
@@ -76,7 +76,7 @@ _OPTIONS = [
     click.option(
         "--synthetic-acceptance-length",
         "length",
-        type=click.FloatRange(1),
+        type=Real(1),
         is_eager=True,
         callback=_take_length,
         help="With --emulate or --load-format dummy: models that agree so that a round of sd takes so many tokens, by "
@@ -85,7 +85,7 @@ _OPTIONS = [
     click.option(
         "--synthetic-hit-rate",
         "hit_rate",
-        type=click.FloatRange(0, 1),
+        type=Real(0, 1),
         help="Share of rounds that ssd prepares for, by the first -k and -f. Default: as the paper's Llama pair.",
     ),
 ]

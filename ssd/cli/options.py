@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 from click.core import ParameterSource
 
+from ssd.cli.quantities import Real
 from ssd.config import MAX_RANKS
 from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions
@@ -97,7 +98,7 @@ def _field(row: Row) -> str:
     return row[0][0].split("/")[0].removeprefix("--").replace("-", "_")
 
 
-_POSITIVE = click.IntRange(min=1)
+_POSITIVE, _COUNT = click.IntRange(min=1), click.IntRange(0, 2**31 - 1)
 _QUANTIZE = click.Choice(["none", "int8"])
 _ENGINE: list[Row] = [
     (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
@@ -121,7 +122,7 @@ _ENGINE: list[Row] = [
         click.Choice(["coupled", "rejection"]),
         "At temperature > 0: the tokens of ar, or their law alone.",
     ),
-    (("--saguaro-c",), click.FloatRange(0, 1), "Weight of prepared tokens in what is drafted, for rejection."),
+    (("--saguaro-c",), Real(0, 1), "Weight of prepared tokens in what is drafted, for rejection."),
     (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
     (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
     (("--quantize",), _QUANTIZE, "int8: weights in 8 bits, a quarter of the bytes to read, on a CPU."),
@@ -136,7 +137,7 @@ _ENGINE: list[Row] = [
     ),
     (
         ("--gpu-memory-utilization",),
-        click.FloatRange(0, 1, min_open=True),
+        Real(0, 1, min_open=True),
         "Share of a GPU's memory that target and draft may use together.",
     ),
     (
@@ -165,18 +166,18 @@ _ENGINE: list[Row] = [
     ),
     (
         ("--synthetic-acceptance-length",),
-        click.FloatRange(1, MAX_LOOKAHEAD + 1),
+        Real(1, MAX_LOOKAHEAD + 1),
         "With --load-format dummy: models agree so that a round of sd takes so many tokens, by -k and -f.",
     ),
     (
         ("--synthetic-hit-rate",),
-        click.FloatRange(0, 1),
+        Real(0, 1),
         "Share of rounds that ssd prepares for then. Default: as the paper's Llama pair.",
     ),
     (("--revision",), str, "Branch, tag or commit of a target from the hub."),
     (("--draft-revision",), Names(), "The draft's; of several drafts one each, in their order, empty for none."),
-    (("--shutdown-timeout",), click.FloatRange(0, 86400), "Seconds that open requests get at the end."),
-    (("--step-timeout",), click.FloatRange(1, 86400), "Seconds one step may take before its process is restarted."),
+    (("--shutdown-timeout",), Real(0, 86400), "Seconds that open requests get at the end."),
+    (("--step-timeout",), Real(1, 86400), "Seconds one step may take before its process is restarted."),
     (("--telemetry/--no-telemetry",), None, "Record what target and draft do, for ssd top and ssd trace."),
 ]
 
@@ -194,11 +195,18 @@ def address_options(function: _Function) -> _Function:
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
     """Add options that are named as fields of `SamplingParams`; `max_tokens` is the default of that one."""
     options = [
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top-k", type=click.IntRange(min=0), default=0, help="Sample from the K likeliest; 0: all."),
-        click.option("--top-p", type=float, default=1.0, help="Sample from the likeliest that make up this share."),
-        click.option("--min-p", type=float, default=0.0, help="Leave out tokens below this share of the likeliest's."),
-        click.option("--max-tokens", type=click.IntRange(min=1), default=max_tokens, show_default=True),
+        click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="0 is greedy."),
+        click.option("--top-k", type=_COUNT, default=0, help="Sample from the K likeliest; 0: all."),
+        click.option(
+            "--top-p",
+            type=Real(0, 1, min_open=True),
+            default=1.0,
+            help="Sample from the likeliest that make up this share.",
+        ),
+        click.option(
+            "--min-p", type=Real(0, 1), default=0.0, help="Leave out tokens below this share of the likeliest's."
+        ),
+        click.option("--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True),
         click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same tokens. Default: random."),
         click.option("--stop", multiple=True, help="Text to stop before; up to four times."),
         click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),

@@ -10,7 +10,7 @@ import click
 
 from ssd import profile as profiles
 from ssd.cli import plan_plot, plan_report, plots
-from ssd.cli.quantities import Duration, Rates, Times, Wholes
+from ssd.cli.quantities import Duration, Rates, Real, Times, Wholes
 from ssd.errors import UsageError
 from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.profile import FIGURES, PAPER, Misses, Profile
@@ -25,8 +25,8 @@ from ssd.speculation.planning import Grid, forecast
 @click.option("--overhead", "overhead_s", type=Duration(), help="What a round with a draft takes beside its forwards.")
 @click.option("--acceptance", type=Rates(most=1), help="Rate of each draft token, or rates by position; last repeats.")
 @click.option("--misses", type=Rates(2), help="c,r: misses are c F^-r for fan-out F.")
-@click.option("--target-gpus", type=click.FloatRange(min=0, min_open=True), help="Devices of the target.")
-@click.option("--draft-gpus", type=click.FloatRange(min=0), help="Devices of the draft; 0: none that count.")
+@click.option("--target-gpus", type=Real(min=0, min_open=True), help="Devices of the target.")
+@click.option("--draft-gpus", type=Real(min=0), help="Devices of the draft; 0: none that count.")
 @click.option(
     "-k",
     "--num-speculative-tokens",

@@ -1,7 +1,9 @@
-"""What commands accept as quantities: times with units, lines of times, rates, whole numbers and ranges of them."""
+"""What commands accept as quantities: numbers, times with units, lines of times, rates, whole numbers and
+ranges of them."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -11,6 +13,16 @@ from ssd.speculation.tuner import Line
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _MOST_VALUES = 64
+
+
+class Real(click.FloatRange):
+    """A number in a range, which nan is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class Duration(click.ParamType):

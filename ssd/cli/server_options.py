@@ -12,6 +12,7 @@ import click
 from msgspec import inspect
 
 from ssd.cli.options import Names, Row, as_flag, with_options
+from ssd.cli.quantities import Real
 from ssd.config import Limits
 from ssd.server_config import ServerOptions
 
@@ -26,7 +27,7 @@ def _limit(name: str) -> click.ParamType:
     if isinstance(bounds, inspect.IntType):
         return click.IntRange(bounds.ge, bounds.le)
     assert isinstance(bounds, inspect.FloatType)
-    return click.FloatRange(bounds.gt, bounds.le, min_open=True)
+    return Real(bounds.gt, bounds.le, min_open=True)
 
 
 _SERVER: list[Row] = [

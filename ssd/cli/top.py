@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 
 from ssd.cli.full_screen import FullScreen
+from ssd.cli.quantities import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError
 from ssd.monitor.demo import Demo
@@ -44,8 +45,8 @@ class Source(Protocol):
 
 @click.command()
 @click.option("--address", help="The engine at this address. Default: the only one that runs here.")
-@click.option("--interval", type=click.FloatRange(_FASTEST_S, 60), default=1.0, show_default=True, help="Seconds.")
-@click.option("--window", type=click.FloatRange(1, 300), default=60, show_default=True, help="Seconds of statistics.")
+@click.option("--interval", type=Real(_FASTEST_S, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option("--window", type=Real(1, 300), default=60, show_default=True, help="Seconds of statistics.")
 @click.option("--once", is_flag=True, help="One picture, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON, an object a line.")
 @click.option("--demo", is_flag=True, help="Scripted figures, without an engine.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ssd.cli.quantities import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
 from ssd.monitor.history import History
@@ -15,7 +16,7 @@ from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import trace as document
 
-_SECONDS = click.FloatRange(0, 600, min_open=True)
+_SECONDS = Real(0, 600, min_open=True)
 _LAST_S = 10.0
 _RECORDS = 1 << 22
 _PATIENCE_S = 10.0

@@ -70,6 +70,7 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["-k", "99"], ["-k", "99"]),
         (["--max-model-len", "4", "-k", "4"], ["--num-speculative-tokens 4", "context of 4 tokens"]),
         (["--max-model-len", "100000"], ["--max-model-len 100000", "8192"]),
+        (["--max-model-len", "1"], ["--max-model-len", "at least 2"]),
         (["--fan-out", "0"], ["--fan-out", "'0'"]),
         (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
         (["-k", "4", "--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
@@ -82,11 +83,12 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["--saguaro-c", "0.5"], ["saguaro-c belongs to the sampler rejection"]),
         (["-k", "8", "--budget", "5"], ["a budget of 5"]),
         (["--max-tokens", "0"], ["--max-tokens", "0"]),
-        (["--temperature", "nan"], ["temperature is not a number"]),
-        (["--temperature", "-1"], ["temperature"]),
+        (["--temperature", "nan"], ["--temperature", "not a number"]),
+        (["--temperature", "-1"], ["--temperature", "0<=x<=100"]),
         (["--temperature", "warm"], ["--temperature", "warm"]),
-        (["--top-p", "0"], ["top_p"]),
-        (["--min-p", "2"], ["min_p"]),
+        (["--top-k", "2147483648"], ["--top-k"]),
+        (["--top-p", "0"], ["--top-p", "0<x<=1"]),
+        (["--min-p", "2"], ["--min-p", "0<=x<=1"]),
         (["--seed", "-1"], ["--seed"]),
         (["--logprobs", "21"], ["--logprobs"]),
         (["--stop", ""], ["stop"]),
@@ -162,6 +164,22 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path
 
 def test_speculation_without_a_draft_is_refused() -> None:
     assert_refused(ssd("generate", "hello", "--target", TARGET), "needs a draft", "--mode ar")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "hello", "--step-timeout", "nan"],
+        ["chat", "--temperature", "nan"],
+        ["launch", "--slow-reader-seconds", "nan"],
+        ["bench", "latency", "--synthetic-acceptance-length", "nan"],
+        ["top", "--interval", "nan"],
+        ["trace", "--last", "nan"],
+        ["plan", "--target-gpus", "nan"],
+    ],
+)
+def test_nan_is_no_number_for_any_command(arguments: list[str]) -> None:
+    assert_refused(ssd(*arguments), arguments[-2], "'nan' is not a number")
 
 
 def test_launch_checks_the_same_options() -> None:
@@ -288,6 +306,13 @@ def test_a_prompts_file_gives_one_object_a_line_in_input_order(engine: ScriptedE
 def test_what_the_running_engine_refuses_ends_with_its_reason(engine: ScriptedEngine) -> None:
     result = ssd("generate", "word " * 500, "--raw", "--address", engine.address)
     assert_refused(result, "501 tokens", "context of 256", exit_code=1)
+
+
+def test_of_a_prompts_file_the_line_that_is_refused_is_named(engine: ScriptedEngine, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("fine", "word " * 500, "fine")))
+    result = ssd("generate", "--raw", "--prompts-file", file, "--address", engine.address)
+    assert_refused(result, f"{file}, line 2: ", "501 tokens", "context of 256", exit_code=1)
 
 
 def test_what_is_not_said_of_speculation_stays_as_the_running_engine_has_it(engine: ScriptedEngine) -> None:
