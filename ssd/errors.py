@@ -17,7 +17,9 @@ class UsageError(SsdError):
 
 class RequestError(SsdError):
     """One request refused or failed; the engine goes on. `code` is machine-readable and part of the protocol; `param`
-    is the sampling parameter that is to blame, where one is."""
+    is the sampling parameter that is to blame, where one is, and `index` the number of the request in its batch."""
+
+    index: int | None = None
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

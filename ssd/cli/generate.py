@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
 from ssd.cli.options import address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
+from ssd.client import Client, Completion
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
 from ssd.ipc.messages import Generate
@@ -48,29 +49,45 @@ def generate(
         as_chat = served.chat if chat is None else chat
         params = speculating(params, served, changes)
         if as_json or prompts_file is not None:
-            for completion in client.generate(prompts, params, chat=as_chat):
+            for completion in _completed(client, prompts, params, as_chat):
                 click.echo(msgspec.json.encode(completion).decode())
         else:
-            completion = show(client, prompts[0], params, as_chat)
+            completion = show(client, prompts[0].text, params, as_chat)
             click.echo(summary(completion.usage.completion_tokens, completion.metrics), err=True)
 
 
-def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[str]:
+class _Prompt(NamedTuple):
+    """A text, and the line of a file where it stands, "" for one that does not."""
+
+    text: str
+    line: str = ""
+
+
+def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[_Prompt]:
     """The prompts to complete, everything about them checked that can be without an engine."""
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT or --prompts-file")
     params.check()
-    if prompt is not None:
-        return [_checked(prompt, params, "the prompt")]
-    assert file is not None
-    return [_checked(text, params, where) for where, text in read_prompts(file)]
+    if file is None:
+        found = [_Prompt(prompt or "")]
+    else:
+        found = [_Prompt(text, line) for line, text in read_prompts(file)]
+    for one in found:
+        if not one.text:
+            raise UsageError("the prompt is empty")
+        try:
+            validate(Generate(0, one.text, params=params))
+        except RequestError as error:
+            raise UsageError(f"{one.line or 'the prompt'}: {error}") from None
+    return found
 
 
-def _checked(prompt: str, params: SamplingParams, where: str) -> str:
-    if not prompt:
-        raise UsageError(f"{where} is empty")
+def _completed(client: Client, prompts: list[_Prompt], params: SamplingParams, chat: bool) -> list[Completion]:
+    """All of them; a request that fails says which line it is of."""
     try:
-        validate(Generate(0, prompt, params=params))
+        return client.generate([prompt.text for prompt in prompts], params, chat=chat)
     except RequestError as error:
-        raise UsageError(f"{where}: {error}") from None
-    return prompt
+        line = "" if error.index is None else prompts[error.index].line
+        if not line:
+            raise
+        raise RequestError(error.code, f"{line}: {error}", error.param) from None

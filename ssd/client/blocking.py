@@ -90,7 +90,8 @@ class Client(ClientSteps):
         """Complete one text, or a list of texts and token id lists as one batch; results come in input order.
 
         `params` is for all, or one for each. With `chat`, a text is what a user says in the model's chat format.
-        `timeout` is for the whole batch. The first failure in input order is raised and cancels the rest.
+        `timeout` is for the whole batch. The first failure in input order is raised, with the `index` of its prompt,
+        and cancels the rest.
         """
         completions = list(self._drive(self._completing(self._requests(prompts, params, chat), timeout)))
         return completions[0] if isinstance(prompts, str) else completions

@@ -104,6 +104,7 @@ class ClientSteps:
                         completions[index] = yield from self._completion(requests[index], deadline)
                     except RequestError as error:
                         if error.code != "overloaded" or not batch.refused(index):
+                            error.index = index
                             raise
                 yield completions.pop(due)
         finally:
