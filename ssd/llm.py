@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import PathLike, fspath
 from typing import Any, Literal
 
 from ssd.client import Client, Completion, Prompt
@@ -47,8 +49,8 @@ class LLM:
 
     def __init__(
         self,
-        target: str = "smollm2",
-        draft: str | Sequence[str] | None = None,
+        target: str | PathLike[str] = "smollm2",
+        draft: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
         *,
         mode: Mode = "ssd",
         num_speculative_tokens: int | Literal["auto"] = "auto",
@@ -58,8 +60,8 @@ class LLM:
     ) -> None:
         config = resolve(
             EngineOptions(
-                target=target,
-                draft=(draft,) if isinstance(draft, str) else tuple(draft or ()),
+                target=fspath(target),
+                draft=tuple(map(fspath, (draft,) if isinstance(draft, str | PathLike) else draft or ())),
                 mode=mode,
                 num_speculative_tokens=0 if num_speculative_tokens == "auto" else num_speculative_tokens,
                 fan_out=() if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
@@ -71,6 +73,7 @@ class LLM:
             self.engine, self.client = stack.enter_context(running(config))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
+        self._turn = threading.Lock()
 
     def generate(
         self,
@@ -79,10 +82,12 @@ class LLM:
         *,
         chat: bool = False,
     ) -> list[Completion]:
-        """Complete one prompt or a batch; results come in input order. See `Client.generate`."""
+        """Complete one prompt or a batch; results come in input order. See `Client.generate`. Of several threads each
+        waits for its turn: those that want to be served at once need clients of their own (`engine.address`)."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         try:
-            return self.client.generate(batch, params, chat=chat)
+            with self._turn:
+                return self.client.generate(batch, params, chat=chat)
         except EngineDeadError as error:
             raise cause(self.engine, error) from None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ssd import LLM, SamplingParams
 from ssd.config import Quantize
 from ssd.errors import RequestError
+from ssd.models.hub import BUILTIN
 from ssd.params import Mode, Speculation
 
 PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q: What is 7 times 8?\nA:"]
@@ -87,6 +89,18 @@ def test_chat_answers_and_counts(llm: LLM) -> None:
     assert completion.metrics.rounds * completion.metrics.mean_acceptance_length == pytest.approx(
         len(completion.token_ids) - 1, abs=completion.metrics.mean_acceptance_length
     )
+
+
+def test_models_may_be_paths_and_threads_take_turns() -> None:
+    """Several threads in one connection at once would take each other's messages, and wait for ever."""
+    params, prompts = SamplingParams(max_tokens=8, seed=1), [f"text {number}" for number in range(8)]
+    with LLM(BUILTIN["smollm2"].directory, BUILTIN["smollm2-draft"].directory, load_format="mock") as llm:
+        expected = [llm.generate([prompt] * 3, params) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            found = list(pool.map(lambda prompt: llm.generate([prompt] * 3, params), prompts))
+    assert [[one.token_ids for one in batch] for batch in found] == [
+        [one.token_ids for one in batch] for batch in expected
+    ]
 
 
 def test_a_refused_prompt_leaves_the_engine_alone(llm: LLM) -> None:
