@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd.execution.batch import PagedPlan
 from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.execution.paged import PagedPlan
 from ssd.execution.tables import TablePlan
 from ssd.kernels import cpu
 from ssd.kernels.attention import Places, View

@@ -20,8 +20,9 @@ from ssd.config import EngineConfig
 from ssd.draft.arena import Arena, Branches, TreePlan
 from ssd.draft.level import Chains, Level, Paths
 from ssd.draft.tree import Guess, Tree
-from ssd.execution.batch import PagedPlan, Row
+from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
+from ssd.execution.paged import PagedPlan
 from ssd.execution.runner import Runner
 from ssd.execution.tables import TablePlan
 from ssd.ipc.features import FeatureArena, extend_tags

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError, UsageError
-from ssd.execution.batch import PagedPlan, Row, Showing, output_indices
+from ssd.execution.batch import Row, Showing, output_indices
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
+from ssd.execution.paged import PagedPlan
 from ssd.execution.tables import TablePlan, table_plan
 from ssd.layers.paged import PagedAttention, TorchAttention, attention_backend
 from ssd.models.interface import Model, Plan

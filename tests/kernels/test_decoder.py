@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ssd.execution.batch import PagedPlan, Row
+from ssd.execution.batch import Row
+from ssd.execution.paged import PagedPlan
 from ssd.kernels import cpu
 from ssd.kernels.decoder import DecoderLayer
 from tests.models import tiny

@@ -16,7 +16,8 @@ from ssd.draft.arena import Arena
 from ssd.draft.head import HeadPlan
 from ssd.draft.process import load as load_drafts
 from ssd.errors import UsageError
-from ssd.execution.batch import PagedPlan, Row
+from ssd.execution.batch import Row
+from ssd.execution.paged import PagedPlan
 from ssd.launch_config import EngineOptions, resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
