@@ -61,7 +61,7 @@ class LLM:
         config = resolve(
             EngineOptions(
                 target=fspath(target),
-                draft=tuple(map(fspath, (draft,) if isinstance(draft, str | PathLike) else draft or ())),
+                draft=tuple(fspath(one) for one in ((draft,) if isinstance(draft, str | PathLike) else draft or ())),
                 mode=mode,
                 num_speculative_tokens=0 if num_speculative_tokens == "auto" else num_speculative_tokens,
                 fan_out=() if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
