@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
+
+MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
+"""More than any model has."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,19 @@ class ModelSizes:
     @classmethod
     def of(cls, model: Checkpoint) -> ModelSizes:
         """Raises UsageError for what is missing or no positive number."""
-        heads = _positive(model, "num_attention_heads")
-        width = _positive(model, "hidden_size", heads)
-        inner = _positive(model, "intermediate_size", 4 * width)
+        heads = model.count("num_attention_heads", most=MOST["heads"])
+        width = model.count("hidden_size", heads)
+        inner = model.count("intermediate_size", 4 * width)
         return cls(
-            vocab_size=_positive(model, "vocab_size"),
-            context=_positive(model, "max_position_embeddings"),
+            vocab_size=model.count("vocab_size"),
+            context=model.count("max_position_embeddings"),
             width=width,
-            layers=_positive(model, "num_hidden_layers"),
+            layers=model.count("num_hidden_layers", most=MOST["layers"]),
             heads=heads,
-            kv_heads=_positive(model, "num_key_value_heads", heads),
-            head_dim=_positive(model, "head_dim", width // heads),
-            inner=_positive(model, "moe_intermediate_size", inner),
-            experts=_positive(model, "num_experts", 1),
+            kv_heads=model.count("num_key_value_heads", heads, MOST["kv_heads"]),
+            head_dim=model.count("head_dim", width // heads, MOST["head_dim"]),
+            inner=model.count("moe_intermediate_size", inner),
+            experts=model.count("num_experts", 1),
             tied=bool(model.config.get("tie_word_embeddings", False)),
         )
 
@@ -59,11 +61,3 @@ def weights(model: Checkpoint) -> int:
     if not model.tensors:
         return ModelSizes.of(model).parameters()
     return sum(math.prod(tensor.shape) for tensor in model.tensors.values())
-
-
-def _positive(model: Checkpoint, key: str, default: int | None = None) -> int:
-    value = model.config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value <= 0:
-        raise UsageError(f"{model.directory / 'config.json'}: {key} must be a positive number, is {value!r}")
-    return value

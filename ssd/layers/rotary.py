@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, mapping, number
 from ssd.kernels import cpu
 
 
@@ -37,14 +37,16 @@ class Rotary:
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
 
 
-def inverse_frequencies(head_dim: int, config: Mapping[str, Any]) -> Tensor:
+def inverse_frequencies(head_dim: int, config: Config) -> Tensor:
     """float32 [head_dim / 2] from a checkpoint's config; raises `UsageError` for a scaling that is not known.
 
     Old configs keep `rope_theta` beside `rope_scaling`; new ones keep both in `rope_parameters`.
     """
-    scaling: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    scaling = rope_parameters(config)
+    theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise UsageError("rope_parameters that differ by kind of layer are not supported in this family")
     if (part := scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise UsageError(f"partial_rotary_factor {part} is not supported: heads are rotated whole")
     if head_dim < 2 or head_dim % 2:
@@ -53,15 +55,29 @@ def inverse_frequencies(head_dim: int, config: Mapping[str, Any]) -> Tensor:
     if kind == "default":
         return plain
     if kind == "linear":
-        return plain / float(scaling["factor"])
+        return plain / number(scaling, "factor")
     if kind == "llama3":
-        return _llama3(plain, scaling)
+        # Beside them, if it is there, transformers takes it first.
+        known = number(config, "original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
+        return _llama3(plain, scaling, known)
     raise UsageError(f"rope scaling {kind!r} is not supported (default, linear, llama3 are)")
 
 
-def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1's scaling: long waves are slowed by `factor`, short ones kept, those between interpolated."""
-    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    waves_in_context = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+def rope_parameters(config: Config) -> Config:
+    """What a config says of rotation, by its new name or by its old one. Raises `UsageError` where it says both, and
+    not the same: readers differ in which of them counts."""
+    new, old = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
+    if new and old and not old.items() <= new.items():
+        raise UsageError("rope_parameters and rope_scaling contradict each other: remove one of them")
+    return new or old
+
+
+def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
+    """Llama 3.1's scaling of what was trained on `known` positions: long waves are slowed by `factor`, short ones kept,
+    those between interpolated."""
+    factor, low, high = (number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise UsageError(f"low_freq_factor {low} is not below high_freq_factor {high}")
+    waves_in_context = known * plain / (2 * math.pi)
     smooth = ((waves_in_context - low) / (high - low)).clamp(0, 1)
     return plain / factor * (1 - smooth) + plain * smooth

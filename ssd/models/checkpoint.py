@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssd import fields
 from ssd.errors import UsageError
 from ssd.models import heads
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
@@ -30,6 +31,7 @@ __all__ = [
 __all__ += ["safetensors_files", "tokenizer_vocabulary"]
 
 _MAX_JSON = 64 << 20
+_QUANTISED = ("quantization_config", "compression_config")
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it may predict.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 # What the engine reads in config.json -> what others name it.
@@ -51,6 +53,13 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     nbytes: int
     digest: str
+
+    def count(self, key: str, default: int | None = None, most: int = fields.MOST) -> int:
+        """A positive whole number of the config. Raises UsageError, which names the file."""
+        try:
+            return fields.count(self.config, key, default, most)
+        except UsageError as error:
+            raise UsageError(f"{self.directory / 'config.json'}: {error}") from None
 
 
 def inspect(directory: Path, weights: bool = True) -> Checkpoint:
@@ -75,7 +84,8 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json as a dict, of a model of several modalities its text part; UsageError when it is missing, no JSON
-    object, or asks for code of its own, for quantised weights or for modalities that are not supported."""
+    object, or asks for code of its own, for quantised weights, for modalities or a kind of attention that are not
+    supported."""
     file = directory / "config.json"
     config = read_json(file)
     _refuse_what_is_not_read(config, file)
@@ -90,10 +100,13 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
-    if "auto_map" in config:
+    if config.get("auto_map") is not None:
         raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
-    if "quantization_config" in config:
-        raise UsageError(f"{file} has quantization_config: quantised weights are not read")
+    for field in _QUANTISED:
+        if config.get(field) is not None:
+            raise UsageError(f"{file} has {field}: quantised weights are not read")
+    if config.get("is_causal", True) is not True:
+        raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")
 
 
 def safetensors_files(directory: Path) -> list[Path]:
@@ -164,7 +177,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     the vocabulary sizes must be equal.
     """
     if DRAFT_VOCAB in draft.config:
-        _size(draft, DRAFT_VOCAB)
+        draft.count(DRAFT_VOCAB)
     pair = f"target {target.directory} and draft {draft.directory}"
     files = [model.directory / "tokenizer.json" for model in (target, draft)]
     if all(file.is_file() for file in files):
@@ -175,7 +188,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
         if differing := sorted(ours.items() ^ theirs.items()):
             raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
     else:
-        sizes = [_size(model, "vocab_size") for model in (target, draft)]
+        sizes = [model.count("vocab_size") for model in (target, draft)]
         if sizes[0] != sizes[1]:
             raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
 
@@ -195,10 +208,3 @@ def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
         if name not in target.tensors:
             raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
     return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})
-
-
-def _size(model: Checkpoint, key: str) -> int:
-    size = model.config.get(key)
-    if type(size) is not int or size <= 0:
-        raise UsageError(f"{model.directory / 'config.json'}: {key} must be a positive number, is {size!r}")
-    return size

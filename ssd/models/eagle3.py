@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, flag, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
 from ssd.models.interface import Plan
-from ssd.models.llama import Attention, Config, FeedForward, shape_of
+from ssd.models.llama import Attention, FeedForward, shape_of
 from ssd.models.weights import Weights
 
 
@@ -46,7 +47,7 @@ class Eagle3:
         shape = shape_of(config, max_position)
         self.shape = replace(shape, layers=1, outputs=shape.vocab_size)
         self.dtype, self.device = dtype, device
-        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         self._rotary = Rotary(inverse_frequencies(shape.head_dim, config).to(device), max_position, dtype)
         own = weights.has(EMBEDDING)
         self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
@@ -60,7 +61,7 @@ class Eagle3:
         )
         self._attention = PairAttention(config, self.shape, layer.below("self_attn"), 0, self._rotary)
         self._feed_forward = FeedForward(config, layer.below("mlp"))
-        self._normed_residual = bool(config.get("norm_before_residual", False))
+        self._normed_residual = flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
         self._head = weights.linear(weights("lm_head.weight", shape.outputs, width), None)
         self._ids = self._predicted(weights, shape.outputs) if weights.has("d2t") else None

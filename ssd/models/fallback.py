@@ -19,6 +19,7 @@ from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint
 from ssd.models.interface import Plan, Shape
+from ssd.models.weights import check_type
 
 _OLDEST = 5  # version of transformers
 HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
@@ -90,6 +91,9 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
             torch.manual_seed(0)  # the same in every process
             model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=_NAME)
         return model
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith(".weight"):  # of what else there is beside weights, old checkpoints have masks
+            check_type(name, tensor)
     model, report = kind.from_pretrained(
         checkpoint.directory,
         config=config,

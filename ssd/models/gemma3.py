@@ -6,26 +6,23 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, count, mapping, number, refuse
 from ssd.layers.attention import Scores
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.interface import Plan, Shape
-from ssd.models.llama import SPLITS, Config, FeedForward, shape_of, window_of
+from ssd.models.llama import FULL, SLIDING, SPLITS, FeedForward, output_table, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _ACTIVATION = "gelu_pytorch_tanh"
 # Fields that must be empty: what they ask for is not done.
-_REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention")
+_REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention", "mlp_bias")
 
 
 class Gemma3Attention(Qwen3Attention):
@@ -35,7 +32,7 @@ class Gemma3Attention(Qwen3Attention):
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
-        self._scores = Scores(float(config.get("query_pre_attn_scalar", 256)) ** -0.5, window_of(config, layer))
+        self._scores = Scores(number(config, "query_pre_attn_scalar", 256) ** -0.5, window_of(config, layer))
 
 
 class Gemma3FeedForward(FeedForward):
@@ -51,7 +48,7 @@ class Layer:
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         self._norms = [OffsetRMSNorm(weights(f"{name}_layernorm.weight", width), eps) for name in names]
         self._attention = Gemma3Attention(config, shape, weights.below("self_attn"), layer, rotary)
         self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
@@ -72,9 +69,7 @@ class Gemma3:
     ) -> None:
         if (activation := config.get("hidden_activation", _ACTIVATION)) != _ACTIVATION:
             raise UsageError(f"activation {activation!r} is not supported ({_ACTIVATION} is)")
-        for field in _REFUSED:
-            if config.get(field):
-                raise UsageError(f"{field} is not supported in this family")
+        refuse(config, _REFUSED)
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)
         self._rotary = {
@@ -84,17 +79,17 @@ class Gemma3:
         width, model = int(config["hidden_size"]), _text(weights)
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
-        typed = {"sliding_window": 4096, **config, "layer_types": kinds}
+        typed = {"sliding_window": 4096, **config, "layer_types": kinds, "use_sliding_window": True}
         self._layers = [
             Layer(typed, self.shape, model.below(f"layers.{index}"), index, self._rotary[kind])
             for index, kind in enumerate(kinds)
         ]
-        self._norm = OffsetRMSNorm(model("norm.weight", width), float(config.get("rms_norm_eps", 1e-6)))
-        tied = config.get("tie_word_embeddings", True)
-        head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
-        self._head = weights.linear(head[: self.shape.outputs], None)
+        self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
+        table = output_table(config, weights, self._embedding, tied=True)
+        self._head = weights.linear(table[: self.shape.outputs], None)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
-        self._cap = Scores(softcap=config.get("final_logit_softcapping"))
+        capped = config.get("final_logit_softcapping") is not None
+        self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
         x = self._embed(token_ids) * self._scale
@@ -118,19 +113,22 @@ def _text(weights: Weights) -> Weights:
 
 def layer_types(config: Config) -> list[str]:
     """The kind of every layer; older configs say that each n-th is global."""
-    count = int(config["num_hidden_layers"])
+    layers = int(config["num_hidden_layers"])
     if (kinds := config.get("layer_types")) is None:
-        every = int(config.get("sliding_window_pattern") or 6)
-        return [_LOCAL if (index + 1) % every else _GLOBAL for index in range(count)]
-    if len(kinds) != count or not set(kinds) <= {_GLOBAL, _LOCAL}:
-        raise UsageError(f"layer_types must be {count} of {_GLOBAL} and {_LOCAL}")
+        every = count(config, "sliding_window_pattern", 6)
+        return [SLIDING if (index + 1) % every else FULL for index in range(layers)]
+    if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+        raise UsageError(f"layer_types must be {layers} of {FULL} and {SLIDING}")
     return list(kinds)
 
 
-def rope(config: Config, kind: str) -> Mapping[str, Any]:
+def rope(config: Config, kind: str) -> Config:
     """The rotary part of the config for layers of a kind, in the form of other families. Old configs scale the global
     layers only."""
-    base = {"rope_theta": config.get("rope_theta", 1e6) if kind == _GLOBAL else config.get("rope_local_base_freq", 1e4)}
-    if (parameters := config.get("rope_parameters")) is not None:
-        return {"rope_parameters": base | (parameters.get(kind) or {})}
-    return base | ({"rope_scaling": config.get("rope_scaling")} if kind == _GLOBAL else {})
+    theta = number(config, "rope_theta", 1e6) if kind == FULL else number(config, "rope_local_base_freq", 1e4)
+    parameters, scaling = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
+    if parameters and scaling:
+        raise UsageError("rope_parameters and rope_scaling contradict each other: remove one of them")
+    if not parameters.keys() <= {FULL, SLIDING}:
+        raise UsageError(f"rope_parameters must be those of {FULL} and of {SLIDING}")
+    return {"rope_theta": theta, "rope_parameters": parameters.get(kind) or (scaling if kind == FULL else None)}

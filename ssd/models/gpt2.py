@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, count, flag, number, refuse
 from ssd.layers.attention import Scores
 from ssd.layers.norm import LayerNorm
 from ssd.models.interface import Plan, Shape
-from ssd.models.llama import Config
+from ssd.models.llama import output_table
 from ssd.models.split import VOCABULARY, Split, Splits
 from ssd.models.weights import LinearLayer, MakeLinear, Weights
 
@@ -33,7 +34,7 @@ def _linear(weights: Weights, make: MakeLinear, name: str, inputs: int, outputs:
 
 
 def _norm(weights: Weights, name: str, width: int, config: Config) -> LayerNorm:
-    eps = float(config.get("layer_norm_epsilon", 1e-5))
+    eps = number(config, "layer_norm_epsilon", 1e-5)
     return LayerNorm(weights(f"{name}.weight", width), weights(f"{name}.bias", width), eps)
 
 
@@ -42,7 +43,7 @@ class Block:
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int) -> None:
         width = int(config["hidden_size"])
-        inner = weights.share.size(int(config.get("n_inner") or 4 * width), "n_inner")
+        inner = weights.share.size(count(config, "n_inner", 4 * width), "n_inner")
         attended = shape.heads * shape.head_dim
         self._first, self._second = (_norm(weights, name, width, config) for name in ("ln_1", "ln_2"))
         self._qkv = _linear(weights, weights.linear, "attn.c_attn", width, 3 * attended)
@@ -51,8 +52,8 @@ class Block:
         self._down = _linear(weights, weights.row_linear, "mlp.c_proj", inner, width)
         self._shape, self._layer = shape, layer
         self._approximate = _GELU[config.get("activation_function", "gelu_new")]
-        scale = shape.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
-        self._scores = Scores(scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale)
+        scale = shape.head_dim**-0.5 if flag(config, "scale_attn_weights", True) else 1.0
+        self._scores = Scores(scale / (layer + 1) if flag(config, "scale_attn_by_inverse_layer_idx") else scale)
 
     def __call__(self, x: Tensor, plan: Plan) -> Tensor:
         qkv = self._qkv(self._first(x)).view(x.shape[0], 3, self._shape.heads, self._shape.head_dim)
@@ -70,8 +71,7 @@ class GPT2:
     ) -> None:
         if config.get("activation_function", "gelu_new") not in _GELU:
             raise UsageError(f"activation {config['activation_function']!r} is not supported ({', '.join(_GELU)} are)")
-        if config.get("add_cross_attention"):
-            raise UsageError("add_cross_attention is not supported: the model would need an encoder")
+        refuse(config, ("add_cross_attention",))  # to an encoder
         width, heads, known = (
             int(config[key]) for key in ("hidden_size", "num_attention_heads", "max_position_embeddings")
         )
@@ -86,8 +86,7 @@ class GPT2:
         self._positions = model("wpe.weight", known, width)
         self._blocks = [Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
         self._norm = _norm(model, "ln_f", width, config)
-        tied = config.get("tie_word_embeddings", True)
-        self._head = weights.linear(self._embedding if tied else weights("lm_head.weight", vocab_size, width), None)
+        self._head = weights.linear(output_table(config, weights, self._embedding, tied=True), None)
         self._embed = weights.embedding(self._embedding, vocab_size)
 
     def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:

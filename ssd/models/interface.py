@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores
+from ssd.model_sizes import MOST
 
 
 class Plan(Protocol):
@@ -32,9 +33,6 @@ class Plan(Protocol):
         an EAGLE-3 head; most plans do not listen."""
 
 
-_MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
-
-
 @dataclass(frozen=True)
 class Shape:
     """The numbers of a model that the engine needs. It reads ids below `vocab_size` and predicts those below `outputs`
@@ -51,7 +49,7 @@ class Shape:
     def __post_init__(self) -> None:
         """Raise `UsageError` for numbers that no model has, before anything is made of them."""
         for name in ("vocab_size", "outputs", "layers", "heads", "kv_heads", "head_dim", "max_position"):
-            most = _MOST.get(name, 2**31)
+            most = MOST.get(name, 2**31)
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} {getattr(self, name)} is not between 1 and {most}")
         if self.heads % self.kv_heads:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, count, flag, number, refuse
 from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import DecoderLayer, Heads
 from ssd.layers.activation import silu_mul
@@ -20,8 +21,7 @@ from ssd.models.interface import Plan, Shape
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
 from ssd.models.weights import LinearLayer, Weights
 
-Config = Mapping[str, Any]
-
+FULL, SLIDING = "full_attention", "sliding_attention"
 SPLITS: Splits = {
     "embed_tokens": VOCABULARY,
     "q_proj": COLUMN,
@@ -51,20 +51,28 @@ def shape_of(config: Config, max_position: int) -> Shape:
 
 def window_of(config: Config, layer: int) -> int | None:
     """How many tokens a layer attends to, None for all. Qwen's configs name a window and say beside it if it is used,
-    and from which layer on; newer ones name the kind of every layer. Raises `UsageError` for another kind."""
-    kinds = config.get("layer_types")
-    if kinds is not None and kinds[layer] not in ("full_attention", "sliding_attention"):
-        raise UsageError(f"layers of {kinds[layer]!r} are not supported (full_attention, sliding_attention are)")
-    window = config.get("sliding_window")
-    if not window or not config.get("use_sliding_window", True):
-        return None
-    if kinds is None:
-        slides = layer >= int(config.get("max_window_layers", 28 if "use_sliding_window" in config else 0))
-    else:
-        slides = kinds[layer] == "sliding_attention"
-    if type(window) is not int or window < 1:
-        raise UsageError(f"sliding_window must be a positive number, is {window!r}")
-    return window if slides else None
+    and from which layer on; newer ones name the kind of every layer. Raises `UsageError` for another kind, and for
+    one that slides without a window."""
+    used = config.get("sliding_window") is not None and flag(config, "use_sliding_window", True)
+    window = count(config, "sliding_window") if used else None
+    if (kinds := config.get("layer_types")) is None:
+        return window if layer >= int(config.get("max_window_layers") or 0) else None
+    if kinds[layer] not in (FULL, SLIDING):
+        raise UsageError(f"layers of {kinds[layer]!r} are not supported ({FULL}, {SLIDING} are)")
+    if kinds[layer] == SLIDING and window is None:
+        raise UsageError(f"layer_types has {SLIDING}, but the config has no sliding_window that is used")
+    return window if kinds[layer] == SLIDING else None
+
+
+def output_table(config: Config, weights: Weights, embedding: Tensor, tied: bool) -> Tensor:
+    """[vocab_size, width]: what makes logits of hidden states: the embedding, where the config says that they are
+    `tied` (by the family's custom if it says nothing). A checkpoint that has another all the same is not tied, as in
+    transformers."""
+    tied = flag(config, "tie_word_embeddings", tied)
+    if tied and not weights.stored("lm_head.weight"):
+        return embedding
+    table = weights("lm_head.weight", int(config["vocab_size"]), embedding.shape[1])
+    return embedding if tied and torch.equal(table, embedding) else table
 
 
 def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
@@ -122,7 +130,7 @@ class Attention:
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
         """Whether the projections to queries, keys and values have biases, and whether the one to the output has."""
-        bias = bool(config.get("attention_bias", False))
+        bias = flag(config, "attention_bias")
         return bias, bias
 
     def normalised(self, qk: Tensor) -> Tensor:
@@ -137,7 +145,7 @@ class FeedForward:
         """Without being `summed` over the ranks it is a part, where there are several."""
         width = int(config["hidden_size"])
         inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
-        bias = bool(config.get("mlp_bias", False))
+        bias = flag(config, "mlp_bias")
         biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
         self._gate_up = weights.linear(
             torch.cat([weights(f"{name}.weight", inner, width) for name in ("gate_proj", "up_proj")]),
@@ -195,17 +203,17 @@ class Llama:
 
     attention: type[Attention] = Attention
     slides = False  # whether layers of this family may have windows
+    defaults: ClassVar[Config] = {}  # fields that its configs may leave out, where that means something
+    refused: tuple[str, ...] = ()  # fields of other families that must not ask for anything
     splits = SPLITS
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        if config.get("hidden_act", "silu") != "silu":
-            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        config = {**self.defaults, **config}
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
-        if not self.slides and any(window_of(config, index) for index in range(self.shape.layers)):
-            raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")
-        width, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps", 1e-6))
+        self.check(config)
+        width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)
         self._rotary = Rotary(frequencies, max_position, dtype)
         model = weights.below("model")
@@ -214,10 +222,20 @@ class Llama:
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
         self._norm = RMSNorm(model("norm.weight", width), eps)
-        tied = bool(config.get("tie_word_embeddings", False))
-        head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
-        self._head = weights.linear(head[: self.shape.outputs], None)
+        table = output_table(config, weights, self._embedding, tied=False)
+        self._head = weights.linear(table[: self.shape.outputs], None)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
+
+    def check(self, config: Config) -> None:
+        """Raise `UsageError` for what the config asks for and this family does not do."""
+        if config.get("hidden_act", "silu") != "silu":
+            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        refuse(config, self.refused)
+        if not self.slides and config.get("sliding_window") is not None and flag(config, "use_sliding_window", True):
+            raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")
+        kinds = config.get("layer_types")
+        if kinds is not None and len(kinds) != self.shape.layers:
+            raise UsageError(f"layer_types has {len(kinds)} layers, num_hidden_layers says {self.shape.layers}")
 
     def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
         return Layer(

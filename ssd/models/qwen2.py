@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ssd.models.llama import SPLITS, Attention, Config, Llama
+from ssd.fields import Config
+from ssd.models.llama import SPLITS, Attention, Llama
+
+# What configs of Qwen leave out.
+WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
 
 class Qwen2Attention(Attention):
@@ -18,4 +22,6 @@ class Qwen2(Llama):
 
     attention = Qwen2Attention
     slides = True
+    defaults = WINDOWS
+    refused = ("mlp_bias",)
     splits = SPLITS

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ssd.fields import Config, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import Shape
-from ssd.models.llama import SPLITS, Attention, Config, Llama
+from ssd.models.llama import SPLITS, Attention, Llama
+from ssd.models.qwen2 import WINDOWS
 from ssd.models.weights import Weights
 
 
@@ -19,7 +21,7 @@ class Qwen3Attention(Attention):
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
-        eps = float(config.get("rms_norm_eps", 1e-6))
+        eps = number(config, "rms_norm_eps", 1e-6)
         self._q_norm = self.norm(weights("q_norm.weight", shape.head_dim), eps)
         self._k_norm = self.norm(weights("k_norm.weight", shape.head_dim), eps)
 
@@ -38,4 +40,6 @@ class Qwen3(Llama):
 
     attention = Qwen3Attention
     slides = True
+    defaults = WINDOWS
+    refused = ("mlp_bias",)
     splits = SPLITS

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config, count, flag
 from ssd.layers.linear import Linear
-from ssd.models.llama import SPLITS, Config, FeedForward
+from ssd.models.llama import SPLITS, FeedForward
 from ssd.models.qwen3 import Qwen3
 from ssd.models.weights import Weights
 
@@ -18,13 +20,15 @@ class Experts:
     """The sum of the few feed-forwards that a router gives a token to, weighted by its probabilities."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
-        count, self._chosen = int(config["num_experts"]), int(config["num_experts_per_tok"])
-        if not 1 <= self._chosen <= count:
-            raise UsageError(f"num_experts_per_tok {self._chosen} of {count} experts")
-        self._normalised = bool(config.get("norm_topk_prob", False))
-        self._router = Linear(weights("gate.weight", count, int(config["hidden_size"])))
+        experts, self._chosen = count(config, "num_experts"), count(config, "num_experts_per_tok")
+        if self._chosen > experts:
+            raise UsageError(f"num_experts_per_tok {self._chosen} of {experts} experts")
+        self._normalised = flag(config, "norm_topk_prob")
+        self._router = Linear(weights("gate.weight", experts, int(config["hidden_size"])))
         inner = {**config, "intermediate_size": config["moe_intermediate_size"]}
-        self._experts = [FeedForward(inner, weights.below(f"experts.{index}"), summed=False) for index in range(count)]
+        self._experts = [
+            FeedForward(inner, weights.below(f"experts.{index}"), summed=False) for index in range(experts)
+        ]
         self._ranks = weights.share.ranks
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,10 +47,13 @@ class Qwen3MoE(Qwen3):
     """A Qwen3 decoder with experts in some or all layers; see `ssd.models.interface.Model`."""
 
     slides = False
+    defaults: ClassVar[Config] = {"use_sliding_window": False}
     splits = SPLITS
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        every, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
+        every, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        if any(type(index) is not int for index in dense):
+            raise UsageError(f"mlp_only_layers must be a list of layers, is {dense!r}")
         if layer in dense or (layer + 1) % every or not int(config["num_experts"]):
             return FeedForward(config, weights)
         return Experts(config, weights)

@@ -12,8 +12,10 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.layers.linear import Linear
 from ssd.layers.parallel import Embedding, ParallelEmbedding, RowParallel
-from ssd.models.checkpoint import Checkpoint
+from ssd.models.checkpoint import Checkpoint, TensorInfo
 from ssd.models.split import WHOLE, Piece, Share
+
+_TYPES = ("F32", "F16", "BF16", "F64")
 
 Reader = Callable[..., Tensor]
 """(name, shape of the whole tensor[, the piece of it that is wanted])"""
@@ -83,6 +85,17 @@ class Weights:
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names
 
+    def stored(self, name: str) -> bool:
+        """Whether a checkpoint has it: of weights that are made up none is."""
+        return self._names is not None and self._prefix + name in self._names
+
+
+def check_type(name: str, tensor: TensorInfo) -> None:
+    """Raise `UsageError` for a type of weights that are quantised: without their scales they are other numbers."""
+    if tensor.dtype not in _TYPES:
+        known = ", ".join(_TYPES)
+        raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
+
 
 def from_checkpoint(
     checkpoint: Checkpoint,
@@ -116,6 +129,8 @@ def from_checkpoint(
         return tensor
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+        if name in checkpoint.tensors:
+            check_type(name, checkpoint.tensors[name])
         return stored(name, shape, piece).to(device, dtype)
 
     return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored)

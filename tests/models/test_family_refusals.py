@@ -87,7 +87,7 @@ def test_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
         ("mistral", {"sliding_window": -4}, "sliding_window must be a positive number"),
         ("mistral", {"sliding_window": 8.5}, "sliding_window must be a positive number"),
         ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
-        ("qwen2", {"layer_types": ["full_attention"]}, "does not describe a model"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers says 2"),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding-window"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok 7 of 6"),
         ("qwen3_moe", {"num_local_experts": 7}, r"experts.6.gate_proj.weight is missing|gate.weight has shape"),

@@ -37,6 +37,8 @@ def model(kind: str, directory: Path, *, seed: int = 0, std: float = 0.2, shards
 
     sizes = {name: value for name, value in SIZES.items() if hasattr(AutoConfig.for_model(kind), name)}
     known = AutoConfig.for_model(kind, **sizes | config)
+    if kind == "gpt2":
+        known.eos_token_id = 2  # its own is beyond a small vocabulary
     return _write(AutoModelForCausalLM.from_config(known, dtype=torch.float32), directory, seed, std, shards)
 
 

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.fields import Config
 from ssd.layers.norm import LayerNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.interface import Plan, Shape
-from ssd.models.llama import Config, shape_of
+from ssd.models.llama import shape_of
 from ssd.models.weights import LinearLayer, Weights
 
 
