@@ -30,6 +30,14 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Metadata of a Llama, below `llama.`, that is read, or says nothing about what is computed.
+_READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "tensor_data_layout"}
+_READ |= {f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "value_length")}
+_READ |= {"attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"}
+_READ |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "finetuned")}
+# What it may say beside that: as it is without.
+_AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "logit_scale": 1.0}
+_AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0}
 
 
 def import_gguf(reader: GGUFReader, directory: Path, report: Report) -> None:
@@ -39,8 +47,10 @@ def import_gguf(reader: GGUFReader, directory: Path, report: Report) -> None:
     """
     try:
         config = llama_config(reader)
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
         _write_safetensors(directory / "model.safetensors", reader, config, report)
+    except UsageError as error:
+        raise UsageError(f"{reader.data.filename}: {error}") from error
     except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{reader.data.filename} {cause}") from error
@@ -62,13 +72,26 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
     fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.to")}
     if fields.get("general.architecture") != "llama":
         raise UsageError(f"GGUF architecture {fields.get('general.architecture')!r} is not supported, only 'llama'")
+    _refuse_what_is_not_read(fields)
     hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    head_dim = fields.get("llama.attention.key_length", fields.get("llama.rope.dimension_count", hidden // heads))
     rope = {"rope_theta": fields.get("llama.rope.freq_base", 10000.0), "rope_type": "default"}
-    if (scaling := fields.get("llama.rope.scaling.type", "none")) == "linear":
+    known = "linear" if "llama.rope.scaling.factor" in fields else "none"  # llama.cpp's custom where it does not say
+    if (scaling := fields.get("llama.rope.scaling.type", known)) == "linear":
         rope |= {"rope_type": scaling, "factor": fields["llama.rope.scaling.factor"]}
     elif scaling != "none":
-        raise UsageError(f"rope scaling {scaling!r} of a GGUF is not supported (none, linear are)")
+        raise UsageError(f"rope scaling {scaling!r} is not supported (none, linear are)")
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    vocab_size = int(embedding.shape[-1])
+    layers = len({tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")})
+    for name, size in {
+        "rope.dimension_count": head_dim,
+        "attention.value_length": head_dim,
+        "vocab_size": vocab_size,
+        "block_count": layers,
+    }.items():
+        if (said := fields.get(f"llama.{name}", size)) != size:
+            raise UsageError(f"llama.{name} {said} is not supported: by the rest of the file it is {size}")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -78,7 +101,7 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-        "head_dim": fields.get("llama.attention.key_length", fields.get("llama.rope.dimension_count", hidden // heads)),
+        "head_dim": head_dim,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": fields["llama.feed_forward_length"],
@@ -92,8 +115,16 @@ def llama_config(reader: GGUFReader) -> dict[str, Any]:
         "rope_theta": rope["rope_theta"],
         "rope_parameters": rope,
         "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
-        "vocab_size": int(embedding.shape[-1]),
+        "vocab_size": vocab_size,
     }
+
+
+def _refuse_what_is_not_read(fields: Mapping[str, Any]) -> None:
+    """UsageError for metadata that may ask for another computation."""
+    for key, value in fields.items():
+        name = key.removeprefix("llama.")
+        if name != key and name not in _READ and (name not in _AS_WITHOUT or value != _AS_WITHOUT[name]):
+            raise UsageError(f"{key} {value!r} is not supported")
 
 
 def hugging_face_name(name: str) -> str:

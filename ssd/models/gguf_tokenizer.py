@@ -21,19 +21,34 @@ _CONTROL, _USER_DEFINED = 3, 4
 def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
     """Write the files into `directory`; UsageError for a kind of tokenizer that is not rebuilt here."""
     kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
-    if kind != "gpt2" or cut not in _CUTS:
+    if kind != "gpt2" or not isinstance(cut, str) or cut not in _CUTS:
         raise UsageError(
-            f"the tokenizer in this GGUF ({kind!r}, {cut!r}) is not read: put the tokenizer.json of the model beside it"
+            f"the tokenizer in {reader.data.filename} ({kind!r}, {cut!r}) is not read: "
+            "put the tokenizer.json of the model beside it"
+        )
+    if _field(reader, "add_eos_token"):
+        raise UsageError(
+            f"{reader.data.filename}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported"
         )
     try:
         _tokenizer(reader, digits=_CUTS[cut]).save(str(directory / "tokenizer.json"))
-    except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"the tokenizer in this GGUF is broken: {error}") from error
-    names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+        _write_settings(reader, directory)
+    except Exception as error:  # the library raises bare Exception, and the metadata may be of any type
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise UsageError(f"the tokenizer in {reader.data.filename} is broken: {first}") from error
+
+
+def _write_settings(reader: GGUFReader, directory: Path) -> None:
+    """What stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
     tokens = _field(reader, "tokens")
-    config = {name: tokens[at] for name, key in names.items() if (at := _field(reader, key)) is not None}
+    ids = {key: _field(reader, f"{key}_token_id") for key in ("bos", "eos", "eot", "eom")}
+    known = {key: at for key, at in ids.items() if at is not None}
+    for key, at in known.items():
+        if type(at) is not int or not 0 <= at < len(tokens):
+            raise ValueError(f"{key}_token_id {at!r} is not one of {len(tokens)} tokens")
+    config = {f"{key}_token": tokens[at] for key, at in known.items() if key in ("bos", "eos")}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    ends = {_field(reader, key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")} - {None}
+    ends = {at for key, at in known.items() if key != "bos"}
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
     if (template := reader.get_field("tokenizer.chat_template")) is not None:
         (directory / "chat_template.jinja").write_text(template.contents())

@@ -148,6 +148,75 @@ def test_metadata_that_describes_no_model_is_refused(fields: dict[str, Any], mes
         tiny.runner(hub.resolve(str(tmp_path / "tiny.gguf")))
 
 
+_REFUSED_METADATA: list[tuple[str, Any, str]] = [
+    ("llama.attention.causal", False, "llama.attention.causal False is not supported"),
+    ("llama.attention.sliding_window", 4, "sliding_window 4 is not supported"),
+    ("llama.logit_scale", 2.0, "logit_scale 2.0 is not supported"),
+    ("llama.rope.scale_linear", 4.0, "scale_linear 4.0 is not supported"),
+    ("llama.expert_count", 8, "expert_count 8 is not supported"),
+    ("llama.rope.dimension_count", 8, "rope.dimension_count 8 is not supported: by the rest of the file it is 16"),
+    ("llama.attention.value_length", 8, "value_length 8 is not supported: by the rest of the file it is 16"),
+    ("llama.vocab_size", 7, "vocab_size 7 is not supported: by the rest of the file it is 300"),
+    ("llama.block_count", 1, "block_count 1 is not supported: by the rest of the file it is 2"),
+    ("llama.rope.freq_base", float("inf"), "does not describe a model"),
+    *(
+        (f"tokenizer.ggml.{end}_token_id", 300, f"{end}_token_id 300 is not one of 300")
+        for end in ("bos", "eos", "eot")
+    ),
+    ("tokenizer.ggml.eos_token_id", "x", "eos_token_id 'x' is not one of 300 tokens"),
+    ("tokenizer.ggml.eom_token_id", [1, 2], r"eom_token_id \[1, 2\] is not one of 300 tokens"),
+    ("tokenizer.ggml.pre", ["gpt-2"], "put the tokenizer.json of the model beside it"),
+    ("tokenizer.ggml.tokens", [1, 2], "the tokenizer in .* is broken"),
+    ("tokenizer.ggml.merges", ["a"], "the tokenizer in .* is broken"),
+    ("tokenizer.ggml.add_eos_token", True, "add_eos_token"),
+    ("tokenizer.chat_template", 1, "the tokenizer in .* is broken"),
+]
+
+
+def _with_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any) -> Path:
+    """A good file but for one field of its metadata, whatever its type."""
+    write_header = gguf.GGUFWriter.write_header_to_file
+
+    def spoilt(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        write_header(writer)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", spoilt)
+    ggufs.write(tmp_path / "tiny.gguf", tokenizer=tiny.tokenizer(tiny.llama(tmp_path / "tokens", vocab_size=300)))
+    return tmp_path / "tiny.gguf"
+
+
+@pytest.mark.parametrize(("key", "value", "message"), _REFUSED_METADATA, ids=str)
+def test_metadata_that_asks_for_what_is_not_done_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming the file, in a line, and nothing is left in the cache."""
+    file = _with_field(tmp_path, monkeypatch, key, value)
+    with pytest.raises(UsageError, match=message) as caught:
+        hub.resolve(str(file))
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache" / "gguf").glob("tiny-*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("llama.attention.causal", True), ("llama.expert_count", 0), ("llama.rope.scaling.factor", 1.0)]
+)
+def test_metadata_that_says_what_is_so_anyway_is_accepted(
+    key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = hub.resolve(str(_with_field(tmp_path, monkeypatch, key, value)))
+    text = tiny.token_ids(30, 0, 300)
+    logits = tiny.runner(directory).forward([Row(text, 0, range(16), len(text))])
+    oracle = tiny.oracle(tmp_path / "tiny.from")
+    assert (logits - tiny.oracle_logits(oracle, text)).abs().max() <= 1e-4
+
+
+def test_a_factor_without_a_type_is_linear_as_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = hub.resolve(str(_with_field(tmp_path, monkeypatch, "llama.rope.scaling.factor", 4.0)))
+    assert checkpoint.read_config(directory)["rope_parameters"]["rope_type"] == "linear"
+
+
 @pytest.mark.parametrize("kind", ["Q5_0", "IQ4_NL", "TQ1_0"])
 def test_other_types_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
