@@ -14,7 +14,7 @@ from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import DecoderLayer, Heads
 from ssd.layers.activation import silu_mul
 from ssd.layers.attention import Scores
-from ssd.layers.norm import RMSNorm
+from ssd.layers.norm import OffsetRMSNorm, RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.checkpoint import DRAFT_VOCAB
 from ssd.models.interface import Plan, Shape
@@ -89,6 +89,9 @@ class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
 
     inputs = 1  # how many times the model's width goes in
+    # Whether our kernel for a whole layer does what this class does. Of its own each class must say so: one that
+    # derives from it may change what the kernel does not know of.
+    in_one_call = True
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
@@ -181,8 +184,11 @@ class Layer:
 
     def _in_one_call(self) -> DecoderLayer | None:
         """None where a part of it is none of our kernels."""
-        first, second, feed_forward = self._attention_norm.kernel, self._forward_norm.kernel, self._feed_forward
+        norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
+        first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
         if first is None or second is None or type(feed_forward) is not FeedForward:
+            return None
+        if "in_one_call" not in vars(type(self._attention)):
             return None
         products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
         if len(products) < 4:

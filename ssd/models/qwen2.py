@@ -12,6 +12,8 @@ WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_win
 class Qwen2Attention(Attention):
     """Attention with biases that no config field names."""
 
+    in_one_call = True
+
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
         return True, False

@@ -18,6 +18,7 @@ class Qwen3Attention(Attention):
     """Attention whose query and key heads are normalised before rotation, by `norm`."""
 
     norm: type[RMSNorm] = RMSNorm
+    in_one_call = True
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)

@@ -12,6 +12,11 @@ from ssd.execution.batch import Row
 from ssd.execution.paged import PagedPlan
 from ssd.kernels import cpu
 from ssd.kernels.decoder import DecoderLayer
+from ssd.layers.attention import Scores
+from ssd.layers.norm import RMSNorm
+from ssd.models import llama
+from ssd.models.llama import Attention, Layer, Llama
+from ssd.models.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
@@ -54,6 +59,55 @@ def test_one_call_is_all_of_them(
     runner = tiny.runner(directory, int8=int8)
     for rows, logits in zip(BATCHES, together, strict=True):
         assert torch.equal(runner.forward(rows), logits)
+
+
+class Halved(Attention):
+    def normalised(self, qk: torch.Tensor) -> torch.Tensor:
+        return qk / 2
+
+
+class Capped(Attention):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._scores = Scores(0.1, softcap=0.5)
+
+
+class Doubled(Qwen2Attention):
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        return super().__call__(*arguments) * 2
+
+
+class Shifted(RMSNorm):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + 1
+
+
+class ShiftedLayer(Layer):
+    def __init__(self, index: int, norm: RMSNorm, *parts: Any) -> None:
+        super().__init__(index, Shifted(*(norm.kernel or ())), *parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "changed"),
+    [
+        ("llama", (Llama, "attention"), Halved),
+        ("llama", (Llama, "attention"), Capped),
+        ("qwen2", (Qwen2, "attention"), Doubled),
+        ("llama", (llama, "Layer"), ShiftedLayer),
+    ],
+    ids=["normalised", "scores", "call", "norm"],
+)
+def test_what_a_family_of_ones_own_changes_is_not_passed_over(
+    kind: str, part: tuple[Any, str], changed: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plugins derive from these classes, as docs/models.md says."""
+    directory = tiny.model(kind, tmp_path)
+    before = tiny.runner(directory).forward(BATCHES[0])
+    monkeypatch.setattr(*part, changed)
+    after = tiny.runner(directory).forward(BATCHES[0])
+    assert not torch.allclose(after, before)
+    monkeypatch.setattr(PagedPlan, "views", lambda plan: None)
+    assert torch.equal(after, tiny.runner(directory).forward(BATCHES[0]))
 
 
 def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
