@@ -61,7 +61,10 @@ def prompt_ids(message: Generate, config: EngineConfig, tokenizer: Tokenizer) ->
     if not token_ids:
         raise RequestError("invalid_request", "the prompt is empty")
     if max(token_ids) >= config.vocab_size:
-        raise RequestError("invalid_request", _outside(max(token_ids), config))
+        cause = _outside(max(token_ids), config)
+        if message.token_ids is None:
+            cause = f"{cause}: the tokenizer beside the model does not match it"
+        raise RequestError("invalid_request", cause)
     if len(token_ids) >= config.max_model_len:
         raise RequestError(
             "context_length_exceeded",

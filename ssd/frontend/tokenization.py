@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.messages import ChatMessage
+from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 
 # What a token adds to a text that it begins, and to one that goes on with it.
 _Piece: TypeAlias = tuple[bytes, bytes]
@@ -128,17 +129,18 @@ class Tokenizer:
         }
         path = directory / "chat_template.jinja"
         try:
-            source = path.read_text("utf-8") if path.is_file() else _template_of(config)
+            source = read_bounded(path).decode() if path.is_file() else _template_of(config)
             self._template = _environment().from_string(source) if source is not None else None
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot read the chat template in {directory}: {error}") from None
 
 
 def _load_tokenizer(path: Path) -> _Tokenizer | None:
     if not path.is_file():
         return None
+    text = read_bounded(path, MAX_TOKENIZER)
     try:
-        tokenizer = _Tokenizer.from_file(str(path))
+        tokenizer = _Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises nothing more specific
         raise UsageError(f"cannot read {path}: {error}") from None
     tokenizer.no_truncation()
@@ -150,8 +152,8 @@ def _load_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
+        config = json.loads(read_bounded(path))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(config, dict):
         raise UsageError(f"cannot read {path}: expected an object")

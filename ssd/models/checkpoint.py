@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ __all__ = [
 ]
 __all__ += ["safetensors_files", "tokenizer_vocabulary"]
 
-_MAX_JSON = 64 << 20
+_MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
 _QUANTISED = ("quantization_config", "compression_config")
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it may predict.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
@@ -145,16 +146,21 @@ def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    return parse_object(read_bounded(path), path)
+
+
+def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
+    """All of a file. Raises UsageError for one that cannot be read or is longer than `most`, before it is in memory."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MAX_JSON + 1)
+            text = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     except FileNotFoundError:
         raise UsageError(f"{path.parent} has no {path.name}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > _MAX_JSON:
-        raise UsageError(f"{path} is larger than {_MAX_JSON} bytes")
-    return parse_object(text, path)
+    if text is None or len(text) > most:
+        raise UsageError(f"{path} is larger than {most} bytes")
+    return text
 
 
 def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
@@ -164,8 +170,9 @@ def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
         return None
     from tokenizers import Tokenizer
 
+    text = read_bounded(file, MAX_TOKENIZER)
     try:
-        return dict(Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True))
+        return dict(Tokenizer.from_buffer(text).get_vocab(with_added_tokens=True))
     except Exception as error:  # the library raises bare Exception
         raise UsageError(f"cannot read {file}: {error}") from error
 
@@ -181,7 +188,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     pair = f"target {target.directory} and draft {draft.directory}"
     files = [model.directory / "tokenizer.json" for model in (target, draft)]
     if all(file.is_file() for file in files):
-        if files[0].read_bytes() == files[1].read_bytes():
+        if read_bounded(files[0], MAX_TOKENIZER) == read_bounded(files[1], MAX_TOKENIZER):
             return
         ours, theirs = tokenizer_vocabulary(target.directory), tokenizer_vocabulary(draft.directory)
         assert ours is not None and theirs is not None

@@ -85,6 +85,14 @@ def test_ids_are_echoed_as_their_text(http: HttpEngine) -> None:
     assert answer["choices"][0]["text"] == "Why?" + TOKENIZER.decode(IDS)
 
 
+def test_a_tokenizer_of_another_model_is_named_as_the_cause() -> None:
+    config = engine_config(vocab_size=2)
+    with pytest.raises(RequestError, match="the tokenizer beside the model does not match it"):
+        prompt_ids(Generate(0, "Why?"), config, TOKENIZER)
+    with pytest.raises(RequestError, match="token id 2 is outside of the vocabulary of 2 tokens$"):
+        prompt_ids(Generate(0, token_ids=[2]), config, TOKENIZER)
+
+
 @pytest.mark.parametrize("alternatives", [0, 1, 20])
 def test_a_prompt_with_log_probabilities_half_fills_a_message_at_most(alternatives: int) -> None:
     config = engine_config(max_model_len=2**20, num_pages=2**16, vocab_size=2**31 - 1)

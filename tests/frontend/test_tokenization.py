@@ -120,12 +120,24 @@ def test_without_a_tokenizer_only_token_ids_work(tmp_path: Path) -> None:
         ("tokenizer_config.json", b"{"),
         ("chat_template.jinja", b"{% if %}"),
         ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer_config.json", b'{"a":' * 100_000),
+        ("chat_template.jinja", b"{% if 1 %}" * 500 + b"{% endif %}" * 500),
     ],
+    ids=lambda value: value[:12],
 )
 def test_unreadable_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     directory = model(tmp_path)
     (directory / name).write_bytes(content)
     with pytest.raises(UsageError, match="template" if name.endswith("jinja") else name):
+        Tokenizer(directory)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_files_that_would_fill_the_memory_are_not_read(tmp_path: Path, name: str) -> None:
+    directory = model(tmp_path)
+    with (directory / name).open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(UsageError, match=f"{name} is larger than"):
         Tokenizer(directory)
 
 
