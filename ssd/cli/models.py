@@ -7,7 +7,7 @@ import click
 _DRAFTS = (
     ("model", "--draft MODEL, of any family, with the target's tokens"),
     ("cascade", "--draft SMALL --draft LARGER: each helps the next"),
-    ("EAGLE-3 head", "--draft HEAD, in the Llama layout, for targets of the Llama and Qwen families"),
+    ("EAGLE-3 head", "--draft HEAD, in the Llama layout, for targets of every family listed above"),
     ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing"),
 )
 

@@ -36,15 +36,15 @@ SPLITS: Splits = {
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
-    """The numbers of a Llama-like config; raises KeyError when one is missing."""
-    heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+    """The numbers of a Llama-like config. Raises `UsageError` for what is missing or no positive number."""
+    vocab_size, heads = count(config, "vocab_size"), count(config, "num_attention_heads")
     return Shape(
-        vocab_size=int(config["vocab_size"]),
-        outputs=min(int(config["vocab_size"]), int(config.get(DRAFT_VOCAB) or config["vocab_size"])),
-        layers=int(config["num_hidden_layers"]),
+        vocab_size=vocab_size,
+        outputs=min(vocab_size, count(config, DRAFT_VOCAB, vocab_size)),
+        layers=count(config, "num_hidden_layers"),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or width // heads),
+        kv_heads=count(config, "num_key_value_heads", heads),
+        head_dim=count(config, "head_dim", count(config, "hidden_size") // heads),
         max_position=max_position,
     )
 

@@ -163,7 +163,7 @@ BROKEN: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
     "map of fractions": ({"d2t": torch.full((40,), torch.nan)}, {}, "d2t does not name 40 tokens"),
     "map out of all bounds": ({"d2t": torch.full((40,), 2**63 - 1)}, {}, "d2t does not name 40 tokens"),
     "predicts too much": ({}, {"draft_vocab_size": 200}, r"lm_head.weight has shape \(40, 32\), expected \(131, 32\)"),
-    "heads": ({}, {"num_attention_heads": None}, "does not describe a model"),
+    "heads": ({}, {"num_attention_heads": None}, "num_attention_heads must be a positive number, is None"),
     "activation": ({}, {"hidden_act": "gelu"}, "'gelu' is not supported"),
 }
 
