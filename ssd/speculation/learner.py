@@ -85,6 +85,10 @@ class Learner:
         for mean, sample in zip(self._speeds.setdefault(batch, fresh), (tokens, seconds), strict=True):
             mean.note(sample)
 
+    def forget_speeds(self) -> None:
+        """The plan is another now, and these are not its own."""
+        self._speeds.clear()
+
     def steps(self, chains: float, seconds: float) -> None:
         """Tree steps of so many chains, and so long, on average."""
         self._step.note(chains, seconds)

@@ -61,10 +61,13 @@ class Tuning:
         self._plans: dict[_Way, Plan] = {}
         # The plan that the rounds of each way have followed last.
         self._measured: dict[_Way, Plan] = {}
+        # Ways whose rounds have been of two sizes: lines are seen through no less.
+        self._explored: set[_Way] = set()
         self._rounds, self._batch = 0, 1
         # A detour is a measurement of plain decoding or a trial of the draft: its kind, rounds left, when the next is.
         self._detour: Literal["", "plain", "trial"] = ""
-        self._left, self._next_plain, self._next_trial = 0, _FIRST_PLAIN, _TRIAL_EVERY
+        self._trials = self._left = 0
+        self._next_plain, self._next_trial = _FIRST_PLAIN, _TRIAL_EVERY
         self._telemetry = Telemetry(0, 0, 0.0, 0)
 
     def current(self, asked: Speculation) -> Speculation:
@@ -79,8 +82,9 @@ class Tuning:
                 forgotten = next(iter(self._plans))
                 del self._plans[forgotten]
                 self._measured.pop(forgotten, None)
+                self._explored.discard(forgotten)
         if plan.lookahead == 0 and self._detour == "trial":
-            plan = _first(way)
+            plan = _lean(way) if self._trials % 2 else _first(way)
         if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
         self._measured[way] = plan
@@ -116,24 +120,39 @@ class Tuning:
 
     def _decide(self, profile: Profile) -> None:
         for way, plan in self._plans.items():
+            if way not in self._explored:
+                self._explored.add(way)
+                self._plans[way] = _lean(way)
+                self.learner.forget_speeds()
+                continue
             chosen = self._plans[way] = best_plan(profile, self._batch, _choices(way), plan, self._measured.get(way))
             if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
+                if chosen.lookahead:
+                    self.learner.forget_speeds()
                 log.info("%s: K %d, fan-out %s, from %s", way.mode, chosen.lookahead, chosen.fan_out, profile)
 
     def _begin_detour(self, profile: Profile) -> None:
         free = [plan for way, plan in self._plans.items() if way.lookahead == 0]
         if self._rounds >= self._next_trial and any(plan.lookahead == 0 for plan in free):
             self._detour, self._left, self._next_trial = "trial", _TRIAL_ROUNDS, self._rounds + _TRIAL_EVERY
+            self._trials += 1
+            self.learner.forget_speeds()
         elif self._rounds >= self._next_plain and any(plan.lookahead > 0 for plan in free):
-            self._next_plain = self._rounds + _PLAIN_EVERY
             slowest = min(plan.speed for plan in free if plan.lookahead > 0)
             if slowest * profile.plain < _CLEAR * self._batch:
-                self._detour, self._left = "plain", _PLAIN_ROUNDS
+                self._detour, self._left, self._next_plain = "plain", _PLAIN_ROUNDS, self._rounds + _PLAIN_EVERY
 
 
 def _choices(way: _Way) -> Choices:
     lookaheads = (way.lookahead,) if way.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
     return Choices(lookaheads, way.fan_out, way.budget, way.mode == "ssd")
+
+
+def _lean(way: _Way) -> Plan:
+    """The fewest chains and tokens that are worth a try: what one more of them takes is learned from the difference to
+    the first plan, and where the draft computes, instead of waiting for memory, that is much."""
+    lookahead = way.lookahead or min(2, way.budget - 1)
+    return Plan(lookahead, way.fan_out or (1,) * (lookahead + 1), 0.0)
 
 
 def _first(way: _Way) -> Plan:

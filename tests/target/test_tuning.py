@@ -27,6 +27,7 @@ class World:
     rate: float
     verify: float = 0.050
     step: float = 0.005
+    each: float = 0.0  # more of a step for each chain
     ranks: tuple[int | None, ...] = (1, 1, 2, 2, None)
     tuning: Tuning = field(default_factory=Tuning)
     dice: Random = field(default_factory=lambda: Random(0))
@@ -45,7 +46,7 @@ class World:
                 continue
             lookahead, chains = now.num_speculative_tokens, now.chains
             steps, seconds, grown = self.counters.steps, self.counters.step_seconds, self.counters.grown
-            self.counters = Telemetry(0, steps + 4, seconds + 4 * self.step, grown + 4 * chains)
+            self.counters = Telemetry(0, steps + 4, seconds + 4 * (self.step + self.each * chains), grown + 4 * chains)
             drafted = lookahead if self.hit or now.mode == "sd" else 0
             accepted = next((index for index in range(drafted) if self.dice.random() >= self.rate), drafted)
             waited = lookahead * self.step if now.mode == "sd" else 0.0
@@ -87,6 +88,18 @@ def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
 def test_a_good_draft_looks_far_and_a_poor_one_does_not() -> None:
     good, poor = (depth(World(rate).play(600)[300:]) for rate in (0.95, 0.3))
     assert good > 6 and poor < 5
+
+
+def test_chains_that_take_time_are_few() -> None:
+    """As on a CPU that computes as long as it reads; where chains are free there are many."""
+    dear, free = (World(0.5, 0.013, 0.0035, each).play(400)[200:] for each in (0.0006, 0.0))
+    assert all(s.mode == "ssd" and s.chains <= 9 for s in dear)
+    assert all(s.mode == "ssd" and s.chains >= 12 for s in free)
+
+
+def test_what_a_chain_takes_is_seen_before_anything_is_decided() -> None:
+    played = World(0.5, each=0.0006).play(32)
+    assert len({s.chains for s in played}) == 2 and {s.mode for s in played} == {"ssd"}
 
 
 def test_a_useless_draft_is_given_up_and_tried_now_and_then() -> None:
