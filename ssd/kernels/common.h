@@ -11,6 +11,7 @@
 #define LANES 16
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef float quarter __attribute__((vector_size(16)));
 
 static inline lanes load(const float *x) {

@@ -2,8 +2,6 @@
 
 #include "kernels.h"
 
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-
 /* MurmurHash3's 32-bit finaliser (Appleby, public domain). */
 static inline words mixed(words x) {
     x ^= x >> 16;

@@ -26,7 +26,6 @@ static inline void finish(lanes result, const float *bias, float *y, int64_t cha
 }
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 
 /* LANES numbers of a weight in `bytes` each, 4 or 2: the first half of a float32 is a bfloat16. */
 static inline lanes numbers(const char *weight, int bytes) {

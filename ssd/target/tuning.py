@@ -122,12 +122,12 @@ class Tuning:
         for way, plan in self._plans.items():
             if way not in self._explored:
                 self._explored.add(way)
-                self._plans[way] = _lean(way)
-                self.learner.forget_speeds()
-                continue
-            chosen = self._plans[way] = best_plan(profile, self._batch, _choices(way), plan, self._measured.get(way))
+                chosen = _lean(way)
+            else:
+                chosen = best_plan(profile, self._batch, _choices(way), plan, self._measured.get(way))
+            self._plans[way] = chosen
             if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
-                if chosen.lookahead:
+                if chosen.lookahead and way.mode == "ssd":
                     self.learner.forget_speeds()
                 log.info("%s: K %d, fan-out %s, from %s", way.mode, chosen.lookahead, chosen.fan_out, profile)
 

@@ -65,7 +65,7 @@ def test_a_missing_matplotlib_is_one_sentence(tmp_path: Path, monkeypatch: pytes
         (("--misses", "nan,.6"), ("misses",)),
         (("--misses", ".2,inf"), ("misses",)),
         (("--target-gpus", "0"), ("--target-gpus",)),
-        (("--target-gpus", "nan"), ("target_gpus",)),
+        (("--target-gpus", "nan"), ("--target-gpus", "not a number")),
         (("--draft-gpus=-1",), ("--draft-gpus",)),
         (("--draft-gpus", "inf"), ("draft_gpus",)),
         (("--nonsense",), ("--nonsense",)),
