@@ -62,7 +62,16 @@ int pack_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
     return sound;
 }
 
-/* The numbers of LANES channels at two inputs' places, or at one: what a byte has of 4 bits is of two. */
+/* The steps and offsets of a group; returns where its q begin. */
+static inline const char *group_head(const char *weight, int bits, lanes step[2], lanes offset[2]) {
+    for (int half = 0; half < 2; half++) {
+        step[half] = halves_at(weight + 2 * LANES * half);
+        if (bits == 4) offset[half] = halves_at(weight + 2 * CHANNELS + 2 * LANES * half);
+    }
+    return weight + (bits == 4 ? 4 : 2) * CHANNELS;
+}
+
+/* The numbers of the channels for one input. */
 static inline void group_numbers(const char *codes, int bits, const lanes step[2], const lanes offset[2],
                                  lanes numbers[2]) {
     if (bits == 4) {
@@ -79,15 +88,10 @@ static inline void group_numbers(const char *codes, int bits, const lanes step[2
 static inline __attribute__((always_inline)) void group_block(const float *x, int64_t stride, const char *weight,
                                                               int bits, const float *bias, float *y, int64_t inputs,
                                                               int64_t outputs, int64_t channel, int rows) {
-    lanes sums[ROWS][2] = {0}, offset[2] = {0};
+    lanes sums[ROWS][2] = {0}, step[2], offset[2] = {0};
     for (int64_t k = 0; k < inputs; k += GROUP) {
         for (int64_t line = 0; line < group_bytes(bits); line += 64) __builtin_prefetch(weight + AHEAD + line);
-        const lanes step[2] = {halves_at(weight), halves_at(weight + 2 * LANES)};
-        weight += 2 * CHANNELS;
-        if (bits == 4) {
-            offset[0] = halves_at(weight), offset[1] = halves_at(weight + 2 * LANES);
-            weight += 2 * CHANNELS;
-        }
+        weight = group_head(weight, bits, step, offset);
         for (int64_t i = k; i < k + GROUP; i++, weight += CHANNELS * bits / 8) {
             lanes numbers[2];
             group_numbers(weight, bits, step, offset, numbers);
@@ -105,14 +109,9 @@ static inline __attribute__((always_inline)) void group_block(const float *x, in
 
 /* A block in float32, [inputs, CHANNELS]. */
 static void unpack(const char *weight, int bits, int64_t inputs, float *numbers) {
-    lanes offset[2] = {0}, found[2];
+    lanes step[2], offset[2] = {0}, found[2];
     for (int64_t k = 0; k < inputs; k += GROUP) {
-        const lanes step[2] = {halves_at(weight), halves_at(weight + 2 * LANES)};
-        weight += 2 * CHANNELS;
-        if (bits == 4) {
-            offset[0] = halves_at(weight), offset[1] = halves_at(weight + 2 * LANES);
-            weight += 2 * CHANNELS;
-        }
+        weight = group_head(weight, bits, step, offset);
         for (int64_t i = 0; i < GROUP; i++, weight += CHANNELS * bits / 8, numbers += CHANNELS) {
             group_numbers(weight, bits, step, offset, found);
             store(numbers, found[0]);
