@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -29,7 +30,11 @@ class KVCache:
         self.keys = torch.empty(size, dtype=dtype, device=device)
         self.values = torch.empty(size, dtype=dtype, device=device)
         self.pages, self.page_size = num_pages, page_size
-        self._slots = torch.arange(num_pages * page_size, device=device).view(num_pages, page_size)
+
+    @cached_property
+    def _by_page(self) -> Tensor:
+        """[pages, page_size]: all slot numbers. Backends with page tables of their own, on GPUs, never ask for them."""
+        return torch.arange(self.pages * self.page_size, device=self.keys.device).view(self.pages, self.page_size)
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
         """Slot numbers of the positions start..stop-1."""
@@ -50,7 +55,7 @@ class KVCache:
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
         every = torch.tensor([page for own in used for page in own], dtype=torch.long, device=self.keys.device)
-        return self._slots.index_select(0, every).flatten(), starts[:-1]
+        return self._by_page.index_select(0, every).flatten(), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Slot numbers [n, longest] of the first `lengths` tokens of n sequences; rows are filled up with the slot of
