@@ -153,6 +153,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         each = self.tensor_parallel_size // count
         return range(rank * each, (rank + 1) * each)
 
+    @property
+    def one_bus(self) -> bool:
+        """Whether target and draft read the same memory, each at the other's expense."""
+        return self.emulate is None and self.device == self.draft_device
+
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
         if self.load_format == "mock" or self.emulate is not None:

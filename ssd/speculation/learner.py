@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ssd.speculation.fan_out import miss_law
 from ssd.speculation.tuner import Line, Missed, Profile
 
@@ -32,11 +34,11 @@ class Mean:
 
 
 class LineFit:
-    """Seconds by size, least squares with old points fading. `slope` is taken, as a share of the height for one more
-    unit, until sizes have varied."""
+    """Seconds by size, least squares with old points fading. The slope, as a share of the height for one more unit, is
+    the last one that was seen while the variance of the sizes was above `spread`, before that `slope`."""
 
-    def __init__(self, slope: float = _SLOPE) -> None:
-        self._slope = slope
+    def __init__(self, slope: float = _SLOPE, spread: float = 0.25) -> None:
+        self._slope, self._spread = slope, spread
         self._size, self._seconds, self._square, self._product = (Mean(0.0) for _ in range(4))
 
     @property
@@ -48,29 +50,54 @@ class LineFit:
         self._seconds.note(seconds)
         self._square.note(size * size)
         self._product.note(size * seconds)
+        size, seconds = self._size.value, self._seconds.value
+        spread = self._square.value - size * size
+        if spread > self._spread and seconds > 0:
+            self._slope = (self._product.value - size * seconds) / (spread * seconds)
 
     def line(self) -> Line:
         """Through the mean; the slope is never negative."""
         size, seconds = self._size.value, self._seconds.value
-        spread = self._square.value - size * size
-        slope = self._slope * seconds
-        if spread > 0.25:
-            slope = (self._product.value - size * seconds) / spread
-        slope = min(max(0.0, slope), seconds / max(1.0, size))
+        slope = seconds * min(max(0.0, self._slope), 1 / max(1.0, size))
         return Line(seconds - slope * size, slope)
+
+
+class _Speed:
+    """Tokens per second of rounds: `value`, None while there were few, and its standard error, `doubt`, as a share."""
+
+    def __init__(self) -> None:
+        self._tokens, self._square, self._seconds = (Mean(0.0, _SPEED_SMOOTHING) for _ in range(3))
+
+    def note(self, tokens: float, seconds: float) -> None:
+        self._tokens.note(tokens)
+        self._square.note(tokens * tokens)
+        self._seconds.note(seconds)
+
+    @property
+    def value(self) -> float | None:
+        if self._tokens.count < _ENOUGH_ROUNDS or self._seconds.value <= 0:
+            return None
+        return self._tokens.value / self._seconds.value
+
+    @property
+    def doubt(self) -> float:
+        mean, samples = self._tokens.value, min(self._tokens.count, 2 / _SPEED_SMOOTHING - 1)
+        return math.sqrt(max(0.0, self._square.value - mean * mean) / samples) / mean if mean > 0 else 0.0
 
 
 class Learner:
     """Fed by the target, round by round; `profile` says what is known so far, None while no time was measured."""
 
     def __init__(self) -> None:
-        self._verify, self._step = LineFit(), LineFit()
+        # A tree step takes long for other reasons than its chains, too: its slope is seen while plans of many and of
+        # few chains take turns.
+        self._verify, self._step = LineFit(), LineFit(spread=1.0)
         self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._rate = Mean(_ACCEPTANCE)
         self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
-        self._speeds: dict[int, tuple[Mean, Mean]] = {}
+        self._speeds: dict[int, _Speed] = {}
 
     def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
         """A verification of `tokens` tokens of `batch` rows; `alone`: no draft was busy beside it."""
@@ -81,9 +108,7 @@ class Learner:
 
     def brought(self, batch: int, tokens: int, seconds: float) -> None:
         """A round of `batch` rows with a draft ahead of them brought so many tokens in so many seconds, waiting too."""
-        fresh = Mean(0.0, _SPEED_SMOOTHING), Mean(0.0, _SPEED_SMOOTHING)
-        for mean, sample in zip(self._speeds.setdefault(batch, fresh), (tokens, seconds), strict=True):
-            mean.note(sample)
+        self._speeds.setdefault(batch, _Speed()).note(tokens, seconds)
 
     def forget_speeds(self) -> None:
         """The plan is another now, and these are not its own."""
@@ -116,30 +141,38 @@ class Learner:
         self._drafted.note(drafted)
 
     def profile(self, batch: int) -> Profile | None:
-        if not self._verify.known or not self._step.known:
+        verify, step = self.verify, self.step
+        if verify is None or step is None:
             return None
-        verify = self._verify.line()
         known = [mean for mean in self._acceptance if mean.count >= 8]
         return Profile(
             verify=verify,
-            step=self._step.line(),
+            step=step,
             plain=self._plain[batch].value if batch in self._plain else verify.at(batch),
             acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
             rate=self._rate.value,
             misses=self.misses(),
             missed=self._after_a_miss(),
             speed=self._speed(batch),
+            doubt=self._speeds[batch].doubt if batch in self._speeds else 0.0,
         )
+
+    @property
+    def verify(self) -> Line | None:
+        """Seconds of a verification by the tokens of the whole batch, None while no time was measured."""
+        return self._verify.line() if self._verify.known else None
+
+    @property
+    def step(self) -> Line | None:
+        """Seconds of a tree step by the chains of the whole batch, None while no time was measured."""
+        return self._step.line() if self._step.known else None
 
     def token_price(self, batch: int) -> float:
         """What verifying one more token takes, in tokens that the whole batch makes in that time; 0 while unknown."""
         return self._verify.line().each * (self._speed(batch) or 0.0)
 
     def _speed(self, batch: int) -> float | None:
-        tokens, seconds = self._speeds.get(batch, (None, None))
-        if tokens is None or seconds is None or tokens.count < _ENOUGH_ROUNDS or seconds.value <= 0:
-            return None
-        return tokens.value / seconds.value
+        return self._speeds[batch].value if batch in self._speeds else None
 
     def _after_a_miss(self) -> Missed | None:
         known = self._missed.count >= 8

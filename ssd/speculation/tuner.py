@@ -5,7 +5,7 @@ The speed of a plan is Theorem 7's, with Corollary 16's batch term, over tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,11 @@ from ssd.speculation.theory import expected_tokens_by_position
 # Going back to plain decoding takes little: a draft should not make anyone slower. But the draft forgets everything, so
 # while its speed is only predicted (as when a batch drains, whose sizes last a few rounds each) it takes more.
 _HYSTERESIS, _TO_PLAIN, _TO_PLAIN_UNMEASURED = 0.08, 0.005, 0.15
-# Plans this close are alike; the one with the fewest chains leaves most of a shared memory bus to the target, which no
-# figure here shows.
-_ALIKE = 0.003
+# A draft that was tried needs less of a promise to be taken up than one plan needs to replace another.
+_TO_DRAFT = 0.03
+# Plans this close are alike, and the one with the fewest chains is best. Where both models share a memory bus, chains
+# take from the target what no figure here shows: there more counts as alike.
+ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 # Rounds are not all of one length: some have room for more tree steps than the mean, some for less.
 _SPREAD = (0.75, 1.0, 1.25)
 
@@ -48,8 +50,9 @@ class Profile:
     """What was measured. `acceptance[i]` is the rate of the (i + 1)-th draft token where all before it were accepted
     (the last number serves beyond), `rate` that of all draft tokens, `misses` the power law (c, r) of outcomes by
     fan-out, `missed` is None before there was a miss, `speed` the tokens per second of all rows in rounds with a draft
-    ahead of them, None before there were some. `verify` is in tokens of the whole batch, `step` in chains of the
-    whole batch, `plain` the time of a token for every row without a draft beside it; all in seconds."""
+    ahead of them, None before there were some, and `doubt` its standard error as a share of it. `verify` is in tokens
+    of the whole batch, `step` in chains of the whole batch, `plain` the time of a token for every row without a draft
+    beside it; all in seconds."""
 
     verify: Line
     step: Line
@@ -59,6 +62,7 @@ class Profile:
     misses: tuple[float, float]
     missed: Missed | None = None
     speed: float | None = None
+    doubt: float = 0.0
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -81,8 +85,9 @@ def predicted(profile: Profile, batch: int, lookahead: int, fan_out: Sequence[in
     # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
-    on_hit = sum(profile.tokens(d) for d in depths) / len(depths)
-    hits = sum(_hits(profile, fan_out, d) for d in depths) / len(depths) if depth > 0 else 0.0
+    shares = {d: depths.count(d) / len(depths) for d in depths}
+    on_hit = sum(share * profile.tokens(d) for d, share in shares.items())
+    hits = sum(share * _hits(profile, fan_out, d) for d, share in shares.items()) if depth > 0 else 0.0
     any_miss = 1 - hits**batch
 
     def speed(missed: Missed) -> float:
@@ -114,12 +119,13 @@ def predicted_sd(profile: Profile, batch: int, lookahead: int) -> float:
 class Choices(NamedTuple):
     """What may be chosen: K among `lookaheads` (0: plain decoding), and fan-outs of at most `chains` chains a sequence
     unless `fan_out` is given, one number or a list. Without `ahead` the draft works in
-    turn with the target (`sd`)."""
+    turn with the target (`sd`). Speeds that differ by less than the share `alike` do not count as different."""
 
     lookaheads: tuple[int, ...]
     fan_out: tuple[int, ...] = ()
     chains: int = 32
     ahead: bool = True
+    alike: float = ALIKE
 
 
 def best_plan(
@@ -145,12 +151,18 @@ def best_plan(
         correction = profile.speed / uncorrected(measured.lookahead, measured.fan_out)
     plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(profile, choices, k)]
     fastest = max(plan.speed for plan in plans)
-    alike = [plan for plan in plans if plan.speed >= (1 - _ALIKE) * fastest]
+    alike = [plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest]
     best = min(alike, key=lambda plan: sum(plan.fan_out))
     if present is not None and present.lookahead in choices.lookaheads:
         kept = planned(present.lookahead, present.fan_out)
-        to_plain = _TO_PLAIN if profile.speed is not None or not choices.ahead else _TO_PLAIN_UNMEASURED
-        if best.speed < (1 + (_HYSTERESIS if best.lookahead else to_plain)) * kept.speed:
+        if best.lookahead and kept.lookahead:
+            margin = _HYSTERESIS
+        elif best.lookahead:
+            margin = _TO_DRAFT
+        else:
+            known = profile.speed is not None or not choices.ahead
+            margin = _TO_PLAIN + profile.doubt if known else _TO_PLAIN_UNMEASURED
+        if best.speed < (1 + margin) * kept.speed:
             return kept
     return best
 
@@ -161,6 +173,18 @@ def _fan_outs(profile: Profile, choices: Choices, lookahead: int) -> list[tuple[
         return [()]
     if choices.fan_out:
         return [choices.fan_out]
-    budgets = range(lookahead + 1, choices.chains + 1, 2) if choices.ahead else (lookahead + 1,)
-    lists = [optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in budgets]
+    lists = [
+        optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in _budgets(choices, lookahead)
+    ]
     return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
+
+
+def _budgets(choices: Choices, lookahead: int) -> Iterator[int]:
+    """From one chain for each accepted length on, each a quarter more than the one before: a few chains differ little
+    from a few more."""
+    budget = lookahead + 1
+    while budget <= choices.chains:
+        yield budget
+        if not choices.ahead:
+            return
+        budget += max(2, budget // 4)

@@ -19,6 +19,7 @@ from ssd.params import Mode
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.learner import Mean
+from ssd.speculation.tuner import Line
 from ssd.target.breaker import Breaker, Seen
 from ssd.target.cheap import CheapProposals
 from ssd.target.followers import Followers
@@ -50,7 +51,7 @@ class _Missed(NamedTuple):
 class BoardProposer:
     """See `ssd.target.proposer.Proposer`. `send` posts a message to the draft without blocking and says whether it
     went; a row that the draft does not follow has no draft tokens but those of a cheap speculator. `laws` is where the
-    ratio rule finds what the draft tokens were drawn from."""
+    ratio rule finds what the draft tokens were drawn from. `one_bus`: the draft reads the same memory as the target."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class BoardProposer:
         send: Callable[[Message], bool],
         laws: LawArena | None = None,
         lane: Lane = SILENT,
+        one_bus: bool = False,
     ) -> None:
         self._board, self._send, self._laws, self._lane = board, send, laws, lane
         self._epoch: int | None = None
@@ -69,7 +71,7 @@ class BoardProposer:
         self._seen, self._rounds = Seen(), 0
         self._progress = self._rejected = 0
         self._announced: DraftState = "down"
-        self._tuning = Tuning()
+        self._tuning = Tuning(one_bus)
         self._retuned: set[int] = set()
         self._running = 0
         self._acceptance, self._cheap_tokens = _mean(0.5), _mean(1.5)
@@ -363,14 +365,20 @@ class BoardProposer:
         ahead = [s for s in missed if s.speculation.mode == "ssd" and s.speculation.backup in ("jit", "auto")]
         price = self._token_price()
         ideas = {s.request for s in ahead if s.speculation.backup == "auto" and self._cheap.propose(s, price)}
+        verify = self._tuning.learner.verify or Line(self._verify_s.value, 0.0)
         for cheap, mine in (
             (1.0, [s for s in ahead if s.request not in ideas]),
             (self._cheap_tokens.value, [s for s in ahead if s.request in ideas]),
         ):
             longest = max((s.lookahead for s in mine), default=0)
-            times = self._verify_s.value, self._token_wait_s.value
-            worth = depth_worth_waiting_for(ready, len(mine), longest, self._acceptance.value, *times, cheap)
+            worth = depth_worth_waiting_for(
+                ready, len(mine), longest, self._acceptance.value, verify, self._token_wait_s.value, cheap
+            )
             depths |= {s.request: min(worth, s.lookahead) for s in mine}
+        step = self._tuning.learner.step
+        if missed and step is not None and not any(depths.values()):
+            # Without waiting nothing is measured: one slow answer is forgotten, for what the draft says of its steps.
+            self._token_wait_s.note(step.at(len(missed)))
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _showed(self, sequence: Sequence, anything: bool, waited: bool) -> None:

@@ -63,7 +63,7 @@ class Target:
         self._board: BoardProposer | None = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
+            self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane, config.one_bus)
         proposer: Proposer = NoProposer() if self._board is None else self._board
         arena = child.features(writable=True)
         features = FeatureExport(arena, config.features.layers) if arena and config.features else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -11,11 +12,12 @@ from ssd.ipc.board import Telemetry
 from ssd.params import AUTO_LOOKAHEAD, MAX_FAN_OUT, Mode, Speculation
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.learner import Learner
-from ssd.speculation.tuner import Choices, Plan, Profile, best_plan
+from ssd.speculation.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Plan, Profile, best_plan
 
 log = logging.getLogger("ssd.target")
 
-_DECIDE_EVERY = 16  # rounds, of which what follows is a multiple
+# Rounds. A decision takes some two milliseconds: once much is known it changes little, unless the batch does.
+_DECIDE_EVERY, _KNOWN, _DECIDE_SELDOM = 16, 64, 64
 # Plain decoding is measured for so many rounds so often, the first time early: it decides whether a draft pays.
 _PLAIN_ROUNDS, _FIRST_PLAIN, _PLAIN_EVERY = 4, 48, 1024
 # A draft that does not pay is tried again for so many rounds so often.
@@ -54,16 +56,20 @@ class Round(NamedTuple):
 
 
 class Tuning:
-    """The present plan for every way that requests ask for; fed with what rounds show."""
+    """The present plan for every way that requests ask for; fed with what rounds show. `one_bus`: target and draft
+    read the same memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, one_bus: bool = False) -> None:
+        self._alike = ALIKE_ON_ONE_BUS if one_bus else ALIKE
         self.learner = Learner()
         self._plans: dict[_Way, Plan] = {}
         # The plan that the rounds of each way have followed last.
         self._measured: dict[_Way, Plan] = {}
-        # Ways whose rounds have been of two sizes: lines are seen through no less.
-        self._explored: set[_Way] = set()
-        self._rounds, self._batch = 0, 1
+        # The plan with many chains of each way that has tried it: lines are seen through no less than two sizes.
+        self._wide: dict[_Way, Plan] = {}
+        # Ways that somebody has asked for since the last decision.
+        self._asked: set[_Way] = set()
+        self._rounds, self._batch, self._decided_for = 0, 1, 1
         # A detour is a measurement of plain decoding or a trial of the draft: its kind, rounds left, when the next is.
         self._detour: Literal["", "plain", "trial"] = ""
         self._trials = self._left = 0
@@ -75,16 +81,17 @@ class Tuning:
         if not asked.auto:
             return asked
         way = _Way.of(asked)
+        self._asked.add(way)
         plan = self._plans.get(way)
         if plan is None:
-            plan = self._plans[way] = _first(way)
+            plan = self._plans[way] = _lean(way)
             while len(self._plans) > _REMEMBERED:
                 forgotten = next(iter(self._plans))
                 del self._plans[forgotten]
                 self._measured.pop(forgotten, None)
-                self._explored.discard(forgotten)
+                self._wide.pop(forgotten, None)
         if plan.lookahead == 0 and self._detour == "trial":
-            plan = _lean(way) if self._trials % 2 else _first(way)
+            plan = _lean(way) if self._trials % 2 else self._wide[way]
         if plan.lookahead == 0 or (self._detour == "plain" and way.lookahead == 0):
             return replace(asked, mode="ar")
         self._measured[way] = plan
@@ -109,30 +116,47 @@ class Tuning:
         self._rounds += 1
         if self._left:
             self._left -= 1
-            self._detour = self._detour if self._left else ""
-            return
-        if self._rounds % _DECIDE_EVERY or not self._plans:
+            if self._left:
+                return
+            self._detour = ""
+        elif self._rounds % self._pause:
             return
         profile = self.learner.profile(self._batch)
-        if profile is not None:
-            self._decide(profile)
-            self._begin_detour(profile)
+        ways = [way for way in self._plans if way in self._asked]
+        self._asked.clear()
+        if profile is not None and ways:
+            self._decide(profile, ways)
+            self._begin_detour(profile, ways)
 
-    def _decide(self, profile: Profile) -> None:
-        for way, plan in self._plans.items():
-            if way not in self._explored:
-                self._explored.add(way)
-                chosen = _lean(way)
+    @property
+    def _pause(self) -> int:
+        known = self._rounds > _KNOWN and self._batch == self._decided_for
+        return _DECIDE_SELDOM if known else _DECIDE_EVERY
+
+    def _decide(self, profile: Profile, ways: Sequence[_Way]) -> None:
+        self._decided_for = self._batch
+        for way in ways:
+            plan = self._plans[way]
+            if way not in self._wide:
+                chosen = self._wide[way] = _wide(way)
             else:
-                chosen = best_plan(profile, self._batch, _choices(way), plan, self._measured.get(way))
+                # How far off predictions are for many chains, which disturb a target beside them, says little of few.
+                present, measured = (
+                    None if tried is self._wide[way] else tried for tried in (plan, self._measured.get(way))
+                )
+                chosen = best_plan(profile, self._batch, self._choices(way), present, measured)
             self._plans[way] = chosen
             if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
                 if chosen.lookahead and way.mode == "ssd":
                     self.learner.forget_speeds()
                 log.info("%s: K %d, fan-out %s, from %s", way.mode, chosen.lookahead, chosen.fan_out, profile)
 
-    def _begin_detour(self, profile: Profile) -> None:
-        free = [plan for way, plan in self._plans.items() if way.lookahead == 0]
+    def _choices(self, way: _Way) -> Choices:
+        lookaheads = (way.lookahead,) if way.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
+        return Choices(lookaheads, way.fan_out, way.budget, way.mode == "ssd", self._alike)
+
+    def _begin_detour(self, profile: Profile, ways: Sequence[_Way]) -> None:
+        free = [self._plans[way] for way in ways if way.lookahead == 0]
         if self._rounds >= self._next_trial and any(plan.lookahead == 0 for plan in free):
             self._detour, self._left, self._next_trial = "trial", _TRIAL_ROUNDS, self._rounds + _TRIAL_EVERY
             self._trials += 1
@@ -143,20 +167,15 @@ class Tuning:
                 self._detour, self._left, self._next_plain = "plain", _PLAIN_ROUNDS, self._rounds + _PLAIN_EVERY
 
 
-def _choices(way: _Way) -> Choices:
-    lookaheads = (way.lookahead,) if way.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
-    return Choices(lookaheads, way.fan_out, way.budget, way.mode == "ssd")
-
-
 def _lean(way: _Way) -> Plan:
-    """The fewest chains and tokens that are worth a try: what one more of them takes is learned from the difference to
-    the first plan, and where the draft computes, instead of waiting for memory, that is much."""
+    """Before anything is known: the fewest chains and tokens that are worth a try. Where the draft computes, instead of
+    waiting for memory, more are dear, and many answers are short."""
     lookahead = way.lookahead or min(2, way.budget - 1)
     return Plan(lookahead, way.fan_out or (1,) * (lookahead + 1), 0.0)
 
 
-def _first(way: _Way) -> Plan:
-    """Before anything is known."""
+def _wide(way: _Way) -> Plan:
+    """After that: what more chains and tokens take, and bring, is learned from the difference."""
     lookahead = way.lookahead or min(4, way.budget - 1)
     if way.fan_out:
         fan_out = way.fan_out

@@ -15,6 +15,7 @@ from ssd.params import Mode, SamplingParams, Speculation
 from ssd.speculation import speculators
 from ssd.target import board_proposer, cheap
 from ssd.target import sequence as sequences
+from ssd.target.proposer import Result
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Clock, Draft, Pair, config, params
 from tests.models import tiny
@@ -151,10 +152,17 @@ def test_a_draft_that_says_nothing_is_not_waited_for_long(
         pair = Pair(settings, world.target, draft)
         began, waits = clock.now, []
         monkeypatch.setattr(pair.proposer, "settle", partial(_settled, pair.proposer.settle, clock, waits))
+        monkeypatch.setattr(pair.proposer, "outcomes", partial(_after, clock, pair.proposer.outcomes))
         assert pair.run(PROMPTS[:1], params(1, 60)).ids == plainly(world, PROMPTS[:1], 0.0, 60).ids
         assert 0 < max(waits) <= 0.21
         assert sum(wait > 0.01 for wait in waits) <= 3 + 60 / 16
         assert clock.now > began
+
+
+def _after(clock: Clock, outcomes: Callable[[list[Result]], None], results: list[Result]) -> None:
+    """A verification takes twenty milliseconds."""
+    clock.sleep(0.02)
+    outcomes(results)
 
 
 def _settled(

@@ -20,7 +20,7 @@ from tests.models import tiny
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verification takes ten milliseconds, and nothing else any time but a sleep."""
+    """A verification takes twenty milliseconds, and nothing else any time but a sleep."""
     monkeypatch.setattr(board_proposer, "time", time)
 
 
@@ -73,7 +73,7 @@ class Watched:
         self.pair.post = self._post
         self.pair.between_steps = self._look
         outcomes = self.pair.proposer.outcomes
-        self.pair.proposer.outcomes = lambda results: clock.sleep(0.01) or outcomes(results)  # type: ignore
+        self.pair.proposer.outcomes = lambda results: clock.sleep(0.02) or outcomes(results)  # type: ignore
         self._fault, self._publish = fault, self.draft._writer.publish
         self.heard: list[Message] = []
         self.states: list[str] = []

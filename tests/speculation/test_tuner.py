@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.learner import Learner, LineFit
-from ssd.speculation.tuner import Choices, Line, Missed, Plan, Profile, best_plan, predicted, predicted_sd
+from ssd.speculation.tuner import (
+    ALIKE,
+    ALIKE_ON_ONE_BUS,
+    Choices,
+    Line,
+    Missed,
+    Plan,
+    Profile,
+    best_plan,
+    predicted,
+    predicted_sd,
+)
 
 MS = 1e-3
 ANY = Choices(tuple(range(9)))
@@ -219,3 +230,39 @@ def test_ranks_become_the_power_law() -> None:
 
 def test_without_a_time_nothing_is_known() -> None:
     assert Learner().profile(1) is None
+
+
+def test_where_a_bus_is_shared_fewer_chains_are_as_good() -> None:
+    few, many = (best_plan(CPU, 1, ANY._replace(alike=alike)) for alike in (ALIKE_ON_ONE_BUS, ALIKE))
+    assert sum(few.fan_out) < sum(many.fan_out)
+    assert (1 - ALIKE_ON_ONE_BUS) * many.speed <= few.speed <= many.speed
+
+
+def test_a_measured_speed_is_in_doubt_as_long_as_rounds_are_few_and_differ() -> None:
+    plan = best_plan(CPU, 1, ANY)
+    slower = replace(CPU, speed=0.95 / CPU.plain)
+    assert best_plan(slower, 1, ANY, plan, plan).lookahead == 0
+    assert best_plan(replace(slower, doubt=0.1), 1, ANY, plan, plan).lookahead > 0
+    learner, alike = Learner(), Learner()
+    doubts = []
+    for index in range(200):
+        learner.brought(1, 1 + index % 2, 0.05)
+        alike.brought(1, 2, 0.05)
+        if index + 1 in (20, 200):
+            for one in (learner, alike):
+                one.round(1, 2, 0.05, False)
+                one.steps(3, 0.01)
+                profile = one.profile(1)
+                assert profile is not None
+                doubts.append(profile.doubt)
+    assert doubts[0] == pytest.approx(0.5 / 1.5 / 20**0.5, rel=0.1) and doubts[0] > doubts[2] > doubts[1] == 0
+
+
+@pytest.mark.parametrize(("spread", "each"), [(1.0, 0.001), (0.1, 0.02)])
+def test_no_slope_is_read_from_sizes_that_hardly_differ(spread: float, each: float) -> None:
+    """One chain more takes a hundredth more, until sizes have varied enough; then it takes what was seen."""
+    fit = LineFit(spread=spread)
+    for size in (4, 5) * 50:
+        fit.note(size, 0.1 + 0.02 * (size - 4.5))
+    assert fit.line().each == pytest.approx(each)
+    assert fit.line().at(4.5) == pytest.approx(0.1)

@@ -180,3 +180,19 @@ def test_bounds_of_what_will_be_chosen() -> None:
     assert (AUTO.longest, AUTO.chains) == (AUTO_LOOKAHEAD, 32)
     assert Speculation("ssd", 0, (3,)).chains == 3 * (AUTO_LOOKAHEAD + 1)
     assert Speculation("ssd", 4, (), budget=20).chains == 20
+
+
+def test_what_nobody_asks_for_is_not_decided() -> None:
+    """A plan stays as it was while other requests, that need none, are at work; and a decision is seldom once much is
+    known."""
+    world = World(0.6)
+    world.play(200)
+    decisions: list[int] = []
+    decide = world.tuning._decide
+    world.tuning._decide = lambda *args: decisions.append(world.tuning._rounds) or decide(*args)  # type: ignore
+    world.play(640)
+    assert 8 <= len(decisions) <= 640 / 64 + 2 * 4
+    decisions.clear()
+    world.tuning.current(AUTO)
+    world.play(640, Speculation("ssd", 3, (2,)))
+    assert len(decisions) <= 1

@@ -15,6 +15,7 @@ from simulation.statistics import Draws, Source
 from ssd.speculation.backup import depth_worth_waiting_for
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.theory import expected_tokens
+from ssd.speculation.tuner import Line
 
 
 class _Verdict(NamedTuple):
@@ -109,13 +110,14 @@ class Anytime:
             return setup.lookahead
         rate = setup.statistics.plain.rate(setup.lookahead)
         cheap = setup.statistics.cheap.tokens(setup.cheap_depth)
-        verify = devices.verify.at(setup.batch * (setup.lookahead + 1)) + devices.overhead
+        verify = Line(devices.verify.fixed + devices.overhead, devices.verify.each)
         step = draft_seconds(devices.levels, setup.lookahead, -(-missed // devices.drafts)) / setup.lookahead
         ready = [depth for depth in depths if depth]
         wait = depth_worth_waiting_for(ready, missed, setup.lookahead, rate, verify, step, cheap)
-        certain = sum(expected_tokens(rate, depth) for depth in ready)
-        later = verify + wait * step + 2 * devices.delay
-        pays = (certain + missed * expected_tokens(rate, wait)) / later > (certain + missed * cheap) / verify
+        certain, verified = sum(expected_tokens(rate, depth) for depth in ready), setup.batch + sum(ready)
+        later = verify.at(verified + missed * wait) + wait * step + 2 * devices.delay
+        now = verify.at(verified + missed * (cheap - 1))
+        pays = (certain + missed * expected_tokens(rate, wait)) / later > (certain + missed * cheap) / now
         return wait if pays else 0
 
     def _on_board(self, row: int, index: int, fresh: bool) -> int:
