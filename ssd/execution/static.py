@@ -60,8 +60,13 @@ def only_room(most_rows: int) -> Room:
 
 def fitting(rows: Sequence[Row], found: Sequence[Room]) -> Room | None:
     """The first of the rooms that has enough of it for the rows."""
-    tokens, longest = sum(len(row.token_ids) for row in rows), max(len(row.token_ids) for row in rows)
-    fits = (r for r in found if len(rows) <= r.rows and tokens <= r.tokens and longest <= r.longest)
+    return room_for([len(row.token_ids) for row in rows], found)
+
+
+def room_for(lengths: Sequence[int], found: Sequence[Room]) -> Room | None:
+    """The same for rows of such lengths."""
+    tokens, longest = sum(lengths), max(lengths)
+    fits = (r for r in found if len(lengths) <= r.rows and tokens <= r.tokens and longest <= r.longest)
     return next(fits, None)
 
 
@@ -87,7 +92,7 @@ def pieces(rows: Sequence[Row], room: Room) -> Iterator[list[tuple[int, Row]]]:
 class StaticPlan(Showing):
     """Rows that will run in static shapes."""
 
-    def __init__(self, layers: Container[int], parts: list[tuple[_Step, list[tuple[int, Row]]]]) -> None:
+    def __init__(self, layers: Container[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
         self.parts = parts
 
@@ -98,12 +103,12 @@ class StaticPlan(Showing):
             self.show(layer, torch.cat([*before, states[:tokens]]))
 
 
-class _Step:
+class Step:
     """A forward in one shape, and what it leaves: logits [tokens, outputs], the greedy tokens int64 [tokens], the
     hidden states after some layers; and, from these logits, drawn tokens."""
 
     def __init__(self, runner: StaticRunner, room: Room, layers: Container[int]) -> None:
-        self._runner, self._layers = runner, layers
+        self._runner, self._layers, self.room = runner, layers, room
         spare = -(-room.tokens // room.longest)
         self.batch = BatchTensors(room.tokens, room.rows + spare, room.longest, runner.model.device)
         self.logits = self.greedy = self.drawn = torch.empty(0)
@@ -117,6 +122,12 @@ class _Step:
         self.logits = runner.model.logits(runner.model.forward(self.batch.ids, plan))
         self.greedy = sound(*best(self.logits.float()))
         self.shown = plan.shown
+
+    def tokens(self, greedy: bool) -> Tensor:
+        """int64 [tokens]: what follows each token of the forward that was run last, drawn if not `greedy`."""
+        if not greedy:
+            self.draw()
+        return self.greedy if greedy else self.drawn
 
     def _draw(self) -> None:
         keys, inverse = self.batch.draws
@@ -146,18 +157,18 @@ class StaticRunner(Runner):
     ) -> None:
         super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
-        self._capture = capture and model.device.type == "cuda"
+        self.capture = capture and model.device.type == "cuda"
         found = [only_room(most_rows)] if deterministic else rooms(most_rows, longest)
-        self._steps = {room: _Step(self, room, layers) for room in found}
+        self.steps = {room: Step(self, room, layers) for room in found}
 
     def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
-        found = list(self._steps)
+        found = list(self.steps)
         if self._deterministic:
-            return StaticPlan(layers, [(self._steps[found[0]], part) for part in pieces(rows, found[0])])
+            return StaticPlan(layers, [(self.steps[found[0]], part) for part in pieces(rows, found[0])])
         room = fitting(rows, found)
         if room is None:
             return super().prepare(rows, layers)
-        return StaticPlan(layers, [(self._steps[room], list(enumerate(rows)))])
+        return StaticPlan(layers, [(self.steps[room], list(enumerate(rows)))])
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
@@ -180,20 +191,29 @@ class StaticRunner(Runner):
         tokens: list[int] = []
         meanwhile = Once(meanwhile)
         for step, wanted in self._run(plan, () if greedy else laws):
-            if not greedy:
-                step.draw()
+            found = step.tokens(greedy)
             meanwhile()
-            tokens += (step.greedy if greedy else step.drawn)[wanted].tolist()
+            tokens += found[wanted].tolist()
         return tokens
 
-    def _run(self, plan: StaticPlan, laws: Sequence[Law] = ()) -> Iterator[tuple[_Step, slice | Tensor]]:
+    @torch.inference_mode()
+    def launch(self, rows: Sequence[Row], laws: Sequence[Law]) -> Tensor | None:
+        """The samples of all tokens of a verification, as they will be once it has run; None where it has not one
+        static shape. The next forward overwrites them."""
+        plan = self.prepare(rows)
+        if not isinstance(plan, StaticPlan) or len(plan.parts) > 1:
+            return None
+        greedy = all(law.temperature == 0.0 for law in laws)
+        ((step, _),) = self._run(plan, () if greedy else laws)
+        return step.tokens(greedy)
+
+    def _run(self, plan: StaticPlan, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
         """Run the parts of a plan, one after the other: the step after each, and where in it the wanted outputs lie."""
         for step, part in plan.parts:
             rows = [row for _, row in part]
-            for row in rows:
-                self.tables.tell(row.slot, row.pages[: -(-row.stop // self.cache.page_size)])
-            draws = [draw for number, row in part for draw in _draws(row, laws[number])] if laws else ()
-            self._fill(step, rows, draws)
+            self.tables.tell((row.slot, row.pages[: -(-row.stop // self.cache.page_size)]) for row in rows)
+            drawing = [draw for number, row in part for draw in draws_of(row, laws[number])] if laws else ()
+            self._fill(step, rows, drawing)
             step.run()
             tokens = sum(len(row.token_ids) for row in rows)
             plan.keep(step.shown, tokens)
@@ -203,19 +223,19 @@ class StaticRunner(Runner):
             else:
                 yield step, torch.tensor(wanted, dtype=torch.long, device=self.model.device)
 
-    def _fill(self, step: _Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
+    def _fill(self, step: Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
         dummy = self.tables.dummy, self.tables.dummy_page
         step.batch.fill(rows, [row.slot for row in rows], self.cache, *dummy, draws)
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """Run, and record, every static shape; and a forward that has none."""
-        recorder = Recorder(self.model.device) if self._capture else None
+        recorder = Recorder(self.model.device) if self.capture else None
         super().warm_up(rows)
         prompt = min(_MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
         self.forward([Row([0] * prompt, 0, range(self.table_pages))])
         # The largest first: the smaller ones find room in its memory.
-        for step in sorted(self._steps.values(), key=lambda step: -step.batch.tokens):
+        for step in sorted(self.steps.values(), key=lambda step: -step.batch.tokens):
             self._fill(step, [])
             if recorder is not None:
                 step.run, step.draw = recorder.record(step.run), recorder.record(step.draw)
@@ -224,7 +244,7 @@ class StaticRunner(Runner):
                 step.draw()
 
 
-def _draws(row: Row, law: Law) -> Iterator[Draw]:
+def draws_of(row: Row, law: Law) -> Iterator[Draw]:
     """What decides the token after each token of a row."""
     # In 32 bits, as a GPU has it (see `drawn`).
     inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0

@@ -6,7 +6,7 @@ are told what is new.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -65,15 +65,16 @@ class Tables:
     def tensor(self) -> Tensor:
         return self._upload.device
 
-    def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """These are the pages of a slot that will be read; those behind them may be anything."""
-        new = list(pages)
-        if self._known[slot][: len(new)] == new:
-            return
-        self._known[slot] = new
-        self._upload.wait()
-        self._upload.host[slot, : len(new)] = new
-        self._upload.send(slot)
+    def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """These are the pages of some slots that will be read; those behind them may be anything."""
+        new = {slot: list(pages) for slot, pages in found}
+        new = {slot: pages for slot, pages in new.items() if self._known[slot][: len(pages)] != pages}
+        if new:
+            self._upload.wait()  # once: what is sent now may have to wait for a forward that runs
+        for slot, pages in new.items():
+            self._known[slot] = pages
+            self._upload.host[slot, : len(pages)] = pages
+            self._upload.send(slot)
 
 
 class BatchTensors:
@@ -127,6 +128,12 @@ class BatchTensors:
         return fields
 
     @property
+    def fields(self) -> tuple[Tensor, ...]:
+        """On the device: ids, positions, places in the cache, the halves and (as the bits of float64) the inverse
+        temperatures of draws, all [tokens]; where rows begin [rows + 1]; their tables [rows]."""
+        return self._upload.device.split(self._sizes)
+
+    @property
     def ids(self) -> Tensor:
         """int64 [tokens]."""
         return self._upload.device[: self.tokens]
@@ -134,12 +141,12 @@ class BatchTensors:
     @property
     def draws(self) -> tuple[Tensor, Tensor]:
         """The halves int32 [tokens, 2] and the inverse temperatures float32 [tokens] of the draws."""
-        _, _, _, low, high, inverse, *_ = self._upload.device.split(self._sizes)
+        _, _, _, low, high, inverse, *_ = self.fields
         return torch.stack((low, high), dim=-1).int(), inverse.view(torch.float64).float()
 
     def plan(self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Container[int] = ()) -> TablePlan:
         """A new plan that reads these tensors: what it works out of them, it works out in its own forward."""
-        _, positions, slots, *_, starts, sequences = self._upload.device.split(self._sizes)
+        _, positions, slots, *_, starts, sequences = self.fields
         paged = PagedRows(table, sequences.int(), starts.int(), positions + 1, positions, cache.page_size, self.longest)
         return TablePlan(positions, slots, paged, cache, attention, layers)
 

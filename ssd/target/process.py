@@ -17,6 +17,7 @@ from ssd.ipc.process import Child
 from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.layers.ranks import SINGLE
 from ssd.monitor.lanes import State
+from ssd.target.ahead import launcher
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.features import FeatureExport
@@ -61,13 +62,15 @@ class Target:
         self._emissions: list[Emission] | None = None
         config, (runner, stops) = child.config, loaded
         self._board: BoardProposer | None = None
+        ahead = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane)
+            ahead = launcher(config, runner, reader, self._board.asks)
         proposer: Proposer = NoProposer() if self._board is None else self._board
         arena = child.features(writable=True)
         features = FeatureExport(arena, config.features.layers) if arena and config.features else None
-        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features)
+        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features, ahead)
 
     def serve(self) -> None:
         self._child.ready()

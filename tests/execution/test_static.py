@@ -99,7 +99,7 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page() -> None:
         runner.forward(before(rows, found))
         others = rows_of(texts((8, 8, 8, 8, 8), 7), (0,) * 5)
         for row in others:
-            runner.tables.tell(row.slot, [PAGES - 1] * 12)
+            runner.tables.tell([(row.slot, [PAGES - 1] * 12)])
         runner.cache.keys[:, PAGES * PAGE :] = filler
         runner.cache.values[:, PAGES * PAGE :] = filler
         kept = runner.cache.keys.clone()
