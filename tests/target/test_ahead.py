@@ -189,3 +189,26 @@ def test_tokens_whose_logits_are_no_numbers_end_only_their_own_text(world: World
         assert pair.run(PROMPTS[:4], laws).ids == truth.ids
         dropped += sum(map(bool, drops))
     assert dropped > 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"speculation": Speculation("sd", 3)},
+        {"temperature": 0.8, "top_k": 7},
+        {"temperature": 0.8, "speculation": Speculation("ssd", 4, (3,), sampler="rejection")},
+        {"frequency_penalty": 0.5},
+        {"logprobs": 1},
+    ],
+    ids=str,
+)
+def test_who_needs_the_host_is_not_followed_and_who_comes_beside_is_not_either(
+    world: World, asked: dict[str, Any]
+) -> None:
+    for prompts, expected in ((PROMPTS[:1], False), (PROMPTS[:2], True)):
+        pair = world.pair(Speculation("ssd", 4, (3,), backup="none", sampler="rejection"), world.static())
+        seen = followed(pair)
+        coupled = Speculation("ssd", 4, (3,), backup="none")
+        laws = [SamplingParams(seed=1, max_tokens=12, **asked), *params(1, 40, speculation=coupled)][: len(prompts)]
+        pair.run(prompts, laws)
+        assert bool(seen) == expected and set(seen) <= {1}
