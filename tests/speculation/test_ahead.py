@@ -34,6 +34,6 @@ def test_without_a_backup_there_is_nothing_to_lose() -> None:
 def test_misses_of_rows_launched_ahead_do_not_say_what_one_brings() -> None:
     """But they count as misses: where too many come, outcomes are waited for again."""
     worth = after(0.98, 6, 4, 15, 0.3)
-    for _ in range(20):
+    for _ in range(200):
         worth.row(hit=False, tokens=1, ahead=True)
     assert not worth.ahead

@@ -212,3 +212,28 @@ def test_who_needs_the_host_is_not_followed_and_who_comes_beside_is_not_either(
         laws = [SamplingParams(seed=1, max_tokens=12, **asked), *params(1, 40, speculation=coupled)][: len(prompts)]
         pair.run(prompts, laws)
         assert bool(seen) == expected and set(seen) <= {1}
+
+
+def test_a_new_request_waits_for_what_runs_and_no_longer(world: World) -> None:
+    """And its first verification waits for its draft, even where its prompt is one token."""
+    pair = world.pair(Speculation("ssd", 4, (3,)), world.static())
+    assert pair.ahead is not None
+    first: dict[int, int] = {}
+    rounds, follow = list[int](), pair.ahead._chain.follow
+
+    def noted(links: Any, room: Any) -> None:
+        rounds.extend(link.asks[2] for link in links)
+        follow(links, room)
+
+    pair.ahead._chain.follow = noted  # type: ignore[method-assign]
+    prompts = [PROMPTS[1], PROMPTS[0], [7]]
+    arrivals, laws = {0: 0, 4: 1, 9: 2}, params(3, 60)
+    step = 0
+    while pair.engine.busy or step <= max(arrivals):
+        if step in arrivals:
+            pair.engine.submit(Submit(arrivals[step], prompts[arrivals[step]], laws[arrivals[step]]))
+        for emission in pair.engine.step():
+            first.setdefault(emission.request, step)
+        step += 1
+    assert [first[request] - step for step, request in arrivals.items()] == [0, 1, 1]
+    assert len(rounds) > 10 and 0 not in rounds
