@@ -26,9 +26,9 @@ PAGE, PAGES, ROWS, K = 4, 60, 5, 5
 class World:
     """A chain over a board that the test writes."""
 
-    def __init__(self, deterministic: bool) -> None:
+    def __init__(self, deterministic: bool = False, broken: int | None = None) -> None:
         sizes = {"most_rows": ROWS, "longest": 1 + K}
-        self.runner = StaticRunner(tiny_llama(), PAGES, PAGE, deterministic, **sizes)
+        self.runner = StaticRunner(tiny_llama(broken=broken), PAGES, PAGE, deterministic, **sizes)
         self.runner.cache.keys.fill_(0.0)
         self.runner.cache.values.fill_(0.0)
         descriptor = memory_file("board", size_bytes(ROWS))
@@ -109,7 +109,7 @@ def draws(rows: Sequence[Row], laws: Sequence[Law]) -> list[Draw]:
 
 
 def test_entries_that_are_not_sound_are_counted() -> None:
-    world = World(deterministic=False)
+    world = World()
     row = Row([3], 0, range(12), 1, 2)
     own = world.runner.sample([row], [Law()])
     assert own is not None
@@ -121,3 +121,15 @@ def test_entries_that_are_not_sound_are_counted() -> None:
     world.chain.follow([link], room)
     assert world.chain.report(1)[1] == [(-1, [])]
     assert world.chain._board.reader.rejected == 1
+
+
+def test_a_sample_that_is_no_number_is_followed_by_a_token_that_there_is() -> None:
+    world = World(broken=7)
+    row = Row([7], 0, range(12), 1, 2)
+    assert world.chain.launch([row], [Law()])
+    room = world.chain.room([1 + K])
+    assert room is not None
+    world.chain.follow([Link(row, Law(), 0, (1, 9, 4), K, 30)], room)
+    told, taken = world.chain.report(1)
+    assert told[0] == -1 and taken == [(-1, [])]
+    assert int(world.runner.steps[room].batch.ids.min()) >= 0
