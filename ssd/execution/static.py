@@ -24,7 +24,7 @@ from ssd.speculation.sampling import Law, best, drawn, sound
 
 # Rows longer than this are no verification, and batches of more tokens have more to compute than to launch.
 LONGEST_ROW = 16
-_MOST_TOKENS = 256
+MOST_TOKENS = 256
 
 
 class Room(NamedTuple):
@@ -45,7 +45,7 @@ def rooms(most_rows: int, longest: int) -> list[Room]:
     found, rows = [], 1
     while True:
         tokens = rows
-        while tokens <= max(rows, _MOST_TOKENS):
+        while tokens <= max(rows, MOST_TOKENS):
             # More than half of the rows are there, or the batch would take a smaller shape.
             found.append(Room(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
             if tokens >= rows * min(longest, LONGEST_ROW):
@@ -215,7 +215,7 @@ class StaticRunner(Runner):
         """Run, and record, every static shape; and a forward that has none."""
         record = Recorder(self.model.device).record if self._capture else once
         super().warm_up(rows)
-        prompt = min(_MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
+        prompt = min(MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
         self.forward([Row([0] * prompt, 0, range(self.table_pages))])
         # The largest first: the smaller ones find room in its memory.
         for step in sorted(self._steps.values(), key=lambda step: -step.batch.tokens):
