@@ -13,6 +13,7 @@ from ssd.draft.choice import Choice, Growing
 from ssd.draft.head import HeadLevel
 from ssd.draft.level import Chains, Level, Paths, rows_of
 from ssd.draft.smaller import SmallerDraft, Tip
+from ssd.draft.static import StaticLevel, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree, confirmed
 from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PageTable
@@ -51,7 +52,12 @@ class DraftEngine:
     ) -> None:
         self._board, self._laws, self._epoch, self._lane = board, laws, epoch, lane
         noise = NoiseCache(vocab_size, runners[-1].model.device)
-        *smaller, self.level = (Level(config, runner, noise, vocab_size) for runner in runners)
+        *smaller, self.level = (
+            StaticLevel(config, runner, noise, vocab_size)
+            if isinstance(runner, TreeRunner)
+            else Level(config, runner, noise, vocab_size)
+            for runner in runners
+        )
         if features is not None:
             self.level = HeadLevel(config, runners[-1], noise, vocab_size, features)
         self.smaller: SmallerDraft | None = None

@@ -53,7 +53,7 @@ class HeadPlan(TreePlan):
 def warm_up(runner: Runner, rows: int) -> None:
     """`Runner.warm_up` of a head, from hidden states that are zero."""
     head = cast(Eagle3, runner.model)
-    arena = Arena(head.shape, 1, 1, head.dtype, head.device)
+    arena = Arena.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
         features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))

@@ -12,6 +12,7 @@ from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft import head
 from ssd.draft.engine import DraftEngine
+from ssd.draft.static import TreeRunner
 from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
@@ -61,7 +62,10 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
-    runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
+    if device.type == "cuda" and takes is None and not is_head(checkpoint):
+        runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
+    else:
+        runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     if is_head(checkpoint):
         head.warm_up(runner, _WARM_UP_TOKENS)
     else:

@@ -7,25 +7,24 @@ single shape, and everything is cut into pieces of it. But for the recording all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row, Showing, output_indices
-from ssd.execution.graphs import Recorder
+from ssd.execution.graphs import Recorder, once
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
-from ssd.speculation.noise import gumbels_of, halves
+from ssd.speculation.noise import gumbels_of
 from ssd.speculation.sampling import Law, best, drawn, sound
 
 # Rows longer than this are no verification, and batches of more tokens have more to compute than to launch.
 LONGEST_ROW = 16
-_MOST_TOKENS = 256
+MOST_TOKENS = 256
 
 
 class Room(NamedTuple):
@@ -35,13 +34,18 @@ class Room(NamedTuple):
     tokens: int
     longest: int
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of its `BatchTensors`: tokens, rows, those of what fills it among them, and the longest row."""
+        return self.tokens, self.rows + -(-self.tokens // self.longest), self.longest
+
 
 def rooms(most_rows: int, longest: int) -> list[Room]:
     """Shapes for verifications of up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
     found, rows = [], 1
     while True:
         tokens = rows
-        while tokens <= max(rows, _MOST_TOKENS):
+        while tokens <= max(rows, MOST_TOKENS):
             # More than half of the rows are there, or the batch would take a smaller shape.
             found.append(Room(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
             if tokens >= rows * min(longest, LONGEST_ROW):
@@ -58,15 +62,10 @@ def only_room(most_rows: int) -> Room:
     return Room(most_rows, tokens, LONGEST_ROW)
 
 
-def fitting(rows: Sequence[Row], found: Sequence[Room]) -> Room | None:
-    """The first of the rooms that has enough of it for the rows."""
-    return room_for([len(row.token_ids) for row in rows], found)
-
-
-def room_for(lengths: Sequence[int], found: Sequence[Room]) -> Room | None:
-    """The same for rows of such lengths."""
-    tokens, longest = sum(lengths), max(lengths)
-    fits = (r for r in found if len(lengths) <= r.rows and tokens <= r.tokens and longest <= r.longest)
+def fitting(counts: Sequence[int], found: Iterable[Room]) -> Room | None:
+    """The first of the rooms that has enough of it for rows of so many tokens."""
+    tokens, longest = sum(counts), max(counts)
+    fits = (r for r in found if len(counts) <= r.rows and tokens <= r.tokens and longest <= r.longest)
     return next(fits, None)
 
 
@@ -109,8 +108,7 @@ class Step:
 
     def __init__(self, runner: StaticRunner, room: Room, layers: Container[int]) -> None:
         self._runner, self._layers, self.room = runner, layers, room
-        spare = -(-room.tokens // room.longest)
-        self.batch = BatchTensors(room.tokens, room.rows + spare, room.longest, runner.model.device)
+        self.batch = BatchTensors(*room.sizes, runner.model.device)
         self.logits = self.greedy = self.drawn = torch.empty(0)
         self.shown: dict[int, Tensor] = {}
         self.run: Callable[[], None] = self._forward
@@ -165,7 +163,7 @@ class StaticRunner(Runner):
         found = list(self.steps)
         if self._deterministic:
             return StaticPlan(layers, [(self.steps[found[0]], part) for part in pieces(rows, found[0])])
-        room = fitting(rows, found)
+        room = fitting([len(row.token_ids) for row in rows], found)
         if room is None:
             return super().prepare(rows, layers)
         return StaticPlan(layers, [(self.steps[room], list(enumerate(rows)))])
@@ -230,23 +228,16 @@ class StaticRunner(Runner):
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """Run, and record, every static shape; and a forward that has none."""
-        recorder = Recorder(self.model.device) if self.capture else None
+        record = Recorder(self.model.device).record if self.capture else once
         super().warm_up(rows)
-        prompt = min(_MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
+        prompt = min(MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
         self.forward([Row([0] * prompt, 0, range(self.table_pages))])
         # The largest first: the smaller ones find room in its memory.
         for step in sorted(self.steps.values(), key=lambda step: -step.batch.tokens):
             self._fill(step, [])
-            if recorder is not None:
-                step.run, step.draw = recorder.record(step.run), recorder.record(step.draw)
-            else:
-                step.run()
-                step.draw()
+            step.run, step.draw = record(step.run), record(step.draw)
 
 
-def draws_of(row: Row, law: Law) -> Iterator[Draw]:
+def draws_of(row: Row, law: Law) -> list[Draw]:
     """What decides the token after each token of a row."""
-    # In 32 bits, as a GPU has it (see `drawn`).
-    inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
-    for position in range(row.start + 1, row.stop + 1):
-        yield Draw(*halves((law.seed, position)), inverse)
+    return [Draw.of(law, position) for position in range(row.start + 1, row.stop + 1)]

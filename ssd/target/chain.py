@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row
-from ssd.execution.graphs import Recorder
-from ssd.execution.static import LONGEST_ROW, Room, StaticRunner, Step, draws_of, room_for
+from ssd.execution.graphs import Recorder, once
+from ssd.execution.static import LONGEST_ROW, Room, StaticRunner, Step, draws_of, fitting
 from ssd.execution.tables import Upload
 from ssd.ipc.board import Cached
 from ssd.ipc.device_board import DeviceBoard, Found
@@ -84,12 +84,10 @@ class Chain:
     @torch.inference_mode()
     def _warm_up(self, capture: bool) -> None:
         """Run, or record, everything once: of links of no rows."""
-        record = Recorder(self._links.device.device).record if capture else lambda function: function
+        record = Recorder(self._links.device.device).record if capture else once
         self._decide = record(self._decide)
         self._decide()  # what is recorded next reads what this leaves
-        for room, build in self._build.items():
-            self._build[room] = record(build)
-            self._build[room]()
+        self._build = {room: record(build) for room, build in self._build.items()}
 
     # -- what the host asks for ----------------------------------------------------------------------------------------
 
@@ -102,7 +100,7 @@ class Chain:
 
     def room(self, rows: Sequence[int]) -> Room | None:
         """The shape for rows of at most so many tokens."""
-        return room_for(rows, list(self._runner.steps))
+        return fitting(rows, self._runner.steps)
 
     @torch.inference_mode()
     def follow(self, links: Sequence[Link], room: Room) -> None:
@@ -191,15 +189,15 @@ class Chain:
         pages = tables.tensor[slot[row], position // size].long()
         draw = row, accepted[row] + offset
         spare = torch.arange(step.batch.rows - rows + 1, device=device.device) * longest
-        values = (
-            torch.where(live, chain[row, offset], 0),
-            position,
-            torch.where(live, pages * size + position % size, tables.dummy_page * size),
-            low[draw],
-            high[draw],
-            torch.where(live, inverse[row], 0),
-            torch.cat((starts[:-1], (ends[-1] + spare).clamp(max=tokens))),
-            torch.cat((slot, torch.full_like(spare[1:], tables.dummy))),
-        )
-        for field, value in zip(step.batch.fields, values, strict=True):
-            field.copy_(value)
+        values = {
+            "ids": torch.where(live, chain[row, offset], 0),
+            "positions": position,
+            "slots": torch.where(live, pages * size + position % size, tables.dummy_page * size),
+            "low": low[draw],
+            "high": high[draw],
+            "inverse": torch.where(live, inverse[row], 0),
+            "starts": torch.cat((starts[:-1], (ends[-1] + spare).clamp(max=tokens))),
+            "sequences": torch.cat((slot, torch.full_like(spare[1:], tables.dummy))),
+        }
+        for name, field in step.batch.fields.items():
+            field.copy_(values[name])

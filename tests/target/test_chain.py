@@ -39,7 +39,8 @@ class World:
 
 def fields(batch: BatchTensors, tokens: int) -> list[list[float]]:
     """What a forward reads of the first tokens: which rows they are in, too."""
-    ids, positions, slots, *_, starts, sequences = batch.fields
+    names = "ids", "positions", "slots", "starts", "sequences"
+    ids, positions, slots, starts, sequences = (batch.fields[name] for name in names)
     keys, inverse = batch.draws
     row = torch.searchsorted(starts, torch.arange(batch.tokens), right=True) - 1
     place = torch.arange(batch.tokens) - starts[row]
