@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from ssd import cores, gpu_memory, gpus, model_sizes
 from ssd.config import (
+    ITEM_BYTES,
     MAX_RANKS,
     AttentionName,
     DType,
@@ -44,7 +45,6 @@ log = logging.getLogger("ssd.launch")
 PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 _CPU_CONTEXT = 2048  # default limit of the context without a GPU
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -295,10 +295,10 @@ def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 
 
 def _check_features(config: EngineConfig) -> None:
-    from ssd.ipc.features import FeatureArena
+    from ssd.ipc.layouts import feature_layout
 
     if config.features is not None:
-        size = FeatureArena.size_bytes(config)
+        size = feature_layout(config).size_bytes
         lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
         _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
 
@@ -337,7 +337,7 @@ def _pages(
     """Pages of the caches of target and draft, `wanted` of which can be used if every sequence is as long as can be:
     as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`)."""
     on, draft_on, present = _gpus(options, bool(drafts))
-    page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * _ITEM_BYTES[target[1]]
+    page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * ITEM_BYTES[target[1]]
     given = options.kv_cache_memory_bytes
     found = given // page_bytes if given is not None else min(wanted, _available_bytes() // 4 // page_bytes)
     if present is None:
@@ -368,7 +368,7 @@ def _pages(
 
 def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
     """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits."""
-    sizes, item = ModelSizes.of(model[0]), _ITEM_BYTES[model[1]]
+    sizes, item = ModelSizes.of(model[0]), ITEM_BYTES[model[1]]
     return gpu_memory.Need(
         weights=item * model_sizes.weights(model[0]) // ranks,
         working=gpu_memory.working(tokens, rows, sizes.width, sizes.inner, sizes.vocab_size),
@@ -377,11 +377,11 @@ def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> 
 
 
 def _check_laws(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> None:
-    from ssd.ipc.laws import LawArena
+    from ssd.ipc.layouts import law_layout
 
     if speculation.mode == "ar" or speculation.sampler != "rejection":
         return
-    size = LawArena.size_bytes(options.max_num_seqs, speculation, shape.vocab_size)
+    size = law_layout(options.max_num_seqs, speculation, shape.vocab_size).size_bytes
     _check_arena("--sampler rejection", size, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
 
 
