@@ -115,10 +115,16 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
-    _check_laws(options, speculation, shape)
+    features = _features(drafts, target)
+    laws = _laws_bytes(options, speculation, shape)
     draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
     num_pages, draft_num_pages = _pages(
-        options, speculation, (target, options.dtype), [(d, draft_dtype) for d in drafts], wanted
+        options,
+        speculation,
+        (target, options.dtype),
+        [(d, draft_dtype) for d in drafts],
+        wanted,
+        (laws, 0 if features is None else features.width),
     )
     asked = options.target_cpus, options.draft_cpus
     on_gpu = options.device != "cpu" and options.draft_device == "cpu"
@@ -155,11 +161,11 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         shutdown_timeout=options.shutdown_timeout,
         step_timeout=options.step_timeout,
         telemetry=options.telemetry,
-        features=_features(drafts, target),
+        features=features,
         synthetic=_synthetic(options),
         server=served,
     )
-    _check_features(config)
+    _check_arenas(config, laws)
     return _within_bounds(config)
 
 
@@ -294,15 +300,6 @@ def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
     return Features(layers=layers, width=heads.FUSED * heads.target_width(found[0].config))
 
 
-def _check_features(config: EngineConfig) -> None:
-    from ssd.ipc.layouts import feature_layout
-
-    if config.features is not None:
-        size = feature_layout(config).size_bytes
-        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
-        _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
-
-
 def _names(options: EngineOptions) -> tuple[str, ...]:
     """The drafts asked for, or the built-in one; an empty name is none."""
     asked = tuple(name for name in options.draft if name)
@@ -332,10 +329,17 @@ def _page_size(options: EngineOptions) -> int:
 
 
 def _pages(
-    options: EngineOptions, speculation: Speculation, target: _Typed, drafts: list[_Typed], wanted: int
+    options: EngineOptions,
+    speculation: Speculation,
+    target: _Typed,
+    drafts: list[_Typed],
+    wanted: int,
+    shared: tuple[int, int],
 ) -> tuple[int, int]:
     """Pages of the caches of target and draft, `wanted` of which can be used if every sequence is as long as can be:
-    as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`)."""
+    as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`).
+    `shared` with the draft are so many bytes of laws, and so many numbers of hidden states for each token; on GPUs they
+    lie beside the target."""
     on, draft_on, present = _gpus(options, bool(drafts))
     page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * ITEM_BYTES[target[1]]
     given = options.kv_cache_memory_bytes
@@ -349,8 +353,11 @@ def _pages(
     rows = options.max_num_seqs * (1 + speculation.longest)
     size = _page_size(options)
     need = _need(target, size, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
+    laws, width = shared if draft_on is not None else (0, 0)
+    states = size * width * ITEM_BYTES[target[1]]
+    need = need._replace(working=need.working + laws, page=need.page + states)
     if given is not None:
-        need = need._replace(working=need.working + given // options.tensor_parallel_size, page=0)
+        need = need._replace(working=need.working + given // options.tensor_parallel_size + found * states, page=0)
     chains = options.max_num_seqs * speculation.chains
     draft_need = gpu_memory.Need(0, 0, 0)
     for draft, dtype in drafts:  # all of a cascade run in one process
@@ -376,13 +383,26 @@ def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> 
     )
 
 
-def _check_laws(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> None:
+def _laws_bytes(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> int:
+    """What the laws of drafted tokens take, where the sampler looks at them."""
     from ssd.ipc.layouts import law_layout
 
     if speculation.mode == "ar" or speculation.sampler != "rejection":
+        return 0
+    return law_layout(options.max_num_seqs, speculation, shape.vocab_size).size_bytes
+
+
+def _check_arenas(config: EngineConfig, laws: int) -> None:
+    """What target and draft share has room in the memory of the host, unless it will lie on a GPU."""
+    from ssd.ipc.layouts import feature_layout, on_gpus
+
+    if on_gpus(config.device, config.draft_device):
         return
-    size = law_layout(options.max_num_seqs, speculation, shape.vocab_size).size_bytes
-    _check_arena("--sampler rejection", size, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
+    _check_arena("--sampler rejection", laws, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
+    if config.features is not None:
+        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        size = feature_layout(config).size_bytes
+        _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
 
 
 def _check_arena(who: str, size: int, what: str, lower: str) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ssd.config import EngineConfig
 from ssd.ipc.arena import Arena
 from ssd.ipc.cuda import CudaError
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
-from ssd.ipc.layouts import law_layout
+from ssd.ipc.layouts import law_layout, on_gpus
 from ssd.ipc.messages import ArenaHandle
 from ssd.ipc.process import Start
 from ssd.ipc.shared import Exported, Imported
@@ -49,7 +48,7 @@ class TargetArenas(_Arenas):
         super().__init__(start, writes_features=True)
         self.handles: list[ArenaHandle] = []
         self._exported: list[Exported] = []
-        if not on_gpus(start.config):
+        if not on_gpus(start.config.device, start.config.draft_device):
             return
         try:
             for name, arena in self._named.items():
@@ -105,8 +104,3 @@ class DraftArenas(_Arenas):
         for imported in self._imported:
             imported.close()
         self._handles, self._imported = [], []
-
-
-def on_gpus(config: EngineConfig) -> bool:
-    """Whether target and draft both are, so that what they share may be, too."""
-    return config.draft is not None and "cpu" not in (config.device, config.draft_device)

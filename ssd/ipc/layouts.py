@@ -33,6 +33,11 @@ class Layout(NamedTuple):
         return self.word_bytes + self.row_bytes
 
 
+def on_gpus(device: str, draft_device: str) -> bool:
+    """Whether target and draft both are, so that the rows may lie on one, too."""
+    return "cpu" not in (device, draft_device)
+
+
 def law_layout(slots: int, speculation: Speculation, vocab_size: int) -> Layout:
     """[slots, entries, depth, V]: `speculation` bounds the chains and their depth, and the last entry is the line's."""
     places = slots, speculation.chains + 1, speculation.longest

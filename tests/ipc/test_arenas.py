@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from ssd.config import EngineConfig, Features
 from ssd.ipc import cuda
-from ssd.ipc.arenas import DraftArenas, TargetArenas, on_gpus
+from ssd.ipc.arenas import DraftArenas, TargetArenas
 from ssd.ipc.board import Key
 from ssd.ipc.features import Part, extend_tags
-from ssd.ipc.layouts import feature_layout, law_layout
+from ssd.ipc.layouts import feature_layout, law_layout, on_gpus
 from ssd.ipc.process import Start, memory_file
 from ssd.params import Speculation
 from tests.ipc.driver import OUT_OF_MEMORY, Driver
@@ -80,7 +80,7 @@ def on_host(target: TargetArenas) -> bool:
     [("cuda", "cuda", True), ("cuda:0", "cuda:3", True), ("cpu", "cuda", False), ("cuda", "cpu", False)],
 )
 def test_memory_of_a_gpu_is_for_two_on_gpus(device: str, draft_device: str, expected: bool) -> None:
-    assert on_gpus(replace(CONFIG, device=device, draft_device=draft_device)) == expected
+    assert on_gpus(device, draft_device) == expected
 
 
 def test_with_one_of_them_on_a_cpu_no_driver_is_asked(start: Start, driver: Driver) -> None:
