@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd import cores, gpu_memory, gpus, model_sizes
+from ssd import cores, gpu_memory, gpus, model_sizes, mps
 from ssd.config import (
     ITEM_BYTES,
     MAX_RANKS,
@@ -228,19 +228,11 @@ def _ranks_here(options: EngineOptions) -> int:
     return -(-options.tensor_parallel_size // options.nnodes)
 
 
-def _gpu(name: str) -> int | None:
-    """Which GPU a device is, None for the CPU."""
-    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", name)
-    if found is None:
-        raise UsageError(f"no device {name!r}; give cpu, cuda or cuda:N")
-    return None if name == "cpu" else int(found[1] or 0)
-
-
-def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | None, list[gpus.Gpu] | None]:
+def _gpus(options: EngineOptions, has_draft: bool) -> tuple[range, int | None, list[gpus.Gpu] | None]:
     """Those of the target's ranks, the draft's, and all that there are, None where nobody tells. Raises UsageError for
     those that this machine has not."""
-    first, draft = _gpu(options.device), _gpu(options.draft_device)
-    target = [] if first is None else list(range(first, first + _ranks_here(options)))
+    target = gpus.of_ranks(options.device, _ranks_here(options))
+    draft = gpus.number(options.draft_device)
     draft = draft if has_draft else None
     present = gpus.present() if target or draft is not None else None
     if present is not None:
@@ -250,12 +242,11 @@ def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | Non
         if target and target[-1] >= len(present):
             ranks = f" and --tensor-parallel-size {len(target)}" if len(target) > 1 else ""
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
-    if draft in target and not gpus.side_by_side():
-        log.warning(
-            "target and draft take turns on cuda:%d: under CUDA's MPS (nvidia-cuda-mps-control -d) they would run "
-            "side by side",
-            draft,
-        )
+    if draft in target:
+        if (service := mps.state()) == "running":
+            log.info("target and draft share cuda:%d under CUDA's MPS", draft)
+        else:
+            log.warning("target and draft take turns on cuda:%d: %s", draft, mps.advice(service))
     return target, draft, present
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ssd import gpus, launch_config
+from ssd import gpus, launch_config, mps
 from ssd.config import EngineConfig
 from ssd.errors import UsageError
 from ssd.gpus import Gpu
@@ -44,7 +44,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The GPUs of this machine, for the test to change."""
     there = [Gpu(16 * GIB, 15 * GIB), Gpu(80 * GIB, 79 * GIB)]
     monkeypatch.setattr(gpus, "present", lambda: there)
-    monkeypatch.setattr(gpus, "side_by_side", lambda: True)
+    monkeypatch.setattr(mps, "state", lambda: "running")
     return there
 
 
@@ -180,10 +180,14 @@ def test_who_shares_a_gpu_is_told_how_to_share_it_well(
 ) -> None:
     config(device="cuda", draft_device="cuda:1")
     config(device="cuda", draft_device="cuda")
+    config(device="cuda", draft_device="cuda", mode="ar")
     assert not caplog.records
-    monkeypatch.setattr(gpus, "side_by_side", lambda: False)
+    monkeypatch.setattr(mps, "state", lambda: "stopped")
+    config(device="cuda", draft_device="cuda:1")
+    config(device="cuda", draft_device="cuda", mode="ar")
+    assert not caplog.records
     config(device="cuda", draft_device="cuda:0")
-    assert "take turns on cuda:0" in caplog.text
+    assert "take turns on cuda:0" in caplog.text and "nvidia-cuda-mps-control -d" in caplog.text
 
 
 @pytest.mark.parametrize(
