@@ -79,7 +79,7 @@ class HeadLevel(Level):
         before = tree.computed - 1
         extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
         rows = self._features.read(tree.slot, before, tree.tags[before : before + len(tokens)])
-        self._read[tree.request] = torch.from_numpy(rows).to(self._head.device, self._head.dtype)
+        self._read[tree.request] = rows.to(self._head.device, self._head.dtype)
         return tokens[: len(rows)]
 
     def _plan(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> HeadPlan:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-import torch
-
 from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
@@ -312,7 +310,7 @@ class BoardProposer:
         if sequence.ratio_rule:
             if self._laws is None:
                 return found.entry
-            laws = torch.from_numpy(self._laws.read(sequence.slot, found.entry, key, ids))
+            laws = self._laws.read(sequence.slot, found.entry, key, ids)
             ids = ids[: len(laws)]
         if len(ids) > len(sequence.proposal):
             sequence.proposal, sequence.laws = ids, laws

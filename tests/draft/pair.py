@@ -15,6 +15,7 @@ from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
+from ssd.ipc.layouts import feature_layout, law_layout
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     Admit,
@@ -92,8 +93,9 @@ class Draft:
         numbers = self.config.max_num_seqs, self.config.speculation, self.config.vocab_size
         if self.config.speculation.sampler != "rejection":
             return None
-        descriptor = memory_file("laws", LawArena.size_bytes(*numbers))
-        arena = LawArena(descriptor, *numbers)
+        layout = law_layout(*numbers)
+        descriptor = memory_file("laws", layout.size_bytes)
+        arena = LawArena(descriptor, layout)
         os.close(descriptor)
         return arena
 
@@ -101,7 +103,7 @@ class Draft:
         """The draft's view and the target's."""
         if self.config.features is None:
             return None, None
-        descriptor = memory_file("features", FeatureArena.size_bytes(self.config))
+        descriptor = memory_file("features", feature_layout(self.config).size_bytes)
         arenas = FeatureArena(descriptor, self.config), FeatureArena(descriptor, self.config, writable=True)
         os.close(descriptor)
         return arenas
