@@ -67,8 +67,10 @@ class Tables:
 
     def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
         """These are the pages of some slots that will be read; those behind them may be anything."""
-        new = {slot: list(pages) for slot, pages in found}
-        new = {slot: pages for slot, pages in new.items() if self._known[slot][: len(pages)] != pages}
+        longest: dict[int, list[int]] = {}
+        for slot, pages in found:
+            longest[slot] = max(longest.get(slot, []), list(pages), key=len)
+        new = {slot: pages for slot, pages in longest.items() if self._known[slot][: len(pages)] != pages}
         if new:
             self._upload.wait()  # once: what is sent now may have to wait for a forward that runs
         for slot, pages in new.items():
