@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import LONGEST_ROW, Room, StaticPlan, StaticRunner, fitting, pieces, rooms
+from ssd.execution.tables import Tables
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.target.scripted import VOCAB, ScriptedProposer, continuation, make_engine, play, submit, tiny_llama
@@ -113,6 +114,14 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page() -> None:
         touched = ~torch.isclose(kept, runner.cache.keys, 0, 0, equal_nan=True).all(-1).all(-1).all(0)
         assert set(touched.nonzero()[:, 0].tolist()) <= written | {PAGES * PAGE}
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_of_several_rows_of_a_sequence_the_longest_says_which_pages_it_has() -> None:
+    found = Tables(2, 4, 9, torch.device("cpu"))
+    found.tell([(1, [5, 3, 7]), (0, [2]), (1, [5, 3])])
+    assert found.tensor.tolist() == [[2, 9, 9, 9], [5, 3, 7, 9], [9] * 4]
+    found.tell([(1, [5]), (0, [2, 4])])
+    assert found.tensor.tolist() == [[2, 4, 9, 9], [5, 3, 7, 9], [9] * 4]
 
 
 def test_only_the_wanted_outputs_come_back() -> None:
