@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ssd import gpus, mps
 from ssd.ipc.process import Start
 from ssd.ipc.supervision import Loading, Status
 
@@ -30,7 +31,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
-                env=_environment(len(start.cpus)),
+                env=_environment(start),
                 process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
             )
         finally:
@@ -94,10 +95,11 @@ def _memory_file_with(payload: bytes) -> int:
     return descriptor
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """The child's environment: one compute thread per core it is pinned to."""
-    environment = dict(os.environ)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-        environment["MKL_NUM_THREADS"] = str(threads)
+def _environment(start: Start) -> dict[str, str]:
+    """The child's environment: one compute thread per core it is pinned to, and its share of a GPU."""
+    environment, config = dict(os.environ), start.config
+    if start.cpus:
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))
+    if start.role == "draft" and gpus.number(config.draft_device) in gpus.of_ranks(config.device, len(config.ranks)):
+        environment |= mps.draft_environment(os.environ)
     return environment

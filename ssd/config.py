@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from ssd.params import Speculation
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
+ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]

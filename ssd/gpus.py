@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
+
+from ssd.errors import UsageError
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 30.0
@@ -55,7 +57,15 @@ def _seen(keys: Sequence[tuple[str, str]], visible: str | None) -> list[tuple[st
     return chosen
 
 
-def side_by_side() -> bool:
-    """Whether processes that share a GPU run at the same time (CUDA's Multi-Process Service), not by turns."""
-    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    return (Path(pipes) / "control").exists()
+def number(device: str) -> int | None:
+    """Which GPU a device is, None for the CPU. Raises UsageError for what is neither."""
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", device)
+    if found is None:
+        raise UsageError(f"no device {device!r}; give cpu, cuda or cuda:N")
+    return None if device == "cpu" else int(found[1] or 0)
+
+
+def of_ranks(device: str, count: int) -> range:
+    """Those of so many ranks of a target, neighbours from the first one's `device` on; none on a CPU."""
+    first = number(device)
+    return range(0) if first is None else range(first, first + count)

@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ssd import cores, gpu_memory, gpus, model_sizes
+from ssd import cores, gpu_memory, gpus, model_sizes, mps
 from ssd.config import (
+    ITEM_BYTES,
     MAX_RANKS,
     AttentionName,
     DType,
@@ -44,7 +45,6 @@ log = logging.getLogger("ssd.launch")
 PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 _CPU_CONTEXT = 2048  # default limit of the context without a GPU
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,10 +115,16 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
-    _check_laws(options, speculation, shape)
+    features = _features(drafts, target)
+    laws = _laws_bytes(options, speculation, shape)
     draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
     num_pages, draft_num_pages = _pages(
-        options, speculation, (target, options.dtype), [(d, draft_dtype) for d in drafts], wanted
+        options,
+        speculation,
+        (target, options.dtype),
+        [(d, draft_dtype) for d in drafts],
+        wanted,
+        (laws, 0 if features is None else features.width),
     )
     asked = options.target_cpus, options.draft_cpus
     on_gpu = options.device != "cpu" and options.draft_device == "cpu"
@@ -155,11 +161,11 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         shutdown_timeout=options.shutdown_timeout,
         step_timeout=options.step_timeout,
         telemetry=options.telemetry,
-        features=_features(drafts, target),
+        features=features,
         synthetic=_synthetic(options),
         server=served,
     )
-    _check_features(config)
+    _check_arenas(config, laws)
     return _within_bounds(config)
 
 
@@ -222,19 +228,11 @@ def _ranks_here(options: EngineOptions) -> int:
     return -(-options.tensor_parallel_size // options.nnodes)
 
 
-def _gpu(name: str) -> int | None:
-    """Which GPU a device is, None for the CPU."""
-    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", name)
-    if found is None:
-        raise UsageError(f"no device {name!r}; give cpu, cuda or cuda:N")
-    return None if name == "cpu" else int(found[1] or 0)
-
-
-def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | None, list[gpus.Gpu] | None]:
+def _gpus(options: EngineOptions, has_draft: bool) -> tuple[range, int | None, list[gpus.Gpu] | None]:
     """Those of the target's ranks, the draft's, and all that there are, None where nobody tells. Raises UsageError for
     those that this machine has not."""
-    first, draft = _gpu(options.device), _gpu(options.draft_device)
-    target = [] if first is None else list(range(first, first + _ranks_here(options)))
+    target = gpus.of_ranks(options.device, _ranks_here(options))
+    draft = gpus.number(options.draft_device)
     draft = draft if has_draft else None
     present = gpus.present() if target or draft is not None else None
     if present is not None:
@@ -244,12 +242,11 @@ def _gpus(options: EngineOptions, has_draft: bool) -> tuple[list[int], int | Non
         if target and target[-1] >= len(present):
             ranks = f" and --tensor-parallel-size {len(target)}" if len(target) > 1 else ""
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
-    if draft in target and not gpus.side_by_side():
-        log.warning(
-            "target and draft take turns on cuda:%d: under CUDA's MPS (nvidia-cuda-mps-control -d) they would run "
-            "side by side",
-            draft,
-        )
+    if draft in target:
+        if (service := mps.state()) == "running":
+            log.info("target and draft share cuda:%d under CUDA's MPS", draft)
+        else:
+            log.warning("target and draft take turns on cuda:%d: %s", draft, mps.advice(service))
     return target, draft, present
 
 
@@ -294,15 +291,6 @@ def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
     return Features(layers=layers, width=heads.FUSED * heads.target_width(found[0].config))
 
 
-def _check_features(config: EngineConfig) -> None:
-    from ssd.ipc.features import FeatureArena
-
-    if config.features is not None:
-        size = FeatureArena.size_bytes(config)
-        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
-        _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
-
-
 def _names(options: EngineOptions) -> tuple[str, ...]:
     """The drafts asked for, or the built-in one; an empty name is none."""
     asked = tuple(name for name in options.draft if name)
@@ -332,12 +320,19 @@ def _page_size(options: EngineOptions) -> int:
 
 
 def _pages(
-    options: EngineOptions, speculation: Speculation, target: _Typed, drafts: list[_Typed], wanted: int
+    options: EngineOptions,
+    speculation: Speculation,
+    target: _Typed,
+    drafts: list[_Typed],
+    wanted: int,
+    shared: tuple[int, int],
 ) -> tuple[int, int]:
     """Pages of the caches of target and draft, `wanted` of which can be used if every sequence is as long as can be:
-    as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`)."""
+    as many as asked for, on a CPU within a quarter of the memory, on GPUs within their budget (`ssd.gpu_memory`).
+    `shared` with the draft are so many bytes of laws, and so many numbers of hidden states for each token; on GPUs they
+    lie beside the target."""
     on, draft_on, present = _gpus(options, bool(drafts))
-    page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * _ITEM_BYTES[target[1]]
+    page_bytes = _page_size(options) * ModelSizes.of(target[0]).kv_values_per_token * ITEM_BYTES[target[1]]
     given = options.kv_cache_memory_bytes
     found = given // page_bytes if given is not None else min(wanted, _available_bytes() // 4 // page_bytes)
     if present is None:
@@ -349,8 +344,11 @@ def _pages(
     rows = options.max_num_seqs * (1 + speculation.longest)
     size = _page_size(options)
     need = _need(target, size, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
+    laws, width = shared if draft_on is not None else (0, 0)
+    states = size * width * ITEM_BYTES[target[1]]
+    need = need._replace(working=need.working + laws, page=need.page + states)
     if given is not None:
-        need = need._replace(working=need.working + given // options.tensor_parallel_size, page=0)
+        need = need._replace(working=need.working + given // options.tensor_parallel_size + found * states, page=0)
     chains = options.max_num_seqs * speculation.chains
     draft_need = gpu_memory.Need(0, 0, 0)
     for draft, dtype in drafts:  # all of a cascade run in one process
@@ -368,7 +366,7 @@ def _pages(
 
 def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
     """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits."""
-    sizes, item = ModelSizes.of(model[0]), _ITEM_BYTES[model[1]]
+    sizes, item = ModelSizes.of(model[0]), ITEM_BYTES[model[1]]
     return gpu_memory.Need(
         weights=item * model_sizes.weights(model[0]) // ranks,
         working=gpu_memory.working(tokens, rows, sizes.width, sizes.inner, sizes.vocab_size),
@@ -376,13 +374,26 @@ def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> 
     )
 
 
-def _check_laws(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> None:
-    from ssd.ipc.laws import LawArena
+def _laws_bytes(options: EngineOptions, speculation: Speculation, shape: ModelSizes) -> int:
+    """What the laws of drafted tokens take, where the sampler looks at them."""
+    from ssd.ipc.layouts import law_layout
 
     if speculation.mode == "ar" or speculation.sampler != "rejection":
+        return 0
+    return law_layout(options.max_num_seqs, speculation, shape.vocab_size).size_bytes
+
+
+def _check_arenas(config: EngineConfig, laws: int) -> None:
+    """What target and draft share has room in the memory of the host, unless it will lie on a GPU."""
+    from ssd.ipc.layouts import feature_layout, on_gpus
+
+    if on_gpus(config.device, config.draft_device):
         return
-    size = LawArena.size_bytes(options.max_num_seqs, speculation, shape.vocab_size)
-    _check_arena("--sampler rejection", size, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
+    _check_arena("--sampler rejection", laws, "the laws of drafted tokens", "--max-num-seqs, --budget or -k")
+    if config.features is not None:
+        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        size = feature_layout(config).size_bytes
+        _check_arena("an EAGLE-3 head", size, "the target's hidden states", lower)
 
 
 def _check_arena(who: str, size: int, what: str, lower: str) -> None:

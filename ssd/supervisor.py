@@ -23,8 +23,7 @@ from ssd.children import ChildProcess
 from ssd.config import EngineConfig
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
-from ssd.ipc.features import FeatureArena
-from ssd.ipc.laws import LawArena
+from ssd.ipc.layouts import feature_layout, law_layout
 from ssd.ipc.process import Start, memory_file
 from ssd.ipc.run_directory import run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, TargetLost, Watch
@@ -134,14 +133,14 @@ class Engine:
         config = self.config
         if config.speculation.sampler != "rejection" or config.draft is None:
             return -1
-        size = LawArena.size_bytes(config.max_num_seqs, config.speculation, config.vocab_size)
-        return self._hold(memory_file("ssd-laws", size))
+        layout = law_layout(config.max_num_seqs, config.speculation, config.vocab_size)
+        return self._hold(memory_file("ssd-laws", layout.size_bytes))
 
     def _feature_arena(self) -> int:
         """Shared memory for hidden states, where the draft is a head that reads them; else -1."""
         if self.config.features is None:
             return -1
-        return self._hold(memory_file("ssd-features", FeatureArena.size_bytes(self.config)))
+        return self._hold(memory_file("ssd-features", feature_layout(self.config).size_bytes))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the engine has stopped by itself (a process it needs died); True if it has."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssd import gpus, launch_config
+from ssd import gpus, launch_config, mps
 from ssd.config import EngineConfig
 from ssd.errors import UsageError
 from ssd.gpus import Gpu
+from ssd.ipc.layouts import law_layout
 from ssd.launch_config import EngineOptions, resolve
+from ssd.model_sizes import ModelSizes
+from ssd.models.checkpoint import inspect
 from ssd.models.hub import BUILTIN
+from ssd.params import Speculation
+from tests.models import heads
 from tests.scripted_engine import MODEL
 
 # The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
@@ -38,7 +44,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The GPUs of this machine, for the test to change."""
     there = [Gpu(16 * GIB, 15 * GIB), Gpu(80 * GIB, 79 * GIB)]
     monkeypatch.setattr(gpus, "present", lambda: there)
-    monkeypatch.setattr(gpus, "side_by_side", lambda: True)
+    monkeypatch.setattr(mps, "state", lambda: "running")
     return there
 
 
@@ -105,6 +111,42 @@ def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:
     assert two > 2 * one
 
 
+def test_laws_that_lie_on_the_gpu_take_room_there(cards: list[Gpu]) -> None:
+    def pages(**asked: Any) -> int:
+        return config(device="cuda", gpu_memory_utilization=0.5, num_speculative_tokens=8, **asked).num_pages
+
+    laws = law_layout(8, Speculation("ssd", 8, (), sampler="rejection"), 49152).size_bytes
+    expected = pages(draft_device="cuda:1") - laws // (4 * PAGE_BYTES)
+    assert abs(pages(draft_device="cuda:1", sampler="rejection") - expected) <= 1
+    assert pages(draft_device="cpu", sampler="rejection") == pages(draft_device="cpu")
+
+
+def test_hidden_states_that_lie_on_the_gpu_take_room_there(
+    cards: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none in the memory of the host, which may have less."""
+    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
+    page = 16 * 4 * ModelSizes.of(inspect(target)).kv_values_per_token
+    states = 16 * 4 * heads.WIDTH
+
+    def pages(draft_device: str, given: int | None = None) -> int:
+        asked: dict[str, Any] = {"device": "cuda", "draft_device": draft_device, "kv_cache_memory_bytes": given}
+        return resolve(
+            EngineOptions(target=str(target), draft=(str(head),), gpu_memory_utilization=1, **asked)
+        ).num_pages
+
+    cards[0] = Gpu(3 * GIB // 2, 3 * GIB // 2)
+    room = pages("cpu") * page
+    assert abs(pages("cuda:1") - room // (page + states)) <= 1
+    assert pages("cuda:1", room // 4) == pages("cpu", room // 4)
+    with pytest.raises(UsageError, match="the target has no room on cuda:0"):
+        pages("cuda:1", room)
+    monkeypatch.setattr(launch_config, "_available_bytes", lambda: 2**20)
+    assert pages("cuda:1") > 0
+    with pytest.raises(UsageError, match="an EAGLE-3 head needs"):
+        pages("cpu")
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -138,10 +180,14 @@ def test_who_shares_a_gpu_is_told_how_to_share_it_well(
 ) -> None:
     config(device="cuda", draft_device="cuda:1")
     config(device="cuda", draft_device="cuda")
+    config(device="cuda", draft_device="cuda", mode="ar")
     assert not caplog.records
-    monkeypatch.setattr(gpus, "side_by_side", lambda: False)
+    monkeypatch.setattr(mps, "state", lambda: "stopped")
+    config(device="cuda", draft_device="cuda:1")
+    config(device="cuda", draft_device="cuda", mode="ar")
+    assert not caplog.records
     config(device="cuda", draft_device="cuda:0")
-    assert "take turns on cuda:0" in caplog.text
+    assert "take turns on cuda:0" in caplog.text and "nvidia-cuda-mps-control -d" in caplog.text
 
 
 @pytest.mark.parametrize(

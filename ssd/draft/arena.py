@@ -22,14 +22,18 @@ from ssd.models.interface import Shape
 
 
 class Arena:
-    """keys and values: [layers, cells, depth, kv_heads, head_dim]; one cell per chain."""
+    """keys and values: [layers, cells, depth, kv_heads, head_dim]; one cell per chain, all of them free. They hold
+    numbers: masked places are multiplied by 0."""
 
-    def __init__(self, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self._free = list(range(keys.shape[1]))[::-1]
+
+    @classmethod
+    def new(cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> Arena:
+        """One with memory of its own."""
         size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
-        # Zeroed once: masked places are multiplied by 0, which must not meet a NaN.
-        self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device)
-        self._free = list(range(cells))[::-1]
+        return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
 
     def take(self) -> int | None:
         """A free cell, None when all are used."""

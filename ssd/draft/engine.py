@@ -13,6 +13,7 @@ from ssd.draft.choice import Choice, Growing
 from ssd.draft.head import HeadLevel
 from ssd.draft.level import Chains, Level, Paths, rows_of
 from ssd.draft.smaller import SmallerDraft, Tip
+from ssd.draft.static import StaticLevel, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree, confirmed
 from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PageTable
@@ -51,7 +52,12 @@ class DraftEngine:
     ) -> None:
         self._board, self._laws, self._epoch, self._lane = board, laws, epoch, lane
         noise = NoiseCache(vocab_size, runners[-1].model.device)
-        *smaller, self.level = (Level(config, runner, noise, vocab_size) for runner in runners)
+        *smaller, self.level = (
+            StaticLevel(config, runner, noise, vocab_size)
+            if isinstance(runner, TreeRunner)
+            else Level(config, runner, noise, vocab_size)
+            for runner in runners
+        )
         if features is not None:
             self.level = HeadLevel(config, runners[-1], noise, vocab_size, features)
         self.smaller: SmallerDraft | None = None
@@ -240,13 +246,13 @@ class DraftEngine:
         if tree.answers is not None and tree.line:
             line = [tree.guesses[index] for index in range(min(len(tree.line), tree.lookahead))]
             self._show_laws(tree, LINE, tree.answers, 0, line)
-            self._board.publish(tree.slot, [LINE], [tree.answers], [tree.line[: tree.lookahead]])
+            self._post(tree, [LINE], [tree.answers], [tree.line[: tree.lookahead]])
 
     def _show_laws(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
-        """What the tokens from the `start`-th of an entry on were drawn from, before the board shows the tokens."""
+        """What the tokens from the `start`-th of an entry on were drawn from."""
         if self._laws is not None and tree.ratio_rule:
             tokens = [guess.token for guess in guesses]
-            laws = [guess.law.numpy(force=True) for guess in guesses if guess.law is not None]
+            laws = [guess.law for guess in guesses if guess.law is not None]
             self._laws.write(tree.slot, entry, key, start, tokens, laws)
 
     def _deepened(
@@ -274,7 +280,13 @@ class DraftEngine:
         """What the target can use of them."""
         keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
         ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
-        self._board.publish(tree.slot, [chain.entry for chain in chains], keys, ids)
+        self._post(tree, [chain.entry for chain in chains], keys, ids)
+
+    def _post(self, tree: Tree, entries: Sequence[int], keys: Sequence[Key], ids: Sequence[Sequence[int]]) -> None:
+        """Show the target tokens, and before them what they were drawn from."""
+        if self._laws is not None:
+            self._laws.show()
+        self._board.publish(tree.slot, entries, keys, ids)
 
 
 def _busy_with(pieces: Sequence[tuple[Tree, list[int]]], growing: Sequence[Growing]) -> tuple[State, int]:

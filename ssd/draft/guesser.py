@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,11 @@ class Places(NamedTuple):
     nodes: Sequence[int]
 
 
+def candidates_of(trees: Iterable[Tree]) -> int:
+    """How many candidates may be asked for: one of them may be in flight."""
+    return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
+
+
 class Guesser:
     """Ranks and samples under each sequence's law. `noise` has the vectors that chains, rounds and levels share, of the
     target's vocabulary, of which `logits` may be a part."""
@@ -39,7 +44,7 @@ class Guesser:
         sampled = [place for place in places if place.tree.law.temperature > 0]
         shared = (place for place in sampled if not place.tree.ratio_rule)
         self._noise.prepare((p.tree.law.seed, position) for p in shared for position in p.positions)
-        count = 1 + max(most_candidates(place.tree.speculation.fan_out) for place in places)
+        count = candidates_of(place.tree for place in places)
         runs = logits.split([len(place.positions) for place in places])
         if cpu.serve(logits) and not any(p.tree.ratio_rule or p.tree.law.filters for p in places):
             rows = [row for place in places for row in warmth(place.tree.law, place.positions, self._noise)]

@@ -53,7 +53,7 @@ class HeadPlan(TreePlan):
 def warm_up(runner: Runner, rows: int) -> None:
     """`Runner.warm_up` of a head, from hidden states that are zero."""
     head = cast(Eagle3, runner.model)
-    arena = Arena(head.shape, 1, 1, head.dtype, head.device)
+    arena = Arena.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
         features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
@@ -79,7 +79,7 @@ class HeadLevel(Level):
         before = tree.computed - 1
         extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
         rows = self._features.read(tree.slot, before, tree.tags[before : before + len(tokens)])
-        self._read[tree.request] = torch.from_numpy(rows).to(self._head.device, self._head.dtype)
+        self._read[tree.request] = rows.to(self._head.device, self._head.dtype)
         return tokens[: len(rows)]
 
     def _plan(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> HeadPlan:

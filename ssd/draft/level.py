@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from ssd.config import EngineConfig
 from ssd.draft.arena import Arena, Branches, TreePlan
 from ssd.draft.guesser import Guesser, Places
@@ -36,12 +38,19 @@ class Level:
 
     recurrent = False
 
-    def __init__(self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        noise: NoiseCache,
+        vocab_size: int,
+        arena: Arena | None = None,
+    ) -> None:
         model = runner.model
         self.runner = runner
         self.pool = PagePool(config.draft_num_pages, config.page_size)
-        cells = config.max_num_seqs * config.speculation.chains
-        self.arena = Arena(model.shape, cells, MAX_LOOKAHEAD + 1, model.dtype, model.device)
+        sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
+        self.arena = arena or Arena.new(model.shape, *sizes)
         self.max_position = model.shape.max_position
         self._vocab_size = min(vocab_size, model.shape.outputs)
         self._guesser = Guesser(noise)
@@ -52,15 +61,18 @@ class Level:
 
     def forward(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> Iterator[Guess]:
         """A guess for every output of the paths' rows, then for every row of the chains."""
-        rows = [row for _, row in paths]
         plan = self._plan(paths, chains)
-        tokens = [token for row in rows for token in row.token_ids]
-        tips = [token for _, branches in chains for token in branches.tokens]
-        wanted = [*output_indices(rows), *range(len(tokens), len(tokens) + len(tips))]
-        logits = self.runner.run(tokens + tips, plan, wanted)[:, : self._vocab_size]
+        tokens = [token for _, row in paths for token in row.token_ids]
+        tokens += [token for _, branches in chains for token in branches.tokens]
+        wanted = wanted_of(paths, chains)
+        logits = self.runner.run(tokens, plan, wanted)
+        return iter(self._finished(self._guesses(logits, paths, chains), plan, wanted))
+
+    def _guesses(self, logits: Tensor, paths: Sequence[Paths], chains: Sequence[Chains]) -> list[Guess]:
+        """The guesses of `forward` by their logits."""
         places = [_places(tree, row) for tree, row in paths]
         places += [Places(tree, [p + 1 for p in branches.positions], branches.depths) for tree, branches in chains]
-        return iter(self._finished(self._guesser(logits, places), plan, wanted))
+        return self._guesser(logits[:, : self._vocab_size], places)
 
     def _plan(self, paths: Sequence[Paths], chains: Sequence[Chains]) -> TreePlan:
         rows, branches = [row for _, row in paths], [branches for _, branches in chains]
@@ -74,6 +86,18 @@ class Level:
         """The first `count` tokens of a chain become those of a path, which has room, from position `start` on."""
         slots = self.runner.cache.slots(table.pages, start, start + count)
         self.arena.promote(cell, count, self.runner.cache, slots)
+
+
+def cells(config: EngineConfig) -> int:
+    """How many chains may have a place."""
+    return config.max_num_seqs * config.speculation.chains
+
+
+def wanted_of(paths: Sequence[Paths], chains: Sequence[Chains]) -> list[int]:
+    """Which of the tokens of a forward guesses are wanted of."""
+    rows = [row for _, row in paths]
+    first = sum(len(row.token_ids) for row in rows)
+    return [*output_indices(rows), *range(first, first + sum(len(branches.tokens) for _, branches in chains))]
 
 
 def rows_of(paths: Sequence[Paths], chains: Sequence[Chains]) -> int:

@@ -12,10 +12,12 @@ from ssd import failpoints
 from ssd.config import EngineConfig
 from ssd.draft import head
 from ssd.draft.engine import DraftEngine
+from ssd.draft.static import TreeRunner
 from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
+from ssd.ipc.arenas import DraftArenas
 from ssd.ipc.board import BoardWriter
 from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
@@ -61,7 +63,10 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
-    runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
+    if device.type == "cuda" and takes is None and not is_head(checkpoint):
+        runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
+    else:
+        runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     if is_head(checkpoint):
         head.warm_up(runner, _WARM_UP_TOKENS)
     else:
@@ -75,11 +80,12 @@ _WARM_UP_TOKENS = 16
 class _Draft:
     def __init__(self, child: Child, socket: zmq.Socket[Any], runners: list[Runner], board: BoardWriter) -> None:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board
+        self._arenas = DraftArenas(child.start, runners[-1].model.device)
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
         child, vocab_size = self._child, self._child.config.vocab_size
-        arenas = child.laws(), child.features()
+        arenas = self._arenas.laws, self._arenas.features
         return DraftEngine(child.config, self._runners, self._board, child.epoch, vocab_size, *arenas, child.lane)
 
     def serve(self) -> None:
@@ -96,16 +102,19 @@ class _Draft:
             self._read()
             busy = self._engine.step()
 
-    def _hello(self) -> None:
+    def _hello(self, imports: bool = True) -> None:
         failpoints.reach("draft.hello")
         config = self._child.config
-        sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest), self._child.epoch)
+        sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest, imports), self._child.epoch)
 
     def _read(self) -> None:
         for _, _, message in sockets.drained(self._socket, TARGET_TO_DRAFT):
             failpoints.reach("draft.read")
             if isinstance(message, Ready):
-                self._child.ready()
+                if self._arenas.open(message.arenas):
+                    self._child.ready()
+                else:
+                    self._hello(imports=False)
             elif isinstance(message, Refused):
                 raise SsdError(message.message)
             elif isinstance(message, Rejoin):

@@ -36,3 +36,9 @@ class Recorder:
             except RuntimeError as error:
                 raise UsageError(f"no CUDA graph of the model can be made, use --enforce-eager: {error}") from None
         return graph.replay
+
+
+def once(function: Callable[[], None]) -> Callable[[], None]:
+    """In place of `Recorder.record` where nothing is recorded: `function`, which has run."""
+    function()
+    return function

@@ -7,25 +7,24 @@ single shape, and everything is cut into pieces of it. But for the recording all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row, Showing, output_indices
-from ssd.execution.graphs import Recorder
+from ssd.execution.graphs import Recorder, once
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
-from ssd.speculation.noise import gumbels_of, halves
+from ssd.speculation.noise import gumbels_of
 from ssd.speculation.sampling import Law, best, drawn, sound
 
 # Rows longer than this are no verification, and batches of more tokens have more to compute than to launch.
 LONGEST_ROW = 16
-_MOST_TOKENS = 256
+MOST_TOKENS = 256
 
 
 class Room(NamedTuple):
@@ -35,13 +34,18 @@ class Room(NamedTuple):
     tokens: int
     longest: int
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of its `BatchTensors`: tokens, rows, those of what fills it among them, and the longest row."""
+        return self.tokens, self.rows + -(-self.tokens // self.longest), self.longest
+
 
 def rooms(most_rows: int, longest: int) -> list[Room]:
     """Shapes for verifications of up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
     found, rows = [], 1
     while True:
         tokens = rows
-        while tokens <= max(rows, _MOST_TOKENS):
+        while tokens <= max(rows, MOST_TOKENS):
             # More than half of the rows are there, or the batch would take a smaller shape.
             found.append(Room(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
             if tokens >= rows * min(longest, LONGEST_ROW):
@@ -58,10 +62,10 @@ def only_room(most_rows: int) -> Room:
     return Room(most_rows, tokens, LONGEST_ROW)
 
 
-def fitting(rows: Sequence[Row], found: Sequence[Room]) -> Room | None:
-    """The first of the rooms that has enough of it for the rows."""
-    tokens, longest = sum(len(row.token_ids) for row in rows), max(len(row.token_ids) for row in rows)
-    fits = (r for r in found if len(rows) <= r.rows and tokens <= r.tokens and longest <= r.longest)
+def fitting(counts: Sequence[int], found: Iterable[Room]) -> Room | None:
+    """The first of the rooms that has enough of it for rows of so many tokens."""
+    tokens, longest = sum(counts), max(counts)
+    fits = (r for r in found if len(counts) <= r.rows and tokens <= r.tokens and longest <= r.longest)
     return next(fits, None)
 
 
@@ -87,7 +91,7 @@ def pieces(rows: Sequence[Row], room: Room) -> Iterator[list[tuple[int, Row]]]:
 class StaticPlan(Showing):
     """Rows that will run in static shapes."""
 
-    def __init__(self, layers: Container[int], parts: list[tuple[_Step, list[tuple[int, Row]]]]) -> None:
+    def __init__(self, layers: Container[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
         self.parts = parts
 
@@ -98,14 +102,13 @@ class StaticPlan(Showing):
             self.show(layer, torch.cat([*before, states[:tokens]]))
 
 
-class _Step:
+class Step:
     """A forward in one shape, and what it leaves: logits [tokens, outputs], the greedy tokens int64 [tokens], the
     hidden states after some layers; and, from these logits, drawn tokens."""
 
     def __init__(self, runner: StaticRunner, room: Room, layers: Container[int]) -> None:
-        self._runner, self._layers = runner, layers
-        spare = -(-room.tokens // room.longest)
-        self.batch = BatchTensors(room.tokens, room.rows + spare, room.longest, runner.model.device)
+        self._runner, self._layers, self.room = runner, layers, room
+        self.batch = BatchTensors(*room.sizes, runner.model.device)
         self.logits = self.greedy = self.drawn = torch.empty(0)
         self.shown: dict[int, Tensor] = {}
         self.run: Callable[[], None] = self._forward
@@ -117,6 +120,12 @@ class _Step:
         self.logits = runner.model.logits(runner.model.forward(self.batch.ids, plan))
         self.greedy = sound(*best(self.logits.float()))
         self.shown = plan.shown
+
+    def tokens(self, greedy: bool) -> Tensor:
+        """int64 [tokens]: what follows each token of the forward that was run last, drawn if not `greedy`."""
+        if not greedy:
+            self.draw()
+        return self.greedy if greedy else self.drawn
 
     def _draw(self) -> None:
         keys, inverse = self.batch.draws
@@ -146,18 +155,18 @@ class StaticRunner(Runner):
     ) -> None:
         super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
-        self._capture = capture and model.device.type == "cuda"
+        self.capture = capture and model.device.type == "cuda"
         found = [only_room(most_rows)] if deterministic else rooms(most_rows, longest)
-        self._steps = {room: _Step(self, room, layers) for room in found}
+        self.steps = {room: Step(self, room, layers) for room in found}
 
     def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
-        found = list(self._steps)
+        found = list(self.steps)
         if self._deterministic:
-            return StaticPlan(layers, [(self._steps[found[0]], part) for part in pieces(rows, found[0])])
-        room = fitting(rows, found)
+            return StaticPlan(layers, [(self.steps[found[0]], part) for part in pieces(rows, found[0])])
+        room = fitting([len(row.token_ids) for row in rows], found)
         if room is None:
             return super().prepare(rows, layers)
-        return StaticPlan(layers, [(self._steps[room], list(enumerate(rows)))])
+        return StaticPlan(layers, [(self.steps[room], list(enumerate(rows)))])
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
@@ -180,20 +189,29 @@ class StaticRunner(Runner):
         tokens: list[int] = []
         meanwhile = Once(meanwhile)
         for step, wanted in self._run(plan, () if greedy else laws):
-            if not greedy:
-                step.draw()
+            found = step.tokens(greedy)
             meanwhile()
-            tokens += (step.greedy if greedy else step.drawn)[wanted].tolist()
+            tokens += found[wanted].tolist()
         return tokens
 
-    def _run(self, plan: StaticPlan, laws: Sequence[Law] = ()) -> Iterator[tuple[_Step, slice | Tensor]]:
+    @torch.inference_mode()
+    def launch(self, rows: Sequence[Row], laws: Sequence[Law]) -> Tensor | None:
+        """The samples of all tokens of a verification, as they will be once it has run; None where it has not one
+        static shape. The next forward overwrites them."""
+        plan = self.prepare(rows)
+        if not isinstance(plan, StaticPlan) or len(plan.parts) > 1:
+            return None
+        greedy = all(law.temperature == 0.0 for law in laws)
+        ((step, _),) = self._run(plan, () if greedy else laws)
+        return step.tokens(greedy)
+
+    def _run(self, plan: StaticPlan, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
         """Run the parts of a plan, one after the other: the step after each, and where in it the wanted outputs lie."""
         for step, part in plan.parts:
             rows = [row for _, row in part]
-            for row in rows:
-                self.tables.tell(row.slot, row.pages[: -(-row.stop // self.cache.page_size)])
-            draws = [draw for number, row in part for draw in _draws(row, laws[number])] if laws else ()
-            self._fill(step, rows, draws)
+            self.tables.tell((row.slot, row.pages[: -(-row.stop // self.cache.page_size)]) for row in rows)
+            drawing = [draw for number, row in part for draw in draws_of(row, laws[number])] if laws else ()
+            self._fill(step, rows, drawing)
             step.run()
             tokens = sum(len(row.token_ids) for row in rows)
             plan.keep(step.shown, tokens)
@@ -203,30 +221,23 @@ class StaticRunner(Runner):
             else:
                 yield step, torch.tensor(wanted, dtype=torch.long, device=self.model.device)
 
-    def _fill(self, step: _Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
+    def _fill(self, step: Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
         dummy = self.tables.dummy, self.tables.dummy_page
         step.batch.fill(rows, [row.slot for row in rows], self.cache, *dummy, draws)
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """Run, and record, every static shape; and a forward that has none."""
-        recorder = Recorder(self.model.device) if self._capture else None
+        record = Recorder(self.model.device).record if self.capture else once
         super().warm_up(rows)
-        prompt = min(_MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
+        prompt = min(MOST_TOKENS, self.model.shape.max_position, self.tables.dummy_page * self.cache.page_size)
         self.forward([Row([0] * prompt, 0, range(self.table_pages))])
         # The largest first: the smaller ones find room in its memory.
-        for step in sorted(self._steps.values(), key=lambda step: -step.batch.tokens):
+        for step in sorted(self.steps.values(), key=lambda step: -step.batch.tokens):
             self._fill(step, [])
-            if recorder is not None:
-                step.run, step.draw = recorder.record(step.run), recorder.record(step.draw)
-            else:
-                step.run()
-                step.draw()
+            step.run, step.draw = record(step.run), record(step.draw)
 
 
-def _draws(row: Row, law: Law) -> Iterator[Draw]:
+def draws_of(row: Row, law: Law) -> list[Draw]:
     """What decides the token after each token of a row."""
-    # In 32 bits, as a GPU has it (see `drawn`).
-    inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
-    for position in range(row.start + 1, row.stop + 1):
-        yield Draw(*halves((law.seed, position)), inverse)
+    return [Draw.of(law, position) for position in range(row.start + 1, row.stop + 1)]

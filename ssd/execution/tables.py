@@ -6,10 +6,11 @@ are told what is new.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from ssd.execution.batch import Row, Showing
 from ssd.execution.kv_cache import KVCache
 from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.speculation.noise import halves
+from ssd.speculation.sampling import Law
 
 
 class Draw(NamedTuple):
@@ -26,6 +29,13 @@ class Draw(NamedTuple):
     low: int = 0
     high: int = 0
     inverse_temperature: float = 0.0
+
+    @classmethod
+    def of(cls, law: Law, position: int) -> Draw:
+        """What decides a token at a position under a law that filters nothing."""
+        # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
+        inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
+        return cls(*halves((law.seed, position)), inverse)
 
 
 class Upload:
@@ -65,15 +75,18 @@ class Tables:
     def tensor(self) -> Tensor:
         return self._upload.device
 
-    def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """These are the pages of a slot that will be read; those behind them may be anything."""
-        new = list(pages)
-        if self._known[slot][: len(new)] == new:
-            return
-        self._known[slot] = new
-        self._upload.wait()
-        self._upload.host[slot, : len(new)] = new
-        self._upload.send(slot)
+    def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """These are the pages of some slots that will be read; those behind them may be anything."""
+        longest: dict[int, list[int]] = {}
+        for slot, pages in found:
+            longest[slot] = max(longest.get(slot, []), list(pages), key=len)
+        new = {slot: pages for slot, pages in longest.items() if self._known[slot][: len(pages)] != pages}
+        if new:
+            self._upload.wait()  # once: what is sent now may have to wait for a forward that runs
+        for slot, pages in new.items():
+            self._known[slot] = pages
+            self._upload.host[slot, : len(pages)] = pages
+            self._upload.send(slot)
 
 
 class BatchTensors:
@@ -83,10 +96,16 @@ class BatchTensors:
     change.
     """
 
+    columns: tuple[str, ...] = ("ids", "positions", "slots", "low", "high", "inverse")  # each has a number per token
+
     def __init__(self, tokens: int, rows: int, longest: int, device: torch.device) -> None:
         self.tokens, self.rows, self.longest = tokens, rows, longest
-        self._upload = Upload((6 * tokens + 2 * rows + 1,), torch.int64, device)
-        self._sizes = [tokens] * 6 + [rows + 1, rows]
+        sizes = dict.fromkeys(self.columns, tokens) | {"starts": rows + 1, "sequences": rows}
+        self._upload = Upload((sum(sizes.values()),), torch.int64, device)
+        ends = list(accumulate(sizes.values()))
+        self._host = dict(zip(sizes, np.split(self._upload.host, ends[:-1]), strict=True))  # views
+        self._host["inverse"] = self._host["inverse"].view("float64")
+        self._device = dict(zip(sizes, self._upload.device.split(list(sizes.values())), strict=True))
 
     def fill(
         self,
@@ -98,50 +117,76 @@ class BatchTensors:
         draws: Sequence[Draw] = (),
     ) -> None:
         """Write `rows`, whose page tables have the numbers `tables`, and what to draw after each token; send it all."""
-        counts = [len(row.token_ids) for row in rows]
+        self.send(
+            [len(row.token_ids) for row in rows],
+            tables,
+            dummy,
+            draws,
+            ids=([token for row in rows for token in row.token_ids], 0),
+            positions=([position for row in rows for position in range(row.start, row.stop)], 0),
+            slots=(
+                [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)],
+                dummy_page * cache.page_size,
+            ),
+        )
+
+    def send(
+        self,
+        counts: Sequence[int],
+        tables: Sequence[int],
+        dummy: int,
+        draws: Sequence[Draw],
+        **columns: tuple[Sequence[int], int],
+    ) -> None:
+        """Send rows of so many tokens: of each column the numbers of these, and that of the tokens that fill the rest,
+        which are of the `dummy` sequence."""
         used = sum(counts)
-        spare = [min(self.longest, self.tokens - start) for start in range(used, self.tokens, self.longest)]
-        counts += spare
-        assert used <= self.tokens and len(counts) <= self.rows, "a batch that fits"
+        assert used <= self.tokens, "a batch that fits"
         assert max(counts, default=0) <= self.longest, "rows that fit"
-        counts += [0] * (self.rows - len(counts))
+        spare = [min(self.longest, self.tokens - start) for start in range(used, self.tokens, self.longest)]
+        missing = self.rows - len(counts) - len(spare)
+        assert missing >= 0, "no more rows than fit"
         self._upload.wait()
-        ids, positions, slots, low, high, inverse, starts, sequences = self._fields()
-        ids[:used] = [token for row in rows for token in row.token_ids]
-        positions[:used] = [position for row in rows for position in range(row.start, row.stop)]
-        slots[:used] = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
-        ids[used:], positions[used:], slots[used:] = 0, 0, dummy_page * cache.page_size
-        inverse[:] = 0.0
+        host = self._host
+        for name, (numbers, filler) in columns.items():
+            host[name][:used], host[name][used:] = numbers, filler
+        host["inverse"][:] = 0.0
         if draws:
-            low[:used], high[:used], inverse[:used] = zip(*draws, strict=True)
-        starts[:] = list(accumulate(counts, initial=0))
-        sequences[: len(rows)], sequences[len(rows) :] = list(tables), dummy
+            host["low"][:used], host["high"][:used], host["inverse"][:used] = zip(*draws, strict=True)
+        host["starts"][:] = list(accumulate([*counts, *spare, *[0] * missing], initial=0))
+        host["sequences"][: len(counts)], host["sequences"][len(counts) :] = list(tables), dummy
         self._upload.send()
 
-    def _fields(self) -> list[Any]:
-        fields, start = [], 0
-        for size in self._sizes:
-            fields.append(self._upload.host[start : start + size])
-            start += size
-        fields[5] = fields[5].view("float64")
-        return fields
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """On the device: the columns [tokens], `inverse` as the bits of float64, the `starts` of rows [rows + 1], and
+        `sequences` [rows], the numbers of their tables."""
+        return self._device
 
     @property
     def ids(self) -> Tensor:
         """int64 [tokens]."""
-        return self._upload.device[: self.tokens]
+        return self._device["ids"]
 
     @property
     def draws(self) -> tuple[Tensor, Tensor]:
         """The halves int32 [tokens, 2] and the inverse temperatures float32 [tokens] of the draws."""
-        _, _, _, low, high, inverse, *_ = self._upload.device.split(self._sizes)
-        return torch.stack((low, high), dim=-1).int(), inverse.view(torch.float64).float()
+        keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
+        return keys, self._device["inverse"].view(torch.float64).float()
 
     def plan(self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Container[int] = ()) -> TablePlan:
         """A new plan that reads these tensors: what it works out of them, it works out in its own forward."""
-        _, positions, slots, *_, starts, sequences = self._upload.device.split(self._sizes)
-        paged = PagedRows(table, sequences.int(), starts.int(), positions + 1, positions, cache.page_size, self.longest)
-        return TablePlan(positions, slots, paged, cache, attention, layers)
+        positions = self._device["positions"]
+        return TablePlan(
+            positions, self._device["slots"], self._rows(table, cache, positions + 1), cache, attention, layers
+        )
+
+    def _rows(self, table: Tensor, cache: KVCache, seen: Tensor, causal: bool = True) -> PagedRows:
+        """The rows over pages, of which each token sees so many keys."""
+        sequences, starts = self._device["sequences"].int(), self._device["starts"].int()
+        return PagedRows(
+            table, sequences, starts, seen, self._device["positions"], cache.page_size, self.longest, causal
+        )
 
 
 class TablePlan(Showing):

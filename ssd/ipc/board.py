@@ -26,9 +26,10 @@ from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
 
 LINE = MAX_CHAINS  # the entry of the line, what is drafted after a miss; chains have the others
 ENTRIES = MAX_CHAINS + 1
-_VERSION, _EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, _DEPTH, _CHECKSUM = range(9)
-_IDS = 9
-_WORDS = _IDS + MAX_LOOKAHEAD
+VERSION, EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, DEPTH, CHECKSUM = range(9)
+IDS = 9
+_WORDS = IDS + MAX_LOOKAHEAD
+SALT = 0x5353445F424F4152
 _HALF = _WORDS // 2
 _HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
@@ -39,7 +40,7 @@ Words = npt.NDArray[np.int64]
 _SPREAD = np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
 _SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-_WEIGHTS = (_SPREAD ^ (_SPREAD >> np.uint64(31))) | np.uint64(1)
+WEIGHTS = (_SPREAD ^ (_SPREAD >> np.uint64(31))) | np.uint64(1)
 
 
 class Key(NamedTuple):
@@ -78,9 +79,9 @@ def size_bytes(slots: int) -> int:
 def _checksum(rows: Words) -> Words:
     """One word per row over every word but version and checksum; zeroed rows never check out."""
     words = rows.view(np.uint64)
-    mixed = (words ^ (words >> np.uint64(29))) * _WEIGHTS
-    mixed[:, [_VERSION, _CHECKSUM]] = 0
-    total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(0x5353445F424F4152)
+    mixed = (words ^ (words >> np.uint64(29))) * WEIGHTS
+    mixed[:, [VERSION, CHECKSUM]] = 0
+    total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(SALT)
     return total.view(np.int64)
 
 
@@ -104,25 +105,25 @@ class BoardWriter(_Board):
         """Write one chain (its ids so far) per entry number; all entries of one call become visible together."""
         rows: Words = np.zeros((len(keys), _WORDS), dtype=np.int64)
         for row, key, chain in zip(rows, keys, chains, strict=True):
-            row[_EPOCH:_DEPTH] = key
-            row[_DEPTH] = len(chain)
-            row[_IDS : _IDS + len(chain)] = chain
-        rows[:, _CHECKSUM] = _checksum(rows)
+            row[EPOCH:DEPTH] = key
+            row[DEPTH] = len(chain)
+            row[IDS : IDS + len(chain)] = chain
+        rows[:, CHECKSUM] = _checksum(rows)
         self._version += 1
         where = self._slots[slot]
         index = np.asarray(entries)
-        where[index, _VERSION] = 0
+        where[index, VERSION] = 0
         if failpoints.is_armed("draft.mid_write"):
-            where[index, _EPOCH:_HALF] = rows[:, _EPOCH:_HALF]
+            where[index, EPOCH:_HALF] = rows[:, EPOCH:_HALF]
             failpoints.reach("draft.mid_write")
-        where[index, _EPOCH:] = rows[:, _EPOCH:]
+        where[index, EPOCH:] = rows[:, EPOCH:]
         failpoints.reach("draft.after_payload")
-        where[index, _VERSION] = self._version
+        where[index, VERSION] = self._version
         failpoints.reach("draft.after_commit")
 
     def clear(self, slot: int) -> None:
         """Forget every entry of a slot."""
-        self._slots[slot, :, _VERSION] = 0
+        self._slots[slot, :, VERSION] = 0
 
     def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
         """Show that the draft is alive; if a forward was just taken, how long it took, by how many tokens chains
@@ -160,16 +161,16 @@ class BoardReader(_Board):
         entries = self._slots[slot]
         # Few tokens are alike, so that hardly anything is left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
-            before = entries[index, _VERSION]
+            before = entries[index, VERSION]
             row = entries[index].copy()
-            if not before or tuple(row[_EPOCH:_DEPTH].tolist()) != key:
+            if not before or tuple(row[EPOCH:DEPTH].tolist()) != key:
                 continue
-            if entries[index, _VERSION] != before:
+            if entries[index, VERSION] != before:
                 continue  # overwritten while it was read
-            depth = int(row[_DEPTH])
-            ids: list[int] = row[_IDS : _IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
+            depth = int(row[DEPTH])
+            ids: list[int] = row[IDS : IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
             sound = 0 <= depth <= MAX_LOOKAHEAD and all(0 <= token < self.vocab_size for token in ids)
-            if not sound or _checksum(row[None])[0] != row[_CHECKSUM]:
+            if not sound or _checksum(row[None])[0] != row[CHECKSUM]:
                 self.rejected += 1
                 continue
             return Cached(index, ids[:most])
@@ -179,10 +180,15 @@ class BoardReader(_Board):
         """For which accepted lengths there is anything that answers an outcome of the key's round. For statistics: what
         is being written meanwhile may be missed."""
         rows = self._slots[slot]
-        written = rows[:, _VERSION] != 0
-        mine = written & (rows[:, _EPOCH:_ACCEPTED] == key[: _ACCEPTED - _EPOCH]).all(axis=1)
+        written = rows[:, VERSION] != 0
+        mine = written & (rows[:, EPOCH:_ACCEPTED] == key[: _ACCEPTED - EPOCH]).all(axis=1)
         self.stale += bool(written.any() and not mine.any())
         return set(rows[mine, _ACCEPTED].tolist())
+
+    @property
+    def slots(self) -> Words:
+        """The entries in place, [slots, ENTRIES, words], for those who look up where they compute."""
+        return self._slots
 
     def telemetry(self) -> Telemetry:
         """Counters that cannot be are 0: what the draft has scribbled must fit into a message (contract C1)."""

@@ -18,6 +18,7 @@ MAGIC = b"SSD"
 PROTOCOL_VERSION = 2
 _HEADER = struct.Struct("<3sBI")
 
+HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_TEXT = 4 * 2**20
 
@@ -169,15 +170,31 @@ class Failed(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a peer to the target: who it is and which model it believes in."""
+    """First message of a peer to the target: who it is and which model it believes in. A draft that cannot open what
+    the target exports says it again, with `imports` false; from then on both use the memory of the host."""
 
     role: Literal["frontend", "draft"]
     vocab_size: Count
     digest: Name
+    imports: bool = True
+
+
+class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`size` bytes on a GPU that the target exports as `name`: CUDA's handle of the `memory`, the UUID of the `gpu` it
+    lies on, and the `mark` that follows it there (`ssd.ipc.shared`)."""
+
+    name: Name
+    size: Count
+    memory: Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
+    gpu: Annotated[bytes, Meta(min_length=UUID_BYTES, max_length=UUID_BYTES)]
+    mark: Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
 
 
 class Ready(Message, frozen=True):
-    """The target's answer to a `Hello` it accepts."""
+    """The target's answer to a `Hello` it accepts. A draft finds its `arenas` there, those that are not in memory that
+    both have inherited."""
+
+    arenas: Annotated[list[ArenaHandle], Meta(max_length=8)] = []
 
 
 class Refused(Message, frozen=True):

@@ -21,8 +21,6 @@ import zmq
 from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import sockets
-from ssd.ipc.features import FeatureArena
-from ssd.ipc.laws import LawArena
 from ssd.ipc.messages import Message
 from ssd.ipc.pulse import Pulses
 from ssd.ipc.supervision import Loading, Report, Status
@@ -78,19 +76,6 @@ class Child:
     def address(self, name: str) -> str:
         """The ZeroMQ address of a socket of this run."""
         return f"ipc://{self.start.run_directory}/{name}"
-
-    def laws(self) -> LawArena | None:
-        """The arena of draft laws, where the sampler looks at them."""
-        if self.start.laws_fd < 0:
-            return None
-        config = self.config
-        return LawArena(self.start.laws_fd, config.max_num_seqs, config.speculation, config.vocab_size)
-
-    def features(self, writable: bool = False) -> FeatureArena | None:
-        """The arena of hidden states, where the draft is a head that reads them."""
-        if self.start.features_fd < 0:
-            return None
-        return FeatureArena(self.start.features_fd, self.config, writable)
 
     def beat(self) -> None:
         """Show that this process goes on; once in every turn of its loop."""

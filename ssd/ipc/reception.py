@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
 
 from ssd.config import EngineConfig
 from ssd.ipc import sockets
-from ssd.ipc.messages import PEER_TO_TARGET, Hello, Ready, Refused
+from ssd.ipc.messages import PEER_TO_TARGET, ArenaHandle, Hello, Ready, Refused
 from ssd.ipc.process import Child
 
 log = logging.getLogger("ssd.ipc")
@@ -25,10 +25,12 @@ def arrived(socket: zmq.Socket[bytes]) -> Iterator[tuple[bytes, int, Any]]:
     return sockets.drained(socket, PEER_TO_TARGET)
 
 
-def welcome(socket: zmq.Socket[bytes], child: Child, peer: bytes, hello: Hello) -> bool:
-    """Answer a `Hello`. Whether it was of the same model and vocabulary."""
+def welcome(
+    socket: zmq.Socket[bytes], child: Child, peer: bytes, hello: Hello, arenas: Sequence[ArenaHandle] = ()
+) -> bool:
+    """Answer a `Hello`; `arenas` are what is exported to a draft. Whether it was of the same model and vocabulary."""
     reason = _objection(child.config, hello)
-    answer = Ready() if reason is None else Refused(reason)
+    answer = Ready(list(arenas) if hello.role == "draft" else []) if reason is None else Refused(reason)
     if not sockets.send(socket, answer, child.epoch, peer):
         log.warning("%r was gone before it was answered", peer)
     return reason is None

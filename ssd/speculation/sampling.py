@@ -146,31 +146,39 @@ def sound(ids: Tensor, values: Tensor) -> Tensor:
 
 
 def drawn(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
-    """`argmax(perturbed(...))` of logits [n, V], as a tensor and without waiting for the device, under laws that filter
-    nothing: one over the temperature of each row, float32 [n], 0 if it is greedy, and its noise, float32 [n, V].
+    """`argmax(perturbed(...))` of logits [n, V], as a tensor and without waiting for the device; see `warmed`."""
+    return sound(*best(warmed(logits, inverse_temperatures, noise)))
 
-    A GPU divides by a number as it multiplies by its inverse, so that these are the tokens of `perturbed` there.
+
+def warmed(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
+    """`perturbed` of logits [n, V] under laws that filter nothing: one over the temperature of each row, float32 [n],
+    0 if it is greedy, and its noise, float32 [n, V].
+
+    A GPU divides by a number as it multiplies by its inverse, so that these are the scores of `perturbed` there.
     """
     scores, inverse = logits.float(), inverse_temperatures[:, None]
-    return sound(*best(torch.where(inverse > 0, scores * inverse + noise, scores)))
+    return torch.where(inverse > 0, scores * inverse + noise, scores)
 
 
 def ranked(scores: Tensor, count: int) -> list[list[int]]:
-    """The `count` best ids of each row of [n, V], best first; among equals in no particular order.
+    """The `count` best ids of each row of [n, V], at most V, best first; among equals in no particular order."""
+    count = min(count, scores.shape[1])
+    if cpu.serve(scores):
+        return cpu.rank(scores, count)
+    ids: list[list[int]] = highest(scores, count).tolist()
+    return ids
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """The same as a tensor int64 [n, count], without waiting for the device; `count` is at most V.
 
     Exact: the best tokens lie in the blocks with the best maxima.
     """
     rows, vocab_size = scores.shape
-    count = min(count, vocab_size)
-    if cpu.serve(scores):
-        return cpu.rank(scores, count)
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
-        plain: list[list[int]] = torch.topk(scores, count).indices.tolist()
-        return plain
+        return torch.topk(scores, count).indices
     blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
     chosen = torch.topk(blocks.amax(-1), count).indices.sort(-1).values
     inside = blocks.gather(1, chosen[..., None].expand(rows, count, _BLOCK)).reshape(rows, -1)
     best = torch.topk(inside, count).indices
-    ids = chosen.gather(1, best // _BLOCK) * _BLOCK + best % _BLOCK
-    best_ids: list[list[int]] = ids.tolist()
-    return best_ids
+    return chosen.gather(1, best // _BLOCK) * _BLOCK + best % _BLOCK

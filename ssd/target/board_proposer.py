@@ -8,8 +8,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-import torch
-
 from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.laws import LawArena
@@ -77,6 +75,7 @@ class BoardProposer:
         self._acceptance, self._cheap_tokens = _mean(0.5), _mean(1.5)
         self._token_wait_s, self._verify_s = _mean(0.005), _mean(0.02)
         self._settled_at = self._last_wait = self._last_verify_s = 0.0
+        self._runs_since: float | None = None
 
     @property
     def state(self) -> DraftState:
@@ -197,7 +196,8 @@ class BoardProposer:
             self._tell(Release(followed))
 
     def outcomes(self, results: Items[Result]) -> None:
-        took = time.perf_counter() - self._settled_at
+        now = time.perf_counter()
+        took = now - self._settled_at
         speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
         rows = [self._look_up(result) for result in speculated]
         told = [row for row in rows if row.request in self._followers]
@@ -209,6 +209,7 @@ class BoardProposer:
             self._time(took, results)
         for result in speculated:
             self._learn(result)
+        self._runs_since = now if any(result.taken is not None for result in results) else None
 
     def _time(self, seconds: float, results: Items[Result]) -> None:
         """Note how long a round took from its launch, unless it had other work than decoding."""
@@ -248,9 +249,11 @@ class BoardProposer:
         """Take the cached speculation, or leave the row open for its backup."""
         sequence, outcome, speculation = result.sequence, result.outcome, result.sequence.speculation
         key = Key(self._epoch or 0, sequence.request, result.round, result.base, outcome.accepted, outcome.token)
+        if result.taken is not None:
+            sequence.proposal = result.taken.ids
         if speculation.mode == "ssd" and sequence.lookahead > 0:
             follows = sequence.request in self._followers
-            entry = self._take(sequence, key, sequence.lookahead) if follows else None
+            entry = self._entry(result, key) if follows else None
             prepared = self._board.prepared(sequence.slot, key) if follows and entry is None else set()
             sequence.cache = self._verdict(sequence, key, entry, prepared)
             self._lane.looked_up(sequence.request, sequence.cache)
@@ -259,10 +262,17 @@ class BoardProposer:
             if result.round > 0:
                 self._learn_rank(result, entry)
         in_flight = len(sequence.proposal)
-        if not in_flight and sequence.lookahead > 0 and (speculation.mode == "sd" or speculation.backup != "none"):
+        waits = result.taken is None and sequence.lookahead > 0
+        if waits and not in_flight and (speculation.mode == "sd" or speculation.backup != "none"):
             self._open[sequence.request] = _Missed(sequence, key, sequence.round)
             in_flight = -1
         return Outcome(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
+
+    def _entry(self, result: Result, key: Key) -> int | None:
+        """Where the cache had something for an outcome, which is proposed."""
+        if result.taken is None:
+            return self._take(result.sequence, key, result.sequence.lookahead)
+        return result.taken.entry if result.taken.entry >= 0 else None
 
     def _verdict(self, sequence: Sequence, key: Key, entry: int | None, prepared: set[int]) -> Cache:
         """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing; `prepared` are the
@@ -286,6 +296,13 @@ class BoardProposer:
         counts = [fan_out_at(k, result.drafted, fan_out) for k in range(result.outcome.accepted + 1)]
         self._tuning.learner.looked_up(counts[-1], None if entry is None else entry + 1 - sum(counts[:-1]))
 
+    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
+        """See `ssd.target.ahead.Ask`."""
+        if sequence.speculation.mode == "sd":
+            return None  # its draft is waited for by name
+        follows = self._mode(sequence) == "ssd"
+        return self._epoch or 0, sequence.speculation.num_speculative_tokens if follows else 0
+
     def _take(self, sequence: Sequence, key: Key, most: int) -> int | None:
         """Propose what the board has for `key`, if it is more than there is already; returns where it was found."""
         found = self._board.find(sequence.slot, key, most)
@@ -295,7 +312,7 @@ class BoardProposer:
         if sequence.ratio_rule:
             if self._laws is None:
                 return found.entry
-            laws = torch.from_numpy(self._laws.read(sequence.slot, found.entry, key, ids))
+            laws = self._laws.read(sequence.slot, found.entry, key, ids)
             ids = ids[: len(laws)]
         if len(ids) > len(sequence.proposal):
             sequence.proposal, sequence.laws = ids, laws
@@ -321,8 +338,10 @@ class BoardProposer:
             if told := [launch for launch in launches if launch.request in self._followers]:
                 self._tell(Launched(told))
         self._announce()
-        self._settled_at = time.perf_counter()
-        self._last_wait = self._settled_at - began
+        ended = time.perf_counter()
+        # What was launched ahead runs since the outcomes before it.
+        self._settled_at = self._runs_since or ended
+        self._last_wait = ended - began
         return self._last_wait
 
     def _retune(self, sequences: Items[Sequence]) -> None:

@@ -12,9 +12,11 @@ from ssd.config import EngineConfig
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
+from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, FinishReason, Load, Submit, TokenLogprob
 from ssd.monitor.lanes import SILENT, Lane, State
 from ssd.speculation.acceptance import coupled
+from ssd.target.ahead import Ahead
 from ssd.target.features import FeatureExport
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
@@ -26,7 +28,7 @@ _NO_LOGITS = torch.empty(0)
 
 class TargetEngine:
     """Truth and the loop over it. `stop_token_ids` are the model's end-of-sequence ids, `lane` is told what it does,
-    and `features` shows hidden states to the draft."""
+    `features` shows hidden states to the draft, and `ahead` launches verifications before outcomes are known."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class TargetEngine:
         stop_token_ids: frozenset[int] = frozenset(),
         lane: Lane = SILENT,
         features: FeatureExport | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         salt = f"{config.digest}/{config.dtype}/{config.quantize}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
@@ -43,7 +46,7 @@ class TargetEngine:
         self.proposer = proposer
         self._config, self._runner, self._stop_token_ids = config, runner, stop_token_ids
         self._verifier = Verifier(runner.model.shape.vocab_size, runner.model.device)
-        self._lane, self._features = lane, features
+        self._lane, self._features, self._ahead = lane, features, ahead
         self._forward_ended = 0.0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
@@ -93,7 +96,10 @@ class TargetEngine:
         self._admit()
         meanwhile = Once(meanwhile)
         waited = self.proposer.settle(self.scheduler.running, meanwhile)
-        batch, preempted = self.scheduler.schedule()
+        batch, preempted = self._ahead.batch() if self._ahead else [], list[Sequence]()
+        runs = bool(batch)
+        if not runs:
+            batch, preempted = self.scheduler.schedule()
         if preempted:
             self.proposer.release(preempted)
         if not batch or not self._runner.overlaps:
@@ -101,7 +107,8 @@ class TargetEngine:
         if not batch:
             self._took = (0, 0.0, 0.0)
             return []
-        began = time.perf_counter()
+        # What runs already does so since the one before has ended.
+        began = self._forward_ended if runs else time.perf_counter()
         logits, own = self._forward(batch, meanwhile)
         ended = time.perf_counter()
         samples = self._verifier.samples(logits, batch, own)
@@ -109,13 +116,19 @@ class TargetEngine:
             batch = [
                 part.without_draft() if _spoiled(part, own) else part for part, own in zip(batch, samples, strict=True)
             ]
+            if self._ahead is not None:
+                self._ahead.drop()
             logits, own = self._forward(batch)
             ended = time.perf_counter()
             samples = self._verifier.samples(logits, batch, own)
         self._lane.enter(State.OTHER)
+        between = began - self._forward_ended
         self._account(batch, waited, began, ended)
         self._verifier.collect_prompt_logprobs(logits, batch)
-        return self._finish(batch, self._commit(batch, samples), logits)
+        results = self._commit(batch, samples)
+        if self._ahead is not None:
+            self._ahead.learn(results, ended - began, between)
+        return self._finish(batch, results, logits)
 
     def _forward(self, batch: Items[Scheduled], meanwhile: Task = nothing) -> tuple[Tensor, list[int] | None]:
         """The logits of a batch; or none of them, but what the runner has drawn from them."""
@@ -123,6 +136,11 @@ class TargetEngine:
         tokens = sum(len(part.row.token_ids) for part in batch)
         self._lane.enter(State.VERIFY if decodes else State.PREFILL, tokens)
         rows, runner = [part.row for part in batch], self._runner
+        if self._ahead is not None:
+            own = self._ahead.sample(batch, len(self.scheduler.running), meanwhile)
+            if own is not None:
+                self._lane.enter(State.SAMPLE)
+                return _NO_LOGITS, own
         plan = runner.prepare(rows, () if self._features is None else self._features.layers)
         own = None
         if (laws := unfiltered(batch)) is not None:
@@ -154,7 +172,8 @@ class TargetEngine:
         """Append what the samples allow and move the computed length (I1); None for prefill chunks, whose pages can be
         found at once: others may wait for them."""
         results: list[Result | None] = []
-        for part, own in zip(batch, samples, strict=True):
+        taken: Items[Cached | None] = (self._ahead.taken if self._ahead else []) or [None] * len(batch)
+        for part, own, next_ in zip(batch, samples, taken, strict=True):
             sequence, drafted = part.sequence, part.drafted
             known = len(part.row.token_ids) - drafted
             sequence.proposal, sequence.laws = [], None
@@ -164,7 +183,7 @@ class TargetEngine:
                 results.append(None)
                 continue
             outcome = coupled(part.draft, own)
-            result = Result(sequence, sequence.round, len(sequence.tokens), drafted, outcome, sequence.cache)
+            result = Result(sequence, sequence.round, len(sequence.tokens), drafted, outcome, sequence.cache, next_)
             sequence.computed += known + outcome.accepted
             sequence.count_round(outcome, drafted)
             sequence.tokens += own[: outcome.accepted + 1]

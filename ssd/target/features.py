@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 import torch
 
 from ssd.execution.batch import Showing
-from ssd.ipc.features import FeatureArena, extend_tags
+from ssd.ipc.features import FeatureArena, Part, extend_tags
 from ssd.target.scheduler import Scheduled
 
 
@@ -20,13 +20,11 @@ class FeatureExport:
 
     def write(self, batch: Items[Scheduled], plan: Showing) -> None:
         """`plan` is that of the batch and was asked to keep `layers`."""
-        states = torch.cat([plan.shown[layer] for layer in self.layers], dim=-1).float().numpy(force=True)
-        offset = 0
+        parts = []
         for sequence, row in ((part.sequence, part.row) for part in batch):
             tags = sequence.tags
             del tags[row.start :]
             extend_tags(tags, sequence.tokens[len(tags) : row.start])
             extend_tags(tags, row.token_ids)
-            stop = offset + len(row.token_ids)
-            self._arena.write(sequence.slot, row.pages, row.start, tags[row.start :], states[offset:stop])
-            offset = stop
+            parts.append(Part(sequence.slot, row.pages, row.start, tags[row.start :]))
+        self._arena.write(parts, torch.cat([plan.shown[layer] for layer in self.layers], dim=-1))

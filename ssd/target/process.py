@@ -11,12 +11,14 @@ import zmq
 from ssd import failpoints
 from ssd.execution.runner import Runner
 from ssd.ipc import sockets
+from ssd.ipc.arenas import TargetArenas
 from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Abort, Emission, Hello, Load, Message, Step, Submit
 from ssd.ipc.process import Child
 from ssd.ipc.reception import IDLE_MS, arrived, welcome
 from ssd.layers.ranks import SINGLE
 from ssd.monitor.lanes import State
+from ssd.target.ahead import launcher
 from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
 from ssd.target.features import FeatureExport
@@ -60,14 +62,17 @@ class Target:
         self._load, self._orphaned = Load(), False
         self._emissions: list[Emission] | None = None
         config, (runner, stops) = child.config, loaded
+        self._arenas = TargetArenas(child.start, runner.model.device)
         self._board: BoardProposer | None = None
+        ahead = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft, child.laws(), child.lane, config.one_bus)
+            self._board = BoardProposer(reader, self._to_draft, self._arenas.laws, child.lane, config.one_bus)
+            ahead = launcher(config, runner, reader, self._board.asks)
         proposer: Proposer = NoProposer() if self._board is None else self._board
-        arena = child.features(writable=True)
+        arena = self._arenas.features
         features = FeatureExport(arena, config.features.layers) if arena and config.features else None
-        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features)
+        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features, ahead)
 
     def serve(self) -> None:
         self._child.ready()
@@ -118,7 +123,9 @@ class Target:
                 self.engine.abort(message.request)
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
-        if not welcome(self._socket, self._child, peer, hello):
+        if not hello.imports and epoch >= self._draft_epoch:
+            self._arenas.withdraw()
+        if not welcome(self._socket, self._child, peer, hello, self._arenas.handles):
             return
         if hello.role == "frontend":
             if peer != self._frontend:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
 from ssd.execution.meanwhile import Task, nothing
+from ssd.ipc.board import Cached
 from ssd.ipc.messages import DraftState
 from ssd.speculation.acceptance import Outcome
 from ssd.target.sequence import Cache, Sequence
@@ -13,7 +14,8 @@ from ssd.target.sequence import Cache, Sequence
 
 class Result(NamedTuple):
     """The outcome of one verification: `base` committed tokens before it; `sequence` has committed it already.
-    `drafted` draft tokens were verified, and `cache` is what the speculation cache had for it."""
+    `drafted` draft tokens were verified, and `cache` is what the speculation cache had for it. `taken`: the next one
+    runs already, with these draft tokens."""
 
     sequence: Sequence
     round: int
@@ -21,6 +23,7 @@ class Result(NamedTuple):
     drafted: int
     outcome: Outcome
     cache: Cache
+    taken: Cached | None = None
 
 
 class Counters(NamedTuple):

@@ -114,7 +114,7 @@ class Scheduler:
         for sequence, count in self._shares():
             if sequence.slot < 0:
                 continue  # preempted for an older one, in this loop
-            part = self._make_room(_part(sequence, count), preempted)
+            part = self._make_room(part_of(sequence, sequence.proposal, count), preempted)
             if part is not None:
                 batch.append(part)
         return batch, preempted
@@ -194,11 +194,12 @@ def _missing(sequence: Sequence) -> int:
     return sequence.table.missing(len(sequence.tokens) + 1)
 
 
-def _part(sequence: Sequence, count: int) -> Scheduled:
-    """A sequence's next `count` tokens, of which those beyond the committed ones are proposed."""
+def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) -> Scheduled:
+    """A sequence's next `count` tokens, or all of them; those beyond the committed ones are of the `proposal`."""
+    count = sequence.pending + len(proposal) if count is None else count
     chunk = sequence.tokens[sequence.computed : sequence.computed + count]
     complete = len(chunk) == sequence.pending
-    proposal = sequence.proposal[: count - len(chunk)]
+    proposal = list(proposal[: count - len(chunk)])
     about_prompt = sequence.uncollected(sequence.computed + len(chunk))
     outputs = about_prompt + 1 + len(proposal) if complete else max(1, about_prompt)
     row = Row(chunk + proposal, sequence.computed, sequence.table.pages, outputs, sequence.slot)

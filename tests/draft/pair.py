@@ -10,9 +10,12 @@ from typing import Any
 from ssd.config import EngineConfig
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
+from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.laws import LawArena
+from ssd.ipc.layouts import feature_layout, law_layout
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     Admit,
@@ -31,8 +34,11 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import memory_file
 from ssd.params import SamplingParams, Speculation
+from ssd.speculation.ahead import Worth
 from ssd.speculation.sampling import Law
+from ssd.target.ahead import Ahead
 from ssd.target.board_proposer import BoardProposer
+from ssd.target.chain import Chain
 from ssd.target.engine import TargetEngine
 from ssd.target.features import FeatureExport
 from ssd.target.proposer import NoProposer
@@ -87,8 +93,9 @@ class Draft:
         numbers = self.config.max_num_seqs, self.config.speculation, self.config.vocab_size
         if self.config.speculation.sampler != "rejection":
             return None
-        descriptor = memory_file("laws", LawArena.size_bytes(*numbers))
-        arena = LawArena(descriptor, *numbers)
+        layout = law_layout(*numbers)
+        descriptor = memory_file("laws", layout.size_bytes)
+        arena = LawArena(descriptor, layout)
         os.close(descriptor)
         return arena
 
@@ -96,7 +103,7 @@ class Draft:
         """The draft's view and the target's."""
         if self.config.features is None:
             return None, None
-        descriptor = memory_file("features", FeatureArena.size_bytes(self.config))
+        descriptor = memory_file("features", feature_layout(self.config).size_bytes)
         arenas = FeatureArena(descriptor, self.config), FeatureArena(descriptor, self.config, writable=True)
         os.close(descriptor)
         return arenas
@@ -195,11 +202,20 @@ class ScriptedTarget:
         self.draft.hear(Release([self.request]))
 
 
+class Always(Worth):
+    """Nothing is waited for."""
+
+    ahead = True
+
+
 class Pair:
     """A target engine, and a draft that it talks to through `post`, which a test may replace: it is given a message
-    and says whether the message went."""
+    and says whether the message went. `ahead`: verifications are launched before outcomes are known, as on a GPU,
+    wherever that can be done."""
 
-    def __init__(self, configuration: EngineConfig, target: Runner, draft: Draft | None = None) -> None:
+    def __init__(
+        self, configuration: EngineConfig, target: Runner, draft: Draft | None = None, ahead: bool = False
+    ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
         self.between_steps: Callable[[], None] = lambda: None
@@ -209,8 +225,14 @@ class Pair:
         else:
             self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.laws)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
-            self.engine = TargetEngine(configuration, target, self.proposer, features=shown)
+            self.ahead = self._ahead(target, draft) if ahead else None
+            self.engine = TargetEngine(configuration, target, self.proposer, features=shown, ahead=self.ahead)
             self.proposer.join(draft.epoch)
+
+    def _ahead(self, target: Runner, draft: Draft) -> Ahead:
+        assert isinstance(target, StaticRunner)
+        chain = Chain(target, DeviceBoard(draft.board, target.model.device))
+        return Ahead(chain, self.proposer.asks, self.config.max_num_batched_tokens, Always())
 
     def deliver(self, message: Message) -> bool:
         assert self.draft is not None

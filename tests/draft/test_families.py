@@ -40,7 +40,7 @@ def check_branches(family: str, base: int, tmp_path: Path, attention: PagedAtten
     kind, knobs = ALL[family]
     directory = tiny.model(kind, tmp_path, **knobs)
     runner, oracle = tiny.runner(directory, pages=4 * PAGES), tiny.oracle(directory)
-    arena = Arena(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
+    arena = Arena.new(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
     tables = [range(PAGES), [PAGES + (7 * page + 3) % PAGES for page in range(PAGES)]]
     paths = [tiny.token_ids(base + 5 * index + LINE, index) for index in range(2)]
     chains = {(s, c): tiny.token_ids(DEPTH, 10 * s + c + 5) for s in range(2) for c in range(len(FORKS))}

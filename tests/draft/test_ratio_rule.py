@@ -14,6 +14,7 @@ from scipy import stats
 from ssd.execution.runner import Runner
 from ssd.ipc.board import LINE, Key
 from ssd.ipc.laws import LawArena
+from ssd.ipc.layouts import law_layout
 from ssd.ipc.process import memory_file
 from ssd.params import SamplingParams, Speculation
 from ssd.speculation.sampling import Law, probabilities
@@ -120,14 +121,14 @@ def test_at_temperature_zero_the_rule_is_greedy(world: World) -> None:
 # -- the arena --------------------------------------------------------------------------------------------------------
 
 KEY = Key(epoch=1, request=7, round=2, base=9, accepted=1, token=4)
-ROWS = np.array([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], np.float32)
+ROWS = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
 
 
 @pytest.fixture
 def arena() -> LawArena:
-    speculation = Speculation("ssd", 2, (1,))
-    descriptor = memory_file("laws", LawArena.size_bytes(2, speculation, 3))
-    made = LawArena(descriptor, 2, speculation, 3)
+    layout = law_layout(2, Speculation("ssd", 2, (1,)), 3)
+    descriptor = memory_file("laws", layout.size_bytes)
+    made = LawArena(descriptor, layout)
     os.close(descriptor)
     return made
 
@@ -135,39 +136,77 @@ def arena() -> LawArena:
 @pytest.mark.parametrize("entry", [0, 1, LINE])
 def test_what_was_written_is_read(arena: LawArena, entry: int) -> None:
     arena.write(1, entry, KEY, 0, [0], [ROWS[0]])
-    assert np.array_equal(arena.read(1, entry, KEY, [0, 2]), ROWS[:1])
+    assert len(arena.read(1, entry, KEY, [0])) == 0
+    arena.show()
+    assert torch.equal(arena.read(1, entry, KEY, [0, 2]), ROWS[:1])
     arena.write(1, entry, KEY, 1, [2], [ROWS[1]])
-    assert np.array_equal(arena.read(1, entry, KEY, [0, 2]), ROWS)
+    arena.show()
+    assert torch.equal(arena.read(1, entry, KEY, [0, 2]), ROWS)
     for other in range(3):
         assert len(arena.read(0, other, KEY, [0])) == 0
+
+
+def test_laws_of_a_smaller_vocabulary_end_with_zeros(arena: LawArena) -> None:
+    arena.write(0, 0, KEY, 0, [1], [torch.tensor([0.25, 0.75])])
+    arena.show()
+    assert arena.read(0, 0, KEY, [1]).tolist() == [[0.25, 0.75, 0]]
 
 
 @pytest.mark.parametrize("field", range(len(Key._fields)))
 def test_a_law_for_anything_else_is_none(arena: LawArena, field: int) -> None:
     arena.write(0, 0, KEY, 0, [0], [ROWS[0]])
+    arena.show()
     other = Key(*(value + (index == field) for index, value in enumerate(KEY)))
     assert len(arena.read(0, 0, other, [0])) == 0
     assert len(arena.read(0, 0, KEY, [1])) == 0
+    assert len(arena.read(0, 0, KEY, [0])) == 1
 
 
 @pytest.mark.parametrize(
     "row", [[0.5, 0.2, 0.1], [1.5, -0.5, 0.0], [0.0, 0.5, 0.5], [np.nan, 0.5, 0.5], [np.inf, 0, 0]], ids=str
 )
 def test_what_is_no_law_of_the_token_is_not_used(arena: LawArena, row: list[float]) -> None:
-    arena.write(0, 0, KEY, 0, [0], [np.array(row, np.float32)])
-    assert len(arena.read(0, 0, KEY, [0])) == 0
+    arena.write(0, 0, KEY, 0, [0, 2], [torch.tensor(row), ROWS[1]])
+    arena.show()
+    assert len(arena.read(0, 0, KEY, [0, 2])) == 0
 
 
 def test_a_row_that_is_being_written_is_not_read(arena: LawArena) -> None:
-    arena.write(0, 0, KEY, 0, [0], [ROWS[0]])
-    arena._headers[0, 0, 0, 0] = 0
-    assert len(arena.read(0, 0, KEY, [0])) == 0
+    arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
+    arena.show()
+    arena._headers[0, 0, 1, 0] = 0
+    assert len(arena.read(0, 0, KEY, [0, 2])) == 1
+
+
+def test_a_row_that_is_overwritten_while_it_is_read_is_not_used(
+    arena: LawArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
+    arena.show()
+
+    def overtaken(laws: torch.Tensor, tokens: list[int]) -> list[bool]:
+        """While the device copies, the draft writes the second one again."""
+        arena.write(0, 0, KEY, 1, [2], [ROWS[1]])
+        arena.show()
+        return [True] * len(tokens)
+
+    monkeypatch.setattr("ssd.ipc.laws._are_laws", overtaken)
+    assert len(arena.read(0, 0, KEY, [0, 2])) == 1
+
+
+def test_versions_are_written_when_the_device_is_done(arena: LawArena, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("ssd.ipc.laws.settle", lambda rows: seen.append(int(arena._headers[..., 0].sum())))
+    arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
+    arena.show()
+    arena.show()
+    assert seen == [0] and len(arena.read(0, 0, KEY, [0, 2])) == 2
 
 
 def test_beyond_the_arena_nothing_is_written_or_read(arena: LawArena) -> None:
     for entry, start in product((3, 62), (0, 5)):
         arena.write(0, entry, KEY, start, [0], [ROWS[0]])
     arena.write(0, 0, KEY, 2, [0], [ROWS[0]])
+    arena.show()
     assert len(arena.read(0, 3, KEY, [0])) == len(arena.read(0, 62, KEY, [0])) == 0
-    assert not arena._headers.any()
-    assert isinstance(torch.from_numpy(arena.read(0, 0, KEY, [0])), torch.Tensor)
+    assert not arena._headers.any() and len(arena.read(0, 0, KEY, [0])) == 0

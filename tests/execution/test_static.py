@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import LONGEST_ROW, Room, StaticPlan, StaticRunner, fitting, pieces, rooms
+from ssd.execution.tables import Tables
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.target.scripted import VOCAB, ScriptedProposer, continuation, make_engine, play, submit, tiny_llama
@@ -99,7 +100,7 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page() -> None:
         runner.forward(before(rows, found))
         others = rows_of(texts((8, 8, 8, 8, 8), 7), (0,) * 5)
         for row in others:
-            runner.tables.tell(row.slot, [PAGES - 1] * 12)
+            runner.tables.tell([(row.slot, [PAGES - 1] * 12)])
         runner.cache.keys[:, PAGES * PAGE :] = filler
         runner.cache.values[:, PAGES * PAGE :] = filler
         kept = runner.cache.keys.clone()
@@ -113,6 +114,14 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page() -> None:
         touched = ~torch.isclose(kept, runner.cache.keys, 0, 0, equal_nan=True).all(-1).all(-1).all(0)
         assert set(touched.nonzero()[:, 0].tolist()) <= written | {PAGES * PAGE}
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_of_several_rows_of_a_sequence_the_longest_says_which_pages_it_has() -> None:
+    found = Tables(2, 4, 9, torch.device("cpu"))
+    found.tell([(1, [5, 3, 7]), (0, [2]), (1, [5, 3])])
+    assert found.tensor.tolist() == [[2, 9, 9, 9], [5, 3, 7, 9], [9] * 4]
+    found.tell([(1, [5]), (0, [2, 4])])
+    assert found.tensor.tolist() == [[2, 4, 9, 9], [5, 3, 7, 9], [9] * 4]
 
 
 def test_only_the_wanted_outputs_come_back() -> None:
@@ -145,16 +154,15 @@ def test_every_verification_fits_a_shape(most_rows: int, longest: int) -> None:
         lengths = [dice.randint(1, dice.randint(1, longest)) for _ in range(dice.randint(1, most_rows))]
         if sum(lengths) > 256 and sum(lengths) > len(lengths):
             continue
-        room = fitting([Row([0] * length, 0, range(9)) for length in lengths], found)
+        room = fitting(lengths, found)
         assert room is not None
         assert room.tokens < 2 * max(sum(lengths), len(lengths)) or room.rows < 2 * len(lengths)
 
 
 def test_the_smallest_shape_that_holds_a_batch_is_taken() -> None:
     found = rooms(8, 8)
-    rows = [Row([0] * length, 0, range(9)) for length in (5, 1, 1)]
-    assert fitting(rows, found) == Room(4, 8, 6)
-    assert fitting([Row([0] * (LONGEST_ROW + 1), 0, range(9))], found) is None
+    assert fitting([5, 1, 1], found) == Room(4, 8, 6)
+    assert fitting([LONGEST_ROW + 1], found) is None
 
 
 @pytest.mark.parametrize("room", [Room(3, 16, 16), Room(2, 5, 4), Room(1, 1, 1)], ids=str)

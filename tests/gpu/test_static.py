@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -11,13 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssd.draft.arena import Branches
+from ssd.draft.level import Chains, Paths
+from ssd.draft.static import StaticLevel, TreeRunner
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.models.llama import Llama
 from ssd.models.weights import Weights, dummy
+from ssd.params import Speculation
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
+from tests.draft.pair import config
+from tests.draft.steps import trees_of
 
 GPU = torch.device("cuda")
 PAGE, PAGES, LONGEST, VOCAB = 16, 400, 1024, 4096
@@ -143,10 +149,29 @@ def test_deterministic_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype)
 def test_a_verification_is_one_upload_one_graph_and_one_download() -> None:
     static, (first, rows) = runner(torch.bfloat16), batch(*BATCHES[1])
     static.forward(first)
-    static.sample(rows, [Law()])
+    assert_one_launch(lambda: static.sample(rows, [Law()]))
+
+
+@pytest.mark.parametrize("law", [Law(), Law(0.8, seed=3)], ids=str)
+def test_a_tree_step_is_one_upload_one_graph_and_one_download(law: Law) -> None:
+    """Noise and candidates included."""
+    settings = config(Speculation("ssd", 4, (3,)), page_size=PAGE, max_num_seqs=2, vocab_size=VOCAB)
+    static = TreeRunner(llama(torch.bfloat16), settings)
+    static.warm_up(16)
+    level = StaticLevel(settings, static, NoiseCache(VOCAB, GPU), VOCAB)
+    (tree,) = trees_of(level, [law], [9], settings.speculation)
+    level.forward([Paths(tree, Row(tree.path, 0, tree.table.pages))], [])
+    chains = Chains(tree, Branches(tree.table.pages, tree.base))
+    for cell in range(15):
+        chains.branches.add(cell % 4, cell, 0, [cell])
+    assert_one_launch(lambda: list(level.forward([], [chains])))
+
+
+def assert_one_launch(step: Callable[[], object]) -> None:
+    step()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        static.sample(rows, [Law()])
+        step()
     calls = {event.key: event.count for event in profile.key_averages()}
     assert calls.get("cudaGraphLaunch", 0) == 1, calls
     assert calls.get("cudaLaunchKernel", 0) <= 4, calls

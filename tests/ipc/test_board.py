@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ssd.ipc import board as layout
-from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Key, Words, size_bytes
+from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Cached, Key, Words, size_bytes
+from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Load, Metrics, Step, pack, unpack
 from ssd.params import MAX_LOOKAHEAD
 from ssd.target.proposer import Counters
@@ -44,16 +46,28 @@ class Shared:
         return self.words[start : start + WORDS]
 
 
-def make() -> Shared:
+class DeviceReader(BoardReader):
+    """Finds what a device would."""
+
+    def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
+        board = DeviceBoard(self, torch.device("cpu"))
+        board.fetch(slot + 1)
+        found = board.find(torch.tensor([slot]), torch.tensor([key]))
+        entry, depth, unsound = (int(numbers[0]) for numbers in found[:3])
+        self.rejected += unsound
+        return Cached(entry, found.ids[0, :depth].tolist()[:most]) if entry >= 0 else None
+
+
+def make(reader: type[BoardReader] = BoardReader) -> Shared:
     descriptor = os.memfd_create("board")
     os.ftruncate(descriptor, size_bytes(SLOTS))
     raw: Words = np.frombuffer(mmap.mmap(descriptor, size_bytes(SLOTS)), dtype=np.int64)
-    return Shared(descriptor, BoardWriter(descriptor, SLOTS), BoardReader(descriptor, SLOTS, VOCAB), raw)
+    return Shared(descriptor, BoardWriter(descriptor, SLOTS), reader(descriptor, SLOTS, VOCAB), raw)
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
-    board = make()
+@pytest.fixture(scope="module", params=[BoardReader, DeviceReader])
+def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
+    board = make(request.param)
     yield board
     os.close(board.descriptor)
 
@@ -148,8 +162,8 @@ def test_ids_outside_the_vocabulary_are_refused_and_counted(shared: Shared, chai
 def test_an_impossible_depth_is_refused_and_counted(shared: Shared, depth: int) -> None:
     shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
     entry = shared.entry(0, 0)
-    entry[layout._DEPTH] = depth
-    entry[layout._CHECKSUM] = layout._checksum(entry[None])[0]
+    entry[layout.DEPTH] = depth
+    entry[layout.CHECKSUM] = layout._checksum(entry[None])[0]
     assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
 
 
@@ -159,7 +173,7 @@ def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared, word: int) -
     for bit in range(64):
         shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
         shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
-        assert shared.reader.lookup(0, KEY) in ([[1, 2, 3]] if word == layout._VERSION else [None])
+        assert shared.reader.lookup(0, KEY) in ([[1, 2, 3]] if word == layout.VERSION else [None])
 
 
 @settings(deadline=None, max_examples=500)
@@ -192,7 +206,7 @@ def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
     """Three ids changed by +n, -2n, +n at equal distances, as tearing may: an even grid of weights would not see it."""
     shared.writer.publish(0, [0], [KEY], [[500] * MAX_LOOKAHEAD])
     entry = shared.entry(0, 0)
-    ids = entry[layout._IDS :]
+    ids = entry[layout.IDS :]
     for step in (1, 2, 4):
         for first in range(MAX_LOOKAHEAD - 2 * step):
             for size in (1, 3, 17):
@@ -210,7 +224,7 @@ def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribbl
     size = 8 * ENTRIES * WORDS
     shared.words[HEADER : HEADER + size // 8] = np.frombuffer((scribble * size)[:size], dtype=np.int64)
     row = shared.entry(0, data.draw(st.integers(0, ENTRIES - 1)))
-    seen = Key(*(int(word) for word in row[layout._EPOCH : layout._DEPTH]))
+    seen = Key(*(int(word) for word in row[layout.EPOCH : layout.DEPTH]))
     assert shared.reader.lookup(0, KEY) is None
     assert shared.reader.lookup(0, seen) is None
 
@@ -227,8 +241,29 @@ def test_garbage_under_the_right_key_is_refused_and_counted(
 
 def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
     shared.writer.publish(0, [3, 8], [KEY, KEY], [[1, 2], [1, 2]])
-    shared.entry(0, 3)[layout._IDS] = 5
+    shared.entry(0, 3)[layout.IDS] = 5
     assert shared.reader.lookup(0, KEY) == [1, 2] and shared.reader.rejected == 1
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataObject) -> None:
+    """Outcomes of several slots, of which some were prepared for."""
+    start_over(shared)
+    outcomes = st.builds(lambda accepted, token: KEY._replace(accepted=accepted, token=token), *[st.integers(0, 3)] * 2)
+    for slot in range(SLOTS):
+        keys = data.draw(st.lists(outcomes, min_size=1, max_size=6))
+        found = data.draw(st.lists(chains, min_size=len(keys), max_size=len(keys)))
+        shared.writer.publish(slot, range(len(keys)), keys, found)
+    rows = data.draw(st.lists(st.tuples(st.integers(0, SLOTS - 1), outcomes), min_size=1, max_size=9))
+    board = DeviceBoard(shared.reader, torch.device("cpu"))
+    board.fetch(SLOTS)
+    together = board.find(torch.tensor([slot for slot, _ in rows]), torch.tensor([key for _, key in rows]))
+    for (slot, key), entry, depth, ids in zip(
+        rows, together.entry.tolist(), together.depth.tolist(), together.ids.tolist(), strict=True
+    ):
+        one = shared.reader.find(slot, key)
+        assert (entry, ids[:depth]) == ((one.entry, one.ids) if one is not None else (-1, []))
 
 
 # -- two processes ----------------------------------------------------------------------------------------------------

@@ -38,9 +38,14 @@ TO_CLIENT: list[m.Message] = [
     m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
     m.Failed(1, "invalid_request", "why"),
 ]
-TO_TARGET: list[m.Message] = [m.Hello("draft", 49152, "digest"), m.Submit(1, [1, 2], PARAMS), m.Abort(1)]
+TO_TARGET: list[m.Message] = [
+    m.Hello("draft", 49152, "digest", imports=False),
+    m.Submit(1, [1, 2], PARAMS),
+    m.Abort(1),
+]
 TO_DRAFT: list[m.Message] = [
     m.Ready(),
+    m.Ready([m.ArenaHandle("laws", 2**40, bytes(64), bytes(range(16)), b"m" * 16)]),
     m.Refused("another model"),
     m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
     m.Outcomes([m.Outcome(1, 3, 2, 9, -1), m.Outcome(2, 0, 0, 9, 4)]),

@@ -38,7 +38,7 @@ def logits(head: Path, target: Path) -> Tensor:
     """About the tokens after each of TEXT from the second on, from the target's states."""
     runner, states = heads.runner(head, target), heads.PlainHead(head, Plain(target)).states(TEXT)
     features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
-    arena = Arena(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
+    arena = Arena.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
     plan = HeadPlan(runner.plan([row]), [], runner.cache, arena, features)
     return runner.run(row.token_ids, plan, list(range(len(TEXT) - 1)))

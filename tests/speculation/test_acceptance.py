@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.speculation.acceptance import Outcome, coupled
+from ssd.speculation.acceptance import Outcome, coupled, coupled_rows
 
 Tokens = tuple[int, ...]
 Law = Callable[[Tokens], list[float]]  # prefix -> probabilities of the next token
@@ -39,6 +40,23 @@ def test_nothing_drafted_commits_one_token() -> None:
 def test_a_sample_that_does_not_exist_is_never_accepted() -> None:
     """-1 stands for logits that were not numbers."""
     assert coupled([5, 6], [5, -1, 3]) == Outcome(accepted=1, token=-1)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_at_once_are_rows_one_by_one(data: st.DataObject) -> None:
+    """Ragged ones, whatever stands behind their ends."""
+    width, tokens = data.draw(st.integers(1, 5)), st.integers(-1, 2)
+
+    def lists(size: int) -> list[list[int]]:
+        row = st.lists(tokens, min_size=size, max_size=size)
+        return data.draw(st.lists(row, min_size=len(drafted), max_size=len(drafted)))
+
+    drafted = data.draw(st.lists(st.integers(0, width), min_size=1, max_size=6))
+    drafts, own = lists(width), lists(width + 1)
+    accepted, bonus = coupled_rows(torch.tensor(drafts), torch.tensor(drafted), torch.tensor(own))
+    expected = [coupled(draft[:count], mine) for draft, count, mine in zip(drafts, drafted, own, strict=True)]
+    assert list(zip(accepted.tolist(), bonus.tolist(), strict=True)) == expected
 
 
 # -- loops over rounds ------------------------------------------------------------------------------------------------
