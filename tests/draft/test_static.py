@@ -107,6 +107,20 @@ def test_through_the_kernels_of_gpus(family: str, tmp_path: Path) -> None:
     check(model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [5, 11], attention="triton")
 
 
+def test_more_chains_than_a_row_holds(world: World) -> None:
+    """Twenty of a sequence, and one alone."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    results = []
+    for level in levels(world.draft.model, settings):
+        trees = trees_of(level, [WARM] * 2, [5, 9], settings.speculation)
+        found = grown(level, trees, copies=5)
+        alone = Chains(trees[0], Branches(trees[0].table.pages, trees[0].base))
+        alone.branches.add(1, 100, 0, [7])
+        results.append([*found, list(level.forward([], [alone]))])
+    assert results[0] == results[1]
+    assert isinstance(level.runner, Counting) and len(level.runner.taken) == DEPTH + 3
+
+
 def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
     settings = config(Speculation("ssd", 4, (12,)))
     results = []
@@ -226,5 +240,7 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
     settings = config(Speculation("ssd", 4, (3,)))
     ragged, fixed = levels(world.draft.model, settings)
     fixed.runner.warm_up(4)
+    rankings = [ranking for step in fixed.runner._steps.values() for ranking in step.rankings]
+    assert len(rankings) > 40 and all(ranking.ids.shape[-1] == 17 for ranking in rankings)
     results = [grown(level, trees_of(level, [WARM], [9], settings.speculation)) for level in (ragged, fixed)]
     assert results[0] == results[1]
