@@ -70,9 +70,9 @@ def flows(target: TargetArenas, draft: DraftArenas) -> bool:
     return torch.equal(laws, ROWS[:1] / 3) and torch.equal(features, ROWS)
 
 
-def on_host(target: TargetArenas) -> bool:
-    """Where the target's rows are."""
-    return all(arena._rows.data_ptr() == arena._host.data.data_ptr() for arena in target._named.values())
+def on_host(side: TargetArenas | DraftArenas) -> bool:
+    """Where its rows are."""
+    return all(arena._rows.data_ptr() == arena._host.data.data_ptr() for arena in side._named.values())
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,9 @@ def test_on_gpus_rows_flow_through_memory_of_the_targets(start: Start, driver: D
     assert [handle.name for handle in target.handles] == ["laws", "features"]
     assert draft.open(target.handles) and flows(target, draft) and not on_host(target)
     assert draft.open(target.handles) and sum(driver.opened.values()) == 2  # a second `Ready` changes nothing
+    assert not on_host(draft)
     draft.close()
-    assert not driver.opened and len(driver.allocated) == 2
+    assert not driver.opened and len(driver.allocated) == 2 and on_host(draft)
 
 
 def test_the_next_draft_opens_what_the_last_one_left(start: Start, driver: Driver) -> None:
