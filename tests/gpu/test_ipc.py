@@ -132,7 +132,7 @@ def test_what_one_process_writes_the_other_reads(sharing: Sharing) -> None:
 def test_a_reader_that_is_killed_while_it_writes_leaves_nothing(sharing: Sharing) -> None:
     shared, opens = sharing.ours()
     free = sharing.left()
-    for value in range(20):
+    for value in range(20 if sharing.device.type == "cuda" else 3):  # a memory file has little to leave behind
         peer = sharing.peer(opens)
         peer.ask({"scribble": value})
         peer.kill()
