@@ -20,8 +20,8 @@ def placement(
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     if ranks > len(allowed):
         raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
-    target = _parsed("--target-cpus", target_cpus, allowed)
-    draft = _parsed("--draft-cpus", draft_cpus, allowed)
+    target = parsed("--target-cpus", target_cpus, allowed)
+    draft = parsed("--draft-cpus", draft_cpus, allowed)
     if len(allowed) == 1:
         return target or (), draft or ()
     if not has_draft:
@@ -41,7 +41,7 @@ def of_rank(config: EngineConfig, rank: int) -> Cpus:
     return config.target_cpus[place * each : (place + 1) * each]
 
 
-def _parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
+def parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
     """ "0-2,5" as (0, 1, 2, 5)."""
     if text is None:
         return None

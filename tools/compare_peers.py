@@ -34,6 +34,8 @@ from rich.table import Table
 
 from ssd.bench.datasets import from_jsonl
 from ssd.bench.environment import environment
+from ssd.cli.outputs import check_writable
+from ssd.cores import parsed
 from ssd.errors import SsdError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage
@@ -49,9 +51,9 @@ _WARM_UP = "Tell me about the sea."
 @click.option("--target", default="smollm2", show_default=True)
 @click.option("--draft", help="Default: the built-in one of the built-in target.")
 @click.option("--peers", multiple=True, type=click.Choice(list(CONTESTANTS)), help="Only these.")
-@click.option("--prompts", "count", default=10, show_default=True)
-@click.option("--tokens", default=64, show_default=True)
-@click.option("--cores", help="Cores for each, as 0,1; all that there are by default.")
+@click.option("--prompts", "count", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="New tokens a prompt.")
+@click.option("--cores", help="Cores for each, as 0-2,5; all that there are by default.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every figure here.")
 def main(
     prompts_file: Path,
@@ -63,8 +65,10 @@ def main(
     cores: str | None,
     json_path: Path | None,
 ) -> None:
-    placed = sorted(int(core) for core in cores.split(",")) if cores else sorted(os.sched_getaffinity(0))
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
     try:
+        check_writable("--json", json_path)
+        placed = parsed("--cores", cores, allowed) or allowed
         directory = hub.ensure(target)
         draft = draft or ("smollm2-draft" if target == "smollm2" else None)
         drafting = hub.ensure(draft) if draft else None
@@ -86,14 +90,14 @@ def main(
         "environment": environment() | {"placed_on": placed, "packages": _versions(names)},
         "target": target,
         "draft": draft,
-        "prompts": [prompts_file.name, count],
+        "prompts": [prompts_file.name, len(prompts) - 1],
         "tokens": tokens,
         "rows": rows,
         "ratios": _ratios(runs),
         "runs": {name: [answer.tokens_per_second for answer in answers] for name, answers in runs.items()},
     }
     console = Console(width=160)
-    console.print(_table(rows, f"medians of {count} prompts, {tokens} tokens, quartiles in brackets"))
+    console.print(_table(rows, f"medians of {len(prompts) - 1} prompts, {tokens} tokens, quartiles in brackets"))
     console.print(_ratio_table(report["ratios"]))
     console.print(report["environment"])
     if json_path:

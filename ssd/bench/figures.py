@@ -17,7 +17,8 @@ Row = dict[str, Any]
 
 def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Row]:
     """The figures of each setting, in order. Speeds are medians over turns, ratios medians over pairs of turns, the
-    rest means over requests."""
+    rest means over requests. An answer that ended with its first token had no round, and no speed of decoding: it
+    counts where ids are compared."""
     return [_row(setting, settings, runs, temperature) for setting in settings]
 
 
@@ -35,9 +36,9 @@ def described(setting: Setting, temperature: float) -> Row:
 
 def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature: float) -> Row:
     turns = runs[setting.name]
-    speeds = [turn.tok_s for turn in turns]
+    speeds = [turn.tok_s for turn in turns if turn.tok_s] or [0.0]
     answers = _answers(turns)
-    metrics = [answer.metrics for answer in answers]
+    metrics = [answer.metrics for answer in answers if answer.metrics.rounds] or [answers[-1].metrics]
     row = {
         **described(setting, temperature),
         "tok_s": statistics.median(speeds),
@@ -137,8 +138,11 @@ def _answers(turns: Sequence[Turn]) -> list[Completion]:
     return [completion for turn in turns for completion in turn.completions]
 
 
-def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float:
-    return statistics.median(a.tok_s / b.tok_s for a, b in zip(turns, others, strict=True))
+def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float | None:
+    """None where no pair has speeds."""
+    pairs = zip(turns, others, strict=True)
+    ratios = [a.tok_s / b.tok_s for a, b in pairs if a.tok_s and b.tok_s]
+    return statistics.median(ratios) if ratios else None
 
 
 def _mean(metrics: Sequence[Metrics], field: str) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,13 +37,20 @@ class Http:
         self._url, self._chat = url, chat
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._most, self.model = most, self._model()
+        self._open = set[socket.socket]()
+        self._left = False
 
     async def __aenter__(self) -> Http:
-        self._pool = ThreadPoolExecutor(self._most)
+        self._left, self._pool = False, ThreadPoolExecutor(self._most)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Nobody waits for answers that have not come: the process could not end before its threads do."""
+        self._left = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for connected in list(self._open):
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
 
     async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._ask, prompt, params)
@@ -60,21 +70,33 @@ class Http:
             connection.close()
 
     def _ask(self, prompt: Prompt, params: SamplingParams) -> Answer:
-        connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
         answer = Answer(time.perf_counter())
         try:
-            connection.request("POST", *self._request(prompt, params), self._headers)
-            response = connection.getresponse()
-            if response.status == 200:
-                _follow(response, answer)
-            else:
-                answer.error = str(response.status)
+            with self._connected() as connection:
+                connection.request("POST", *self._request(prompt, params), self._headers)
+                response = connection.getresponse()
+                if response.status == 200:
+                    _follow(response, answer)
+                else:
+                    answer.error = str(response.status)
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             answer.error = type(error).__name__
-        finally:
-            connection.close()
         answer.ended = time.perf_counter()
         return answer
+
+    @contextmanager
+    def _connected(self) -> Iterator[HTTPConnection]:
+        """A connection for as long as the block lasts, or `__aexit__` lets it."""
+        connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
+        connection.connect()
+        self._open.add(connected := connection.sock)
+        try:
+            if self._left:
+                raise ConnectionAbortedError
+            yield connection
+        finally:
+            self._open.discard(connected)
+            connection.close()
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, bytes]:
         """Path and body."""
@@ -94,11 +116,14 @@ class Http:
 
 
 def _follow(response: HTTPResponse, answer: Answer) -> None:
-    """Read the events of a stream to their end. One without token ids counts as one token."""
+    """Read the events of a stream to their end: one that breaks off before is an error. An event without token ids
+    counts as one token."""
     for line in response:
         data = line.strip().removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or data == b"[DONE]":
+        if not line.startswith(b"data:"):
             continue
+        if data == b"[DONE]":
+            return
         event = json.loads(data)
         if "error" in event:
             answer.error = str(event["error"].get("code") or "error")
@@ -114,3 +139,4 @@ def _follow(response: HTTPResponse, answer: Answer) -> None:
         if usage := event.get("usage"):
             answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    answer.error = "broken_off"

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from ssd.bench.emulated import Emulation
 from ssd.bench.settings import Setting
 from ssd.cli.bench_job import check_ids, measuring, publish, starting
-from ssd.cli.bench_options import SWEPT, Asked, check_writable, measured_options
+from ssd.cli.bench_options import SWEPT, Asked, measured_options
 from ssd.cli.bench_serve import serve
 from ssd.cli.emulation import emulation_options
 from ssd.cli.options import engine_options_but
+from ssd.cli.outputs import check_writable
 from ssd.errors import UsageError
 from ssd.launch_config import EngineOptions
 

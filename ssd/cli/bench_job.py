@@ -134,22 +134,22 @@ def _whole(
 
 
 def publish(report: Report, asked: Asked, about: str) -> None:
-    """Write and print everything."""
+    """Print everything, and write it: what a disk has no room for is still told."""
     from ssd.bench import plot
     from ssd.bench.report import sentences, tables, write
     from ssd.cli.tables import console
 
+    output = console()
+    for table in tables(report, about):
+        output.print(table)
+    for line in sentences(report):
+        output.print(f"- {line}", soft_wrap=True, highlight=False)
     if asked.out is not None:
         write(report.as_json(), asked.out)
         click.echo(f"wrote {asked.out}", err=True)
     if asked.plot is not None:
         plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.titled}")
         click.echo(f"wrote {asked.plot}", err=True)
-    output = console()
-    for table in tables(report, about):
-        output.print(table)
-    for line in sentences(report):
-        output.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
 def check_ids(report: Report) -> None:

@@ -13,6 +13,7 @@ from ssd.bench import datasets
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli import plots
 from ssd.cli.options import FanOut, Lookahead
+from ssd.cli.outputs import check_writable
 from ssd.cli.quantities import Real
 from ssd.errors import UsageError
 from ssd.params import MAX_LOOKAHEAD, MAX_SEED, Mode
@@ -67,8 +68,7 @@ class Asked(NamedTuple):
     def texts(self) -> list[str] | None:
         """The prompts of the dataset; None: random ones, for which a vocabulary has to be known. Checks everything that
         can be known before an engine is started. Raises UsageError."""
-        for flag, file in (("--json", self.out), ("--plot", self.plot)):
-            check_writable(flag, file)
+        check_writable("--json", self.out)
         if self.plot is not None:
             plots.check(self.plot)
         if self.dataset != datasets.RANDOM:
@@ -96,16 +96,6 @@ class Asked(NamedTuple):
         if self.dataset == datasets.RANDOM:
             facts["input_len"] = self.input_len
         return facts | protocol._asdict()
-
-
-def check_writable(flag: str, file: Path | None) -> None:
-    """Before the work is done. Raises UsageError."""
-    if file is None:
-        return
-    if file.is_dir():
-        raise UsageError(f"{flag} {file}: it is a folder")
-    if not file.parent.is_dir():
-        raise UsageError(f"{flag} {file}: {file.parent} is no folder")
 
 
 def _take_preset(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ssd.bench.datasets import RANDOM
 from ssd.bench.emulated import Emulation
@@ -43,7 +44,10 @@ class Emulated(click.ParamType):
             given[name] = Seconds.of(Times().convert(text, param, ctx))
         if missing := [name for name in known if name not in given]:
             self.fail(f"{value!r} lacks the time of {missing[0]}", param, ctx)
-        return DeviceTimes(**given)
+        try:
+            return msgspec.convert(msgspec.to_builtins(given), DeviceTimes)
+        except msgspec.ValidationError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
 
 
 def _take_preset(ctx: click.Context, param: click.Parameter, value: DeviceTimes | Preset | None) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssd.cli.outputs import check_writable
 from ssd.errors import SsdError, UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ def check(file: Path) -> None:
     matplotlib is missing."""
     if file.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--plot {file}: the name must end in {', '.join(_SUFFIXES)}")
-    if not file.parent.is_dir():
-        raise UsageError(f"--plot {file}: {file.parent} is no folder")
+    check_writable("--plot", file)
     if importlib.util.find_spec("matplotlib") is None:
         raise SsdError("--plot needs matplotlib: pip install 'ssd[plot]'")
 

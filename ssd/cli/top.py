@@ -23,10 +23,11 @@ from ssd.monitor.history import History
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.statistics import Figures, figures
 from ssd.monitor.subscriber import Subscriber
+from ssd.monitor.view.pipeline import strips
 from ssd.monitor.view.screen import PAGES, Look, line, screen
 
 _TICK_S = 0.1
-_FASTEST_S, _SLOWEST_S = 0.1, 10.0
+_FASTEST_S, _SLOWEST_S = 0.1, 60.0
 _REST = 10  # times the processor's time for a picture
 _FIRST_LOOK_S = 1.5  # rates need some time
 _PATIENCE_S = 10.0
@@ -45,7 +46,7 @@ class Source(Protocol):
 
 @click.command()
 @click.option("--address", help="The engine at this address. Default: the only one that runs here.")
-@click.option("--interval", type=Real(_FASTEST_S, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option("--interval", type=Real(_FASTEST_S, _SLOWEST_S), default=1.0, show_default=True, help="Seconds.")
 @click.option("--window", type=Real(1, 300), default=60, show_default=True, help="Seconds of statistics.")
 @click.option("--once", is_flag=True, help="One picture, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON, an object a line.")
@@ -106,7 +107,8 @@ class _Top:
         file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="ssd top"), flags=re.DOTALL))
 
     def _picture(self, console: Console, found: Figures) -> None:
-        console.print(screen(found, self._history, Look(self._page), console.width, _HEIGHT), height=_HEIGHT)
+        picture = screen(found, strips(self._history), Look(self._page), console.width, _HEIGHT)
+        console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
         """Wait for the engine's first words."""
@@ -143,8 +145,8 @@ class _Top:
                 elif keys or size != console.size or time.monotonic() >= due:
                     began, busy, size = time.monotonic(), time.thread_time(), console.size
                     if shown is None or not self._paused:
-                        shown = self._figures()
-                    full_screen.show(screen(shown, self._history, self._look(), *size))
+                        shown = self._figures(), strips(self._history)
+                    full_screen.show(screen(*shown, self._look(), *size))
                     # A busy engine has much to tell, and should not lose a core to it.
                     due = began + max(self._interval, _REST * (time.thread_time() - busy))
                 self._hear(_TICK_S)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ssd.cli.outputs import check_writable
 from ssd.cli.quantities import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
@@ -36,6 +37,7 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     """
     if last is not None and following is not None:
         raise UsageError("give --last or --next, not both")
+    check_writable("--output", output)
     with process_setup():
         subscriber = Subscriber(address)
         try:
@@ -55,16 +57,19 @@ def trace(last: float | None, following: float | None, output: Path, address: st
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
-    """All that is known, and what comes in so many seconds; and the first snapshot."""
+    """All that is known, and what comes in so many seconds, or until the engine goes; and the first snapshot."""
     history, first = History(_RECORDS), None
     deadline = time.monotonic() + _PATIENCE_S
     until: int | None = None
     while until is None or history.now < until:
         snapshot = subscriber.receive(_STEP_S)
-        if snapshot is None:
-            if time.monotonic() > deadline:
-                raise SsdError(f"nothing comes from the engine at {subscriber.address}")
+        if snapshot is None and time.monotonic() < deadline:
             continue
+        if snapshot is None or (first is not None and snapshot.engine != first.engine):
+            if first is None:
+                raise SsdError(f"nothing comes from the engine at {subscriber.address}")
+            click.echo("the engine has gone; this is what came before", err=True)
+            break
         deadline = time.monotonic() + _PATIENCE_S
         history.add(snapshot)
         if first is None and snapshot.whole:

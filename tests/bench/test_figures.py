@@ -57,6 +57,17 @@ def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:
     assert "over_ar" not in row and "equal_to_ar" not in row
 
 
+def test_an_answer_of_one_token_has_no_speed_and_no_round() -> None:
+    """As when the end of text comes at once."""
+    none = {"rounds": 0, "verify_ms": 0.0, "mean_acceptance_length": 1.0}
+    runs = {"ar": [*turns(0.0, **none), *turns(50.0)], "ssd": [*turns(0.0, **none), *turns(75.0)]}
+    for row, ratio in zip(rows([AR, SSD], runs, 0.0), (1, 1.5), strict=True):
+        assert (row["over_ar"], row["verify_ms"]) == (ratio, 20.0) and row["tok_s"] == 50 * ratio
+        assert row["measured_over_predicted"] == ratio and row["answers"] == row["equal_to_ar"] == 2
+    for row in rows([AR, SSD], {name: turns(0.0, **none) for name in runs}, 0.0):
+        assert (row["tok_s"], row["over_ar"], row["verify_ms"]) == (0, None, 0) and "measured_over_predicted" not in row
+
+
 def test_ids_are_compared_where_they_have_to_be_equal() -> None:
     rule = Setting("ssd", Speculation("ssd", sampler="rejection"))
     runs = {"ar": turns(1, 1, ids=[5]), "ssd": turns(1, 1, ids=[6])}

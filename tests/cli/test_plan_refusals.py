@@ -130,4 +130,4 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path: Path) -> Non
     assert_refused(plan("--profile", tmp_path / "none.json"), "cannot read", "No such file")
     assert_refused(plan("--profile", tmp_path), "cannot read", "directory")
     (tmp_path / "plan.png").mkdir()
-    assert_refused(plan(*SMALL, "--plot", tmp_path / "plan.png"), "cannot write", "plan.png")
+    assert_refused(plan(*SMALL, "--plot", tmp_path / "plan.png"), "--plot", "it is a folder")

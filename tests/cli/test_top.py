@@ -112,6 +112,28 @@ def test_keys(busy: Engine) -> None:
         assert window.end("q") == 0
 
 
+def test_a_pause_holds_the_whole_picture() -> None:
+    """The pipeline as well, whatever is asked of it then."""
+    with terminal(*TOP, "--demo", "--interval", "0.1") as window:
+        window.wait_for("tok/s now")
+        press(window, "2", "what holds it up.*requests")
+        press(window, "p", "paused.*requests")
+        before = window.screen()
+        for key in "+-+":
+            press(window, key, r"ssd top .*3 requests")
+        assert window.screen() == before and any("VVVV" in line for line in before)
+        assert window.end("q") == 0
+
+
+def test_help_fits_into_a_terminal_of_80_columns() -> None:
+    with terminal(*TOP, "--demo") as window:
+        window.wait_for("tok/s now")
+        press(window, "h", r"beyond 9\..*3 requests")
+        shown = "\n".join(window.screen())
+        assert all(f"{key}  " in shown for key in "qp+-123h")
+        assert window.end("q") == 0
+
+
 @pytest.mark.parametrize(("size"), [(200, 60), (60, 15), (40, 10), (24, 5), (10, 2), (1, 1)])
 def test_it_fits_into_any_terminal(size: tuple[int, int]) -> None:
     with terminal(*TOP, "--demo", "--interval", "0.1") as window:

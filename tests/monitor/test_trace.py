@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
 from ssd.ipc.messages import Metrics
 from ssd.ipc.supervision import Ended
 from ssd.mock.process import ROUND_VARIABLE
 from ssd.monitor.lanes import Mark, Moment, Span, State
+from ssd.monitor.messages import Snapshot
+from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import trace
 from ssd.params import SamplingParams
 from tests.faults.engine import running_engine
@@ -115,7 +118,36 @@ def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch:
             assert document["otherData"]["model"] == engine.config.target_name
 
 
-@pytest.mark.parametrize("arguments", [["--last", "1", "--next", "1"], ["--address", "tcp://127.0.0.1:1"]])
-def test_what_cannot_be_is_refused(arguments: list[str]) -> None:
+def test_an_engine_that_goes_leaves_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moments before its end are those that one wants to see."""
+    monkeypatch.setattr(trace_command, "_PATIENCE_S", 1.0)
+    file = tmp_path / "trace.json"
+    with running_engine(load_format="mock") as engine:
+        heard, receive = list[Snapshot](), Subscriber.receive
+
+        def stopping(subscriber: Subscriber, timeout: float) -> Snapshot | None:
+            snapshot = receive(subscriber, timeout)
+            if snapshot is not None:
+                heard.append(snapshot)
+                if len(heard) == 3:
+                    engine.stop(drain=0)
+            return snapshot
+
+        monkeypatch.setattr(Subscriber, "receive", stopping)
+        asked = ["trace", "--next", "600", "--output", str(file), "--address", engine.address]
+        done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0 and "the engine has gone" in done.stderr, done.output
+    check_shape(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--last", "1", "--next", "1"], "not both"),
+        (["--address", "tcp://127.0.0.1:1"], "no engine on this machine"),
+        (["--next", "1", "--output", "nowhere/x.json"], "--output nowhere/x.json: nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(main, ["trace", *arguments])
-    assert done.exit_code == 2 and done.output.startswith("error: ")
+    assert done.exit_code == 2 and done.output.startswith("error: ") and words in done.output

@@ -147,6 +147,23 @@ def test_what_is_not_there_is_left_out_with_a_line(
     assert result.exit_code == 2 and "ssd is left out: there is no draft (--draft)" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompts", 0], "--prompts"),
+        (["--tokens", 1], "--tokens"),
+        (["--cores", "first"], "--cores 'first': expected core numbers"),
+        (["--cores", "9999"], "--cores '9999': this process may use"),
+        (["--json", "nowhere/x.json"], "nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(
+    prompts: Path, tmp_path: Path, arguments: list[object], words: str
+) -> None:
+    result = compare(prompts, "--target", tmp_path / "nothing", *arguments)
+    assert result.exit_code != 0 and words in result.output and not isinstance(result.exception, ValueError)
+
+
 @pytest.mark.usefixtures("llama_cpp")
 @pytest.mark.parametrize("name", ["llama.cpp-q8", "ar"])
 def test_what_does_not_load_says_why(name: str, tmp_path: Path) -> None:

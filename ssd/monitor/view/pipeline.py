@@ -14,7 +14,7 @@ from ssd.monitor.stalls import Pipeline
 from ssd.monitor.view.colours import look, named
 from ssd.monitor.view.quantities import share
 
-ROUNDS = 6
+_ROUNDS, _STRIPS = 6, 3
 _LOOK_BACK_S = (2.0, 30.0)  # the further only if the nearer is not enough
 _PAUSES, _PAUSE_NS = (State.IDLE, State.DOWN, State.LOADING), 20_000_000
 _LABEL = 8
@@ -28,19 +28,19 @@ class Strip(NamedTuple):
     lanes: Mapping[str, tuple[list[Span], list[Moment]]]
 
 
-def strips(history: History, rounds: int, most: int) -> list[Strip]:
-    """The last rounds without a pause between them, so many a strip, at most `most` strips, the oldest first."""
+def strips(history: History) -> list[Strip]:
+    """The last rounds without a pause between them, some a strip, a few strips at most, the oldest first."""
     for seconds in _LOOK_BACK_S:
         begin = history.now - int(seconds * 1e9)
         lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
         stretch = _busy(lanes["target"][0])
         starts = [span.begin for span in stretch if span.state is State.VERIFY]
-        if len(starts) > rounds * most:
+        if len(starts) > _ROUNDS * _STRIPS:
             break
     if not starts:
         return []
-    cuts = starts[::-1][rounds - 1 :: rounds][::-1] or [stretch[0].begin]
-    pairs = pairwise([*cuts[-most:], stretch[-1].end])
+    cuts = starts[::-1][_ROUNDS - 1 :: _ROUNDS][::-1] or [stretch[0].begin]
+    pairs = pairwise([*cuts[-_STRIPS:], stretch[-1].end])
     return [Strip(one, end, {role: _within(lane, one, end) for role, lane in lanes.items()}) for one, end in pairs]
 
 
@@ -117,7 +117,7 @@ def legend(pipeline: Pipeline) -> list[Text]:
     lines = []
     for role, shares in pipeline.shares.items():
         line = Text(f"{role:<{_LABEL}}", no_wrap=True, overflow="ellipsis")
-        depths = [name for name in shares if name.startswith("depth")]
+        depths = sorted((name for name in shares if name.startswith("depth")), key=lambda name: int(name.split()[-1]))
         for name in sorted(shares.keys() - set(depths), key=lambda name: -shares[name]):
             letter, style = named(name)
             line.append(f" {letter} ", style)

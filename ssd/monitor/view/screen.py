@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -9,10 +10,9 @@ from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
-from ssd.monitor.history import History
 from ssd.monitor.statistics import Figures
 from ssd.monitor.view import panels
-from ssd.monitor.view.pipeline import ROUNDS, drawn, legend, strips
+from ssd.monitor.view.pipeline import Strip, drawn, legend
 from ssd.monitor.view.quantities import share
 
 PAGES = {"1": "overview", "2": "pipeline", "3": "requests"}
@@ -24,8 +24,9 @@ p  pause        2  pipeline: more rounds, and what holds them up
 +  faster       3  requests and latencies
 -  slower       h  this help
 
-Pipeline: a column is the state that took most of its time. Above the target: + the
-cache had the outcome, - it had not. Numbers in the draft's lane are depths of its tree."""
+Pipeline: a column is the state that took most of its time. Above the
+target: + the cache had the outcome, - it had not. Numbers in the draft's
+lane are depths of its tree, + is one beyond 9."""
 
 
 class Look(NamedTuple):
@@ -44,11 +45,12 @@ class _Row(NamedTuple):
     least: int = 3
 
 
-def screen(figures: Figures, history: History, look: Look, width: int, height: int) -> RenderableType:
-    """What fits into `width` x `height`."""
+def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, height: int) -> RenderableType:
+    """What fits into `width` x `height`. `pipeline`: the last rounds, the oldest first."""
     if height < 6:
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
-    rows = [_Row((Panel(_HELP, title="help"),), 9)] if look.help else _rows(figures, history, look.page, width)
+    help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
+    rows = [help_] if look.help else _rows(figures, pipeline, look.page, width)
     left, parts = height - 2, [Layout(_head(figures, look), size=1)]
     for row in rows:
         if (row.height or row.least) <= left:
@@ -63,16 +65,16 @@ def screen(figures: Figures, history: History, look: Look, width: int, height: i
     return layout
 
 
-def _rows(figures: Figures, history: History, page: str, width: int) -> list[_Row]:
+def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) -> list[_Row]:
     """The rows of a page, the most important first."""
     lane_lines = max(1, len(figures.pipeline.shares))
     pipeline_height = 4 + 2 * lane_lines + min(2, len(figures.stalls))
-    overview = _pipeline(figures, history, width, 1)
+    overview = _pipeline(figures, pipeline[-1:], width, figures.stalls[:2])
     processes, latency = panels.processes(figures), panels.latency(figures)
     if page == "2":
-        many = 3
+        height = 2 + max(1, len(pipeline)) * (2 + lane_lines) + lane_lines
         return [
-            _Row((_pipeline(figures, history, width, many),), 2 + many * (2 + lane_lines) + lane_lines),
+            _Row((_pipeline(figures, pipeline, width),), height),
             _Row((panels.stalls(figures),), None, 4),
         ]
     if page == "3":
@@ -113,14 +115,10 @@ def _head(figures: Figures, look: Look) -> Text:
     return head
 
 
-def _pipeline(figures: Figures, history: History, width: int, most: int) -> Panel:
-    inner = width - 4
-    lines: list[Text] = []
-    for strip in strips(history, ROUNDS, most):
-        lines += drawn(strip, inner)
+def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Sequence[str] = ()) -> Panel:
+    lines = [line for strip in strips for line in drawn(strip, width - 4)]
     lines += legend(figures.pipeline)
-    if most == 1:
-        lines += [Text(f"- {cause}", no_wrap=True, overflow="ellipsis") for cause in figures.stalls[:2]]
+    lines += [Text(f"- {cause}", no_wrap=True, overflow="ellipsis") for cause in causes]
     if not figures.pipeline.shares:
         lines = [Text("nothing is recorded: the engine runs with --no-telemetry", "bright_black")]
     about = f"round {1e3 * figures.pipeline.round_seconds:.1f} ms" if figures.pipeline.round_seconds else "idle"
