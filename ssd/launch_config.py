@@ -339,7 +339,8 @@ def _pages(
     if present is None:
         if on and given is None:
             raise UsageError(
-                f"nobody here tells the memory of {options.device} (no nvidia-smi): give --kv-cache-memory-bytes"
+                f"nobody here tells the memory of {options.device} (no nvidia-smi): if there is a GPU all the same, "
+                "give --kv-cache-memory-bytes"
             )
         return found, wanted
     rows = options.max_num_seqs * (1 + speculation.longest)

@@ -105,6 +105,12 @@ def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
     assert (host.num_pages, host.draft_num_pages) == (wanted, wanted)
 
 
+def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
+    assert config(device="cuda", draft_device="cuda:0").one_bus
+    assert not config(device="cuda", draft_device="cuda:1").one_bus
+    assert config().one_bus and not config(device="cuda").one_bus
+
+
 def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> None:
     """Of the target all shapes leave their logits: for rows of 9 tokens, up to 8 of them, these are of 465 tokens, 128
     in the largest. Of the draft's, with 256 chains, the largest is of 256."""
