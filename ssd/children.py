@@ -96,8 +96,10 @@ def _memory_file_with(payload: bytes) -> int:
 
 
 def _environment(start: Start) -> dict[str, str]:
-    """The child's environment: one compute thread per core it is pinned to, and its share of a GPU."""
+    """The child's environment: one compute thread per core it is pinned to, GPUs by the numbers that `ssd.gpus` gives
+    them, and its share of one."""
     environment, config = dict(os.environ), start.config
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if start.cpus:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))
     if start.role == "draft" and gpus.number(config.draft_device) in gpus.of_ranks(config.device, len(config.ranks)):

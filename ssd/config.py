@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ssd import gpus
 from ssd.emulation.agreement import Stated
 from ssd.emulation.devices import DeviceTimes
 from ssd.errors import UsageError
@@ -158,7 +159,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def one_bus(self) -> bool:
         """Whether target and draft read the same memory, each at the other's expense."""
-        return self.emulate is None and self.device == self.draft_device
+        return self.emulate is None and gpus.number(self.device) == gpus.number(self.draft_device)
 
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"

@@ -28,8 +28,9 @@ class Need(NamedTuple):
 
 def working(tokens: int, rows: int, width: int, inner: int, vocab_size: int) -> int:
     """Bytes that a forward over `tokens` needs meanwhile, `rows` of which have logits: some copies of the hidden
-    states, both halves of the feed-forward, and the logits as they come, in float32, and with noise."""
-    return 4 * tokens * (6 * width + 2 * inner) + 12 * rows * vocab_size
+    states, both halves of the feed-forward, and what samples are made of: of each logit up to four numbers of 32 bits,
+    itself, its noise, and two that the noise or their sum is made in. The logits as they come are not among them."""
+    return 4 * tokens * (6 * width + 2 * inner) + 16 * rows * vocab_size
 
 
 class Budget:

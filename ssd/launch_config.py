@@ -31,6 +31,7 @@ from ssd.config import (
 )
 from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
+from ssd.execution.rooms import rooms_of_draft, rooms_of_target
 from ssd.ipc.listening import is_loopback
 from ssd.model_sizes import ModelSizes
 from ssd.models import checkpoint, heads, hub, registry
@@ -338,22 +339,27 @@ def _pages(
     if present is None:
         if on and given is None:
             raise UsageError(
-                f"nobody here tells the memory of {options.device} (no nvidia-smi): give --kv-cache-memory-bytes"
+                f"nobody here tells the memory of {options.device} (no nvidia-smi): if there is a GPU all the same, "
+                "give --kv-cache-memory-bytes"
             )
         return found, wanted
     rows = options.max_num_seqs * (1 + speculation.longest)
     size = _page_size(options)
-    need = _need(target, size, options.max_num_batched_tokens, rows, options.tensor_parallel_size)
+    tokens, ranks, seqs = options.max_num_batched_tokens, options.tensor_parallel_size, options.max_num_seqs
+    # Of the target the logits of every shape stay, of a draft those of the largest.
+    found_rooms = rooms_of_target(seqs, 1 + speculation.longest, options.deterministic) if ranks == 1 else []
+    need = _need(target, size, tokens, rows, ranks, [room.tokens for room in found_rooms])
     laws, width = shared if draft_on is not None else (0, 0)
     states = size * width * ITEM_BYTES[target[1]]
     need = need._replace(working=need.working + laws, page=need.page + states)
     if given is not None:
-        need = need._replace(working=need.working + given // options.tensor_parallel_size + found * states, page=0)
-    chains = options.max_num_seqs * speculation.chains
+        need = need._replace(working=need.working + given // ranks + found * states, page=0)
+    chains = seqs * speculation.chains
+    most = max(room.tokens for room in rooms_of_draft(seqs, chains))
     draft_need = gpu_memory.Need(0, 0, 0)
     for draft, dtype in drafts:  # all of a cascade run in one process
         whole = checkpoint.borrowed(draft, target[0]) if draft.tensors else draft
-        own = _need((whole, dtype), size, options.max_num_batched_tokens, chains, 1)
+        own = _need((whole, dtype), size, tokens, rows + chains, 1, [] if heads.is_head(draft) else [most])
         branches = own.page // size * chains * (MAX_LOOKAHEAD + 1)
         own = own._replace(working=own.working + branches)
         draft_need = gpu_memory.Need(*map(sum, zip(draft_need, own, strict=True)))
@@ -364,12 +370,17 @@ def _pages(
     return found if given is not None or not on else on_gpus, drafts_pages
 
 
-def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int) -> gpu_memory.Need:
-    """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits."""
-    sizes, item = ModelSizes.of(model[0]), ITEM_BYTES[model[1]]
+def _need(model: _Typed, page_size: int, tokens: int, rows: int, ranks: int, kept: Sequence[int]) -> gpu_memory.Need:
+    """What one of so many ranks of a model keeps on its GPU; `rows` of the `tokens` of a forward have logits. Beside
+    that work static shapes, in memory of their own, whose logits are `kept`: so many rows each."""
+    sizes, item, largest = ModelSizes.of(model[0]), ITEM_BYTES[model[1]], max(kept, default=0)
+    working = sum(
+        gpu_memory.working(count, outputs, sizes.width, sizes.inner, sizes.vocab_size)
+        for count, outputs in ((tokens, rows), (largest, largest))
+    )
     return gpu_memory.Need(
         weights=item * model_sizes.weights(model[0]) // ranks,
-        working=gpu_memory.working(tokens, rows, sizes.width, sizes.inner, sizes.vocab_size),
+        working=working + item * (rows + sum(kept)) * sizes.vocab_size,
         page=page_size * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
     )
 

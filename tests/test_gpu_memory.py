@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_said_with_every_number() -> None:
 
 
 def test_a_forward_works_in_what_its_tokens_and_logits_need() -> None:
-    assert working(256, 64, 4096, 14336, 128256) == 4 * 256 * (6 * 4096 + 2 * 14336) + 12 * 64 * 128256
+    assert working(256, 64, 4096, 14336, 128256) == 4 * 256 * (6 * 4096 + 2 * 14336) + 16 * 64 * 128256
 
 
 SAID = "0, GPU-aa11, 100, 90\n1, GPU-bb22, 200, 150\n2, GPU-ab33, 300, 300\n"

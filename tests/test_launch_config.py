@@ -14,7 +14,7 @@ from ssd.errors import UsageError
 from ssd.gpus import Gpu
 from ssd.ipc.layouts import law_layout
 from ssd.launch_config import EngineOptions, resolve
-from ssd.model_sizes import ModelSizes
+from ssd.model_sizes import ModelSizes, weights
 from ssd.models.checkpoint import inspect
 from ssd.models.hub import BUILTIN
 from ssd.params import Speculation
@@ -103,6 +103,29 @@ def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
     assert config(device="cuda", kv_cache_memory_bytes=GIB).num_pages == GIB // bytes_each
     host = config(draft_device="cuda", max_model_len=2048)
     assert (host.num_pages, host.draft_num_pages) == (wanted, wanted)
+
+
+def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
+    assert config(device="cuda", draft_device="cuda:0").one_bus
+    assert not config(device="cuda", draft_device="cuda:1").one_bus
+    assert config().one_bus and not config(device="cuda").one_bus
+
+
+def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> None:
+    """Of the target all shapes leave their logits: for rows of 9 tokens, up to 8 of them, these are of 465 tokens, 128
+    in the largest. Of the draft's, with 256 chains, the largest is of 256."""
+    width, inner, vocabulary, numbers = 576, 1536, 49152, weights(inspect(Path(TARGET)))
+    once = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 72 * vocabulary
+    shapes = 4 * 128 * (6 * width + 2 * inner) + (16 * 128 + 4 * 465) * vocabulary
+    room = int(0.9 * 16 * GIB) - 4 * numbers - once - shapes - GIB
+    assert config(device="cuda", max_model_len=2048).num_pages == room // (4 * PAGE_BYTES)
+    cards[1] = Gpu(GIB, GIB)
+    shapes = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 256 * vocabulary
+    once += (16 + 4) * 256 * vocabulary
+    branches = 4 * PAGE_BYTES // 16 * 256 * 17
+    to_work_in = (once + shapes + branches + GIB) / GIB
+    with pytest.raises(UsageError, match=f"the draft has no room on cuda:1: .* {to_work_in:.1f} GiB to work in"):
+        config(device="cuda", draft_device="cuda:1", draft=(TARGET,), max_model_len=2048)
 
 
 def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:

@@ -98,11 +98,12 @@ def test_a_draft_beside_the_target_has_a_small_share_and_gives_way(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the process itself has it; what a user has set stays."""
+    """As the process itself has it; what a user has set stays. And it counts GPUs as `ssd.gpus` does."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     found = tmp_path / "found"
-    values = f"tuple(os.environ.get(name, '') for name in {(PERCENTAGE, PRIORITY)})"
+    values = f"tuple(os.environ.get(name, '') for name in {(PERCENTAGE, PRIORITY, 'CUDA_DEVICE_ORDER')})"
     program = f"import os\nopen({str(found)!r}, 'w').write(repr({values}))\n"
     (tmp_path / "shows_environment.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -111,4 +112,4 @@ def test_a_draft_beside_the_target_has_a_small_share_and_gives_way(
     )
     process = ChildProcess("shows_environment", Start(role, 1, "", config, (), -1, -1))
     assert process.wait() == 0
-    assert found.read_text() == repr(expected)
+    assert found.read_text() == repr((*expected, "PCI_BUS_ID"))

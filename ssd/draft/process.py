@@ -14,7 +14,7 @@ from ssd.draft import head
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static import TreeRunner
 from ssd.emulation import pacing, synthetic
-from ssd.errors import SsdError
+from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.arenas import DraftArenas
@@ -69,8 +69,11 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
         runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     if is_head(checkpoint):
         head.warm_up(runner, _WARM_UP_TOKENS)
-    else:
+        return runner
+    try:
         runner.warm_up(_WARM_UP_TOKENS)
+    except UsageError as error:
+        raise UsageError(f"the draft {directory}: {error}") from error
     return runner
 
 

@@ -18,8 +18,8 @@ from ssd.draft.level import Chains, Level, Paths, cells, wanted_of
 from ssd.draft.runs import Run, Store, TreeTensors
 from ssd.draft.tree import Guess
 from ssd.execution.graphs import Recorder, once
+from ssd.execution.rooms import LONGEST_ROW, Room, fitting, rooms_of_draft
 from ssd.execution.runner import Runner
-from ssd.execution.static import LONGEST_ROW, MOST_TOKENS, Room, fitting, rooms
 from ssd.execution.tables import Tables
 from ssd.models.interface import Model
 from ssd.params import MAX_FAN_OUT, MAX_LOOKAHEAD
@@ -70,9 +70,7 @@ class TreeRunner(Runner):
         self.guessed = min(config.vocab_size, model.shape.outputs)
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.store.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
-        # A row for the path of each sequence, and some for its chains.
-        most_rows = 2 * config.max_num_seqs + cells(config) // LONGEST_ROW
-        found = rooms(min(most_rows, MOST_TOKENS), LONGEST_ROW)
+        found = rooms_of_draft(config.max_num_seqs, cells(config))
         most = max(room.tokens for room in found)
         self._kept = torch.zeros(most, model.shape.outputs, dtype=model.dtype, device=model.device)
         self._steps = {room: _Step(self, room, self._kept) for room in found}

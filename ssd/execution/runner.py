@@ -19,14 +19,15 @@ from ssd.speculation.sampling import Law
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of a configured name; raises `UsageError` when this machine does not have it."""
+    """The torch device of a configured name, a GPU with its number, which torch asks for now and then; raises
+    `UsageError` when this machine does not have it."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"unknown device {name!r} (cpu, cuda, cuda:N)") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda: torch finds no GPU on this machine")
-    return device
+        raise UsageError(f"device {name}: torch finds no GPU on this machine")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 class Runner:
@@ -90,13 +91,13 @@ class Runner:
         return logits
 
     def _computed(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
-        ids = torch.tensor(token_ids, device=self.model.device)
+        ids, index = torch.tensor(token_ids, device=self.model.device), None
+        if len(wanted) < len(token_ids):  # sent before the launches: afterwards sending would wait for them
+            index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
         hidden = self.model.forward(ids, plan)
         if not wanted:
             return hidden.new_empty(0, self.model.shape.outputs)
-        if len(wanted) < len(token_ids):
-            hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=self.model.device)]
-        return self.model.logits(hidden)
+        return self.model.logits(hidden if index is None else hidden[index])
 
     def warm_up(self, rows: int) -> None:
         """Run every kernel once over page 0, for batches of one and of `rows` tokens, or as many as there may be."""

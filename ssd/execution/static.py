@@ -1,14 +1,13 @@
 """Verification in batches of a few fixed shapes, so that on a GPU a whole forward is one launch (a CUDA graph).
 
-A shape has room for some rows and tokens (`Room`). A batch takes the smallest that holds it; what is left over is
-filled with a dummy sequence. What fits no shape, prompts above all, runs as it is; but if deterministic there is a
-single shape, and everything is cut into pieces of it. But for the recording all of this runs on a CPU too.
+A shape has room for some rows and tokens (`ssd.execution.rooms`). A batch takes the smallest that holds it; what is
+left over is filled with a dummy sequence. What fits no shape, prompts above all, runs as it is; but if deterministic
+there is a single shape, and everything is cut into pieces of it. But for the recording all of this runs on a CPU too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,57 +15,12 @@ from torch import Tensor
 from ssd.execution.batch import Row, Showing, output_indices
 from ssd.execution.graphs import Recorder, once
 from ssd.execution.meanwhile import Once, Task, nothing
+from ssd.execution.rooms import MOST_TOKENS, Room, fitting, rooms_of_target
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
 from ssd.speculation.noise import gumbels_of
 from ssd.speculation.sampling import Law, best, drawn, sound
-
-# Rows longer than this are no verification, and batches of more tokens have more to compute than to launch.
-LONGEST_ROW = 16
-MOST_TOKENS = 256
-
-
-class Room(NamedTuple):
-    """A static shape: room for so many rows, and for so many tokens, `longest` of them in a row at most."""
-
-    rows: int
-    tokens: int
-    longest: int
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Of its `BatchTensors`: tokens, rows, those of what fills it among them, and the longest row."""
-        return self.tokens, self.rows + -(-self.tokens // self.longest), self.longest
-
-
-def rooms(most_rows: int, longest: int) -> list[Room]:
-    """Shapes for verifications of up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
-    found, rows = [], 1
-    while True:
-        tokens = rows
-        while tokens <= max(rows, MOST_TOKENS):
-            # More than half of the rows are there, or the batch would take a smaller shape.
-            found.append(Room(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
-            if tokens >= rows * min(longest, LONGEST_ROW):
-                break
-            tokens *= 2
-        if rows >= most_rows:
-            return found
-        rows *= 2
-
-
-def only_room(most_rows: int) -> Room:
-    """The one shape of a deterministic engine."""
-    tokens = max(LONGEST_ROW, rooms(most_rows, 1)[-1].tokens)
-    return Room(most_rows, tokens, LONGEST_ROW)
-
-
-def fitting(counts: Sequence[int], found: Iterable[Room]) -> Room | None:
-    """The first of the rooms that has enough of it for rows of so many tokens."""
-    tokens, longest = sum(counts), max(counts)
-    fits = (r for r in found if len(counts) <= r.rows and tokens <= r.tokens and longest <= r.longest)
-    return next(fits, None)
 
 
 def pieces(rows: Sequence[Row], room: Room) -> Iterator[list[tuple[int, Row]]]:
@@ -156,8 +110,7 @@ class StaticRunner(Runner):
         super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
-        found = [only_room(most_rows)] if deterministic else rooms(most_rows, longest)
-        self.steps = {room: Step(self, room, layers) for room in found}
+        self.steps = {room: Step(self, room, layers) for room in rooms_of_target(most_rows, longest, deterministic)}
 
     def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
         found = list(self.steps)
@@ -211,15 +164,14 @@ class StaticRunner(Runner):
             rows = [row for _, row in part]
             self.tables.tell((row.slot, row.pages[: -(-row.stop // self.cache.page_size)]) for row in rows)
             drawing = [draw for number, row in part for draw in draws_of(row, laws[number])] if laws else ()
+            tokens, wanted = sum(len(row.token_ids) for row in rows), output_indices(rows)
+            where: slice | Tensor = slice(0, tokens)
+            if len(wanted) < tokens:  # sent before the launch: afterwards sending would wait for it
+                where = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
             self._fill(step, rows, drawing)
             step.run()
-            tokens = sum(len(row.token_ids) for row in rows)
             plan.keep(step.shown, tokens)
-            wanted = output_indices(rows)
-            if len(wanted) == tokens:
-                yield step, slice(0, tokens)
-            else:
-                yield step, torch.tensor(wanted, dtype=torch.long, device=self.model.device)
+            yield step, where
 
     def _fill(self, step: Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
         dummy = self.tables.dummy, self.tables.dummy_page

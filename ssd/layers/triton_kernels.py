@@ -10,7 +10,10 @@ import triton.language as tl
 
 
 # What is not specialised makes no further variant, which would be compiled in the middle of somebody's answer.
-@triton.jit(do_not_specialize=["window", "queries", "table_stride", "blocks"])
+@triton.jit(
+    do_not_specialize=["window", "queries", "table_stride", "blocks"],
+    do_not_specialize_on_alignment=["seen", "positions"],  # columns of a batch: where they begin depends on its size
+)
 def attend_kernel(
     q: tl.tensor,
     keys: tl.tensor,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ssd.execution.batch import Row
 from ssd.execution.graphs import Recorder, once
-from ssd.execution.static import LONGEST_ROW, Room, StaticRunner, Step, draws_of, fitting
+from ssd.execution.rooms import LONGEST_ROW, Room, fitting
+from ssd.execution.static import StaticRunner, Step, draws_of
 from ssd.execution.tables import Upload
 from ssd.ipc.board import Cached
 from ssd.ipc.device_board import DeviceBoard, Found

@@ -51,7 +51,10 @@ def load(
             model, *sizes, None if config.emulate is None else config.emulate.verify, config.attention
         )
     if ranks.rank == 0:
-        runner.warm_up(1 + config.speculation.longest)
+        try:
+            runner.warm_up(1 + config.speculation.longest)
+        except UsageError as error:
+            raise UsageError(f"the target {config.target}: {error}") from error
         if config.features is not None:
             _check_shown(runner, config)
     return runner, stop_token_ids(checkpoint)

@@ -16,8 +16,8 @@ from ssd.draft.level import Chains, Level, Paths
 from ssd.draft.runs import Run
 from ssd.draft.static import StaticLevel, TreeRunner
 from ssd.execution.batch import Row
+from ssd.execution.rooms import Room
 from ssd.execution.runner import Runner
-from ssd.execution.static import Room
 from ssd.models.interface import Model
 from ssd.params import Mode, Speculation
 from ssd.speculation.noise import NoiseCache

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row
+from ssd.execution.rooms import LONGEST_ROW, Room, fitting, rooms
 from ssd.execution.runner import Runner
-from ssd.execution.static import LONGEST_ROW, Room, StaticPlan, StaticRunner, fitting, pieces, rooms
+from ssd.execution.static import StaticPlan, StaticRunner, pieces
 from ssd.execution.tables import Tables
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssd.execution.runner import device_of
 from tests.models import tiny
 
 # The kernels themselves, not their interpreter (tests/conftest.py).
@@ -31,7 +32,7 @@ def exact_products() -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    return torch.device(DEVICE)
+    return device_of(DEVICE)
 
 
 @pytest.fixture(scope="session")

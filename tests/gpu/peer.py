@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import torch
 
+from ssd.execution.runner import device_of
 from ssd.ipc.messages import ArenaHandle
 from ssd.ipc.shared import Exported, HostTensor, Imported, SharedTensor, settle
 from tests.gpu.conftest import DEVICE
 
 
 def opened(asked: dict[str, Any]) -> tuple[SharedTensor, Any]:
-    device = torch.device(DEVICE)
+    device = device_of(DEVICE)
     if "export" in asked:
         exported = Exported("shared", asked["export"], device)
         return exported, msgspec.to_builtins(exported.handle)

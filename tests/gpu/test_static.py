@@ -25,7 +25,7 @@ from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.draft.pair import config
 from tests.draft.steps import trees_of
 
-GPU = torch.device("cuda")
+GPU = torch.device("cuda:0")
 PAGE, PAGES, LONGEST, VOCAB = 16, 400, 1024, 4096
 CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from ssd.execution.rooms import LONGEST_ROW
 from ssd.execution.runner import Runner
-from ssd.execution.static import LONGEST_ROW, StaticRunner
+from ssd.execution.static import StaticRunner
 from ssd.ipc.messages import Metrics, Submit
 from ssd.params import SamplingParams, Speculation
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, params
