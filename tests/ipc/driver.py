@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from ssd.ipc import cuda
+
 OUT_OF_MEMORY = 2
 
 
@@ -79,3 +83,11 @@ class Driver:
     def _cuIpcCloseMemHandle(self, address: Any) -> None:
         self.opened[address.value] -= 1
         self.opened += Counter()
+
+
+def installed(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """One that this process takes for the library until the test ends."""
+    stand_in = Driver()
+    monkeypatch.setattr(cuda, "_library", lambda: stand_in)
+    cuda._context.cache_clear()
+    return stand_in

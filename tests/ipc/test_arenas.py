@@ -12,14 +12,13 @@ import torch
 from msgspec.structs import replace
 
 from ssd.config import EngineConfig, Features
-from ssd.ipc import cuda
 from ssd.ipc.arenas import DraftArenas, TargetArenas
 from ssd.ipc.board import Key
 from ssd.ipc.features import Part, extend_tags
 from ssd.ipc.layouts import feature_layout, law_layout, on_gpus
 from ssd.ipc.process import Start, memory_file
 from ssd.params import Speculation
-from tests.ipc.driver import OUT_OF_MEMORY, Driver
+from tests.ipc.driver import OUT_OF_MEMORY, Driver, installed
 
 DEVICE = torch.device("cpu")
 SPECULATION = Speculation("ssd", 2, (1,), sampler="rejection")
@@ -44,10 +43,7 @@ ROWS = torch.arange(9.0).reshape(3, 3)
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    stand_in = Driver()
-    monkeypatch.setattr(cuda, "_library", lambda: stand_in)
-    cuda._context.cache_clear()
-    return stand_in
+    return installed(monkeypatch)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ssd.ipc.cuda import CudaError
 from ssd.ipc.messages import TARGET_TO_DRAFT, ArenaHandle, Ready, pack, unpack
 from ssd.ipc.process import memory_file
 from ssd.ipc.shared import Exported, HostTensor, Imported, SharedTensor, settle
-from tests.ipc.driver import OUT_OF_MEMORY, Driver
+from tests.ipc.driver import OUT_OF_MEMORY, Driver, installed
 
 DEVICE = torch.device("cpu")
 SIZE = 3 * 2**20 + 8
@@ -20,10 +20,7 @@ SIZE = 3 * 2**20 + 8
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    stand_in = Driver()
-    monkeypatch.setattr(cuda, "_library", lambda: stand_in)
-    cuda._context.cache_clear()
-    return stand_in
+    return installed(monkeypatch)
 
 
 def sent(handle: ArenaHandle) -> ArenaHandle:

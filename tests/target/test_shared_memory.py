@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from ssd.draft.process import _Draft
-from ssd.ipc import board, cuda, pulse, sockets
+from ssd.ipc import board, pulse, sockets
 from ssd.ipc.board import BoardWriter
 from ssd.ipc.layouts import law_layout
 from ssd.ipc.messages import Hello, Metrics, Ready, Submit
@@ -21,7 +21,7 @@ from ssd.params import SamplingParams, Speculation
 from ssd.target.process import Target
 from tests.draft.audit import World, world_in
 from tests.draft.pair import VOCABULARY, config
-from tests.ipc.driver import Driver
+from tests.ipc.driver import Driver, installed
 from tests.mock.test_protocol import Frontend
 
 RATIO = Speculation("ssd", 2, (2,), backup="none", sampler="rejection")  # in one process nobody can wait
@@ -58,10 +58,7 @@ class Loops:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    stand_in = Driver()
-    monkeypatch.setattr(cuda, "_library", lambda: stand_in)
-    cuda._context.cache_clear()
-    return stand_in
+    return installed(monkeypatch)
 
 
 @pytest.fixture
