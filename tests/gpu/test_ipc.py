@@ -199,7 +199,8 @@ def test_hidden_states_cross_on_the_device(
 ) -> None:
     """A head that has learnt one answer by heart says it again from the target's states, and so does the one that
     takes its place when it is killed."""
-    target = tiny.tokenizer(heads.target(tmp_path / "target", vocab_size=300))
+    # Of so many layers that it pays to wait for the head, which the engine goes by.
+    target = tiny.tokenizer(heads.target(tmp_path / "target", vocab_size=300, num_hidden_layers=24))
     alone = Pair(config(Speculation("ar"), vocab_size=300), tiny.runner(target)).run([PROMPT], params(1, TOKENS)).ids[0]
     head = heads.head(tmp_path / "head", 300, vocab_size=300)
     student = heads.PlainHead(head, Plain(target), torch.float32)
