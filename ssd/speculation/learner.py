@@ -144,7 +144,7 @@ class Learner:
         verify, step = self.verify, self.step
         if verify is None or step is None:
             return None
-        known = [mean for mean in self._acceptance if mean.count >= 8]
+        known, speed = [mean for mean in self._acceptance if mean.count >= 8], self._speed(batch)
         return Profile(
             verify=verify,
             step=step,
@@ -153,8 +153,8 @@ class Learner:
             rate=self._rate.value,
             misses=self.misses(),
             missed=self._after_a_miss(),
-            speed=self._speed(batch),
-            doubt=self._speeds[batch].doubt if batch in self._speeds else 0.0,
+            speed=speed.value,
+            doubt=speed.doubt,
         )
 
     @property
@@ -169,10 +169,10 @@ class Learner:
 
     def token_price(self, batch: int) -> float:
         """What verifying one more token takes, in tokens that the whole batch makes in that time; 0 while unknown."""
-        return self._verify.line().each * (self._speed(batch) or 0.0)
+        return self._verify.line().each * (self._speed(batch).value or 0.0)
 
-    def _speed(self, batch: int) -> float | None:
-        return self._speeds[batch].value if batch in self._speeds else None
+    def _speed(self, batch: int) -> _Speed:
+        return self._speeds.get(batch) or _Speed()
 
     def _after_a_miss(self) -> Missed | None:
         known = self._missed.count >= 8

@@ -173,18 +173,14 @@ def _fan_outs(profile: Profile, choices: Choices, lookahead: int) -> list[tuple[
         return [()]
     if choices.fan_out:
         return [choices.fan_out]
-    lists = [
-        optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in _budgets(choices, lookahead)
-    ]
+    budgets = _budgets(lookahead + 1, choices.chains) if choices.ahead else (lookahead + 1,)
+    lists = [optimal_fan_out(profile.rate, profile.misses[1], lookahead, budget) for budget in budgets]
     return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
 
 
-def _budgets(choices: Choices, lookahead: int) -> Iterator[int]:
-    """From one chain for each accepted length on, each a quarter more than the one before: a few chains differ little
-    from a few more."""
-    budget = lookahead + 1
-    while budget <= choices.chains:
+def _budgets(fewest: int, most: int) -> Iterator[int]:
+    """From `fewest` chains on, each a quarter more than the one before: a few chains differ little from a few more."""
+    budget = fewest
+    while budget <= most:
         yield budget
-        if not choices.ahead:
-            return
         budget += max(2, budget // 4)

@@ -266,3 +266,9 @@ def test_no_slope_is_read_from_sizes_that_hardly_differ(spread: float, each: flo
         fit.note(size, 0.1 + 0.02 * (size - 4.5))
     assert fit.line().each == pytest.approx(each)
     assert fit.line().at(4.5) == pytest.approx(0.1)
+
+
+def test_in_turn_there_is_one_chain_whatever_the_budget() -> None:
+    good = replace(GPU, acceptance=(0.95,), rate=0.95)
+    assert best_plan(good, 1, Choices(tuple(range(9)), chains=3, ahead=False)).lookahead == 8
+    assert best_plan(good, 1, Choices((6,), chains=3, ahead=False)).lookahead == 6
