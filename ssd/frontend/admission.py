@@ -8,7 +8,8 @@ import msgspec
 
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.text_jobs import Encode
+from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc import sockets
 from ssd.ipc.messages import Generate
 from ssd.params import MAX_SEED, SamplingParams, Speculation
@@ -34,48 +35,58 @@ def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)
 
 
-def text_length(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -> int:
-    """Characters that are to be encoded. Raises RequestError for a prompt that is ambiguous, and for one that no
-    context could hold, however it is encoded."""
+def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> Encode | None:
+    """What is to be encoded; None where the prompt is token ids. Raises RequestError for a prompt that is ambiguous or
+    empty, and for one that no context could hold, however it is encoded."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(message, name) is not None]
     if len(given) != 1:
         raise RequestError(
             "invalid_request", f"give exactly one of prompt, token_ids and messages; got {', '.join(given) or 'none'}"
         )
     length = len(message.prompt or "") + sum(len(said.content) for said in message.messages or ())
-    if length > config.max_model_len * tokenizer.longest_token:
+    if length > config.max_model_len * vocabulary.longest_token:
         raise RequestError(
             "context_length_exceeded",
             f"a prompt of {length} characters; the context of {config.max_model_len} tokens cannot hold it",
         )
-    return length
-
-
-def prompt_ids(message: Generate, config: EngineConfig, tokenizer: Tokenizer) -> list[int]:
-    """Token ids within the vocabulary and the context; RequestError for others, and for more than can be given
-    log-probabilities where those are asked for.
-
-    Takes as long as encoding a long text does, and may run in any thread.
-    """
-    token_ids = _encoded(message, tokenizer)
-    if not token_ids:
+    if message.token_ids is not None:
+        return None
+    # A tokenizer may turn an empty text into its special tokens.
+    if not message.prompt and not message.messages:
         raise RequestError("invalid_request", "the prompt is empty")
-    if max(token_ids) >= config.vocab_size:
+    if message.messages is not None and not vocabulary.has_chat:
+        raise RequestError("invalid_request", no_chat(vocabulary))
+    # Of a prompt that is too long only the count is wanted.
+    return Encode(message.prompt, message.messages, most=config.max_model_len)
+
+
+def no_chat(vocabulary: Vocabulary) -> str:
+    """Why a model without chat has none."""
+    return vocabulary.no_chat or "this model has no chat template; give a raw prompt"
+
+
+def checked_ids(token_ids: list[int], count: int, message: Generate, config: EngineConfig) -> list[int]:
+    """`token_ids`, the `count` ids of a prompt, or none of them where they are more than the context holds. Raises
+    RequestError for a prompt that is not within the vocabulary and the context, and for more ids than can be given
+    log-probabilities where those are asked for."""
+    if not count:
+        raise RequestError("invalid_request", "the prompt is empty")
+    if token_ids and max(token_ids) >= config.vocab_size:
         cause = _outside(max(token_ids), config)
         if message.token_ids is None:
             cause = f"{cause}: the tokenizer beside the model does not match it"
         raise RequestError("invalid_request", cause)
-    if len(token_ids) >= config.max_model_len:
+    if count >= config.max_model_len:
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {len(token_ids)} tokens; the context of {config.max_model_len} tokens must hold it and "
+            f"the prompt has {count} tokens; the context of {config.max_model_len} tokens must hold it and "
             "at least one more",
         )
     wanted = message.params.prompt_logprobs
-    if wanted is not None and len(token_ids) > most_scored(wanted):
+    if wanted is not None and count > most_scored(wanted):
         raise RequestError(
             "invalid_request",
-            f"the prompt has {len(token_ids)} tokens; log-probabilities with {wanted} alternatives are given for "
+            f"the prompt has {count} tokens; log-probabilities with {wanted} alternatives are given for "
             f"prompts of at most {most_scored(wanted)}",
         )
     return token_ids
@@ -104,12 +115,3 @@ def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str 
 
 def _outside(token: int, config: EngineConfig) -> str:
     return f"token id {token} is outside of the vocabulary of {config.vocab_size} tokens"
-
-
-def _encoded(message: Generate, tokenizer: Tokenizer) -> list[int]:
-    if message.token_ids is not None:
-        return message.token_ids
-    # Checked before encoding: a tokenizer may turn an empty text into its special tokens.
-    if message.prompt is not None:
-        return tokenizer.encode(message.prompt) if message.prompt else []
-    return tokenizer.encode_chat(message.messages) if message.messages else []

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
-from ssd.frontend.admission import complete, prompt_ids, text_length
+from ssd.frontend.admission import checked_ids, complete, text_of
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.outbox import Outbox
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, Lane
+from ssd.frontend.text_pool import TextPool
+from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc.messages import (
     Abort,
     Done,
@@ -35,11 +37,8 @@ from ssd.params import SamplingParams
 
 log = logging.getLogger("ssd.frontend")
 
-_Result = TypeVar("_Result")
 State = Literal["loading", "ready", "restarting", "draining"]
-_WORKERS = 2
 _LOOKUPS = 16  # texts at a time that are not part of a request
-_AT_ONCE = 1024  # characters: encoding so few costs less than waking a thread
 _AGAIN_S = 0.005
 _LOSSES = 2
 
@@ -74,6 +73,7 @@ class Request:
         self.completion_tokens = 0
         self.wake = wake
         self.detokenizer: Detokenizer | None = None
+        self.encoding: asyncio.Future[Encoded | Broken] | None = None
 
 
 class Desk:
@@ -82,7 +82,7 @@ class Desk:
 
     def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
         self.config = config
-        self.tokenizer = Tokenizer(Path(config.target))
+        self.vocabulary = Vocabulary()
         self.state: State = "loading"
         self.load = Load()
         self.bad_frames = 0
@@ -93,11 +93,14 @@ class Desk:
         self._open: dict[int, Request] = {}
         self._has_target = False
         self._unsent: deque[Request] = deque()  # to be submitted once more, to a new target
-        # Requests whose prompts are in the workers' queue or hands, cancelled ones among them: they take memory too.
+        # Requests whose prompts are being encoded, cancelled ones among them: they take memory too.
         self._preparing: set[Request] = set()
-        self._workers = ThreadPoolExecutor(_WORKERS, "tokenizer")
+        self._texts = TextPool(Path(config.target))
         self._lookups = 0
-        self._lookup_worker = ThreadPoolExecutor(1, "lookup")
+
+    async def load_tokenizer(self) -> None:
+        """Load the tokenizer, before anything else is asked. Raises UsageError where it cannot be read."""
+        self.vocabulary = await self._texts.start()
 
     @property
     def open_requests(self) -> int:
@@ -118,28 +121,32 @@ class Desk:
             raise RequestError("overloaded", f"{self.open_requests} requests are open already")
 
     def open(self, message: Generate, wake: Callable[[Request], None]) -> Request:
-        """Begin a request. Raises RequestError for what can be told at once; what is wrong with a prompt that takes
-        time to encode ends the request with `Failed`, before it is accepted."""
+        """Begin a request. Raises RequestError for what can be told at once; what is wrong with a text that is encoded
+        ends the request with `Failed`, before it is accepted."""
         self.check()
         with _admission():
             request = Request(message.id, complete(message.params, self.config), wake)
-            if text_length(message, self.config, self.tokenizer) <= _AT_ONCE:
-                self._accept(request, prompt_ids(message, self.config, self.tokenizer))
+            text = text_of(message, self.config, self.vocabulary)
+            if text is None:
+                ids = message.token_ids or []
+                self._accept(request, checked_ids(ids, len(ids), message, self.config))
             else:
-                self._preparing.add(request)
-                work = asyncio.get_running_loop().run_in_executor(self._workers, self._encode, request, message)
-                work.add_done_callback(lambda done: self._admitted(request, done))
+                self._prepare(request, message, text)
         return request
 
-    def in_worker(self, function: Callable[..., _Result], *arguments: Any) -> asyncio.Future[_Result]:
-        """`function(*arguments)` in a thread that holds up neither tokens nor admission. Raises RequestError when as
-        many wait for it as may."""
+    async def look_up(self, job: Encode | Decode) -> Any:
+        """The `Encoded` or `Decoded` of a text that is not part of a request. Raises RequestError for a text that
+        cannot be handled, and when as many wait as may."""
         if self._lookups == _LOOKUPS:
             raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
         self._lookups += 1
-        work = asyncio.get_running_loop().run_in_executor(self._lookup_worker, function, *arguments)
-        work.add_done_callback(self._looked_up)
-        return work
+        try:
+            reply = await self._texts.do(Lane.LOOKUP, job)
+        finally:
+            self._lookups -= 1
+        if isinstance(reply, Broken):
+            raise RequestError("invalid_request", reply.message)
+        return reply
 
     def cancel(self, request: Request) -> None:
         """Forget a request without a word to its client."""
@@ -173,27 +180,31 @@ class Desk:
             observer.dropped_frame()
 
     def close(self) -> None:
-        for workers in (self._workers, self._lookup_worker):
-            workers.shutdown(wait=False, cancel_futures=True)
+        self._texts.close()
 
     # -- admission --------------------------------------------------------------------------------------------------
 
-    def _encode(self, request: Request, message: Generate) -> list[int]:
-        """In a worker, which has no time for what has been cancelled."""
-        return [] if request.ended else prompt_ids(message, self.config, self.tokenizer)
+    def _prepare(self, request: Request, message: Generate, text: Encode) -> None:
+        """Encode the prompt of a request, then accept it."""
+        lane = Lane.LONG if text.is_long else Lane.PROMPT if text.messages is None else Lane.CHAT
+        work = request.encoding = self._texts.do(lane, text)
+        self._preparing.add(request)
+        work.add_done_callback(lambda done: self._prepared(request, message, done))
 
-    def _admitted(self, request: Request, work: asyncio.Future[list[int]]) -> None:
+    def _prepared(self, request: Request, message: Generate, work: asyncio.Future[Encoded | Broken]) -> None:
         self._preparing.discard(request)
+        request.encoding = None
         if request.ended or work.cancelled():
             return
+        reply = work.result()
         try:
             with _admission():
-                self._accept(request, work.result())
+                if isinstance(reply, Broken):
+                    raise RequestError("invalid_request", reply.message)
+                ids = array.array("I", reply.ids).tolist()
+                self._accept(request, checked_ids(ids, reply.count, message, self.config))
         except RequestError as error:
             self._fail(request, error.code, str(error))
-
-    def _looked_up(self, work: asyncio.Future[Any]) -> None:
-        self._lookups -= 1
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
         submit = Submit(self._numbers, token_ids, request.params)
@@ -202,7 +213,7 @@ class Desk:
         assert request.params.speculation is not None, "complete parameters have one"
         request.number, request.prompt = self._numbers, token_ids
         request.metrics = Metrics(mode=request.params.speculation.mode)
-        request.detokenizer = Detokenizer(self.tokenizer, request.params.stop, request.params.min_tokens)
+        request.detokenizer = Detokenizer(self.vocabulary, request.params.stop, request.params.min_tokens)
         request.accepted = True
         self._numbers += 1
         self._open[request.number] = request
@@ -308,6 +319,8 @@ class Desk:
 
     def _close(self, request: Request, reason: str) -> None:
         request.ended = True
+        if request.encoding is not None:
+            request.encoding.cancel()
         self._open.pop(request.number, None)
         for observer in self.observers if request.accepted else ():
             observer.ended(request, reason)

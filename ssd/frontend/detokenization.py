@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.vocabulary import Vocabulary
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -13,16 +13,16 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one request.
 
-    All pieces together are `tokenizer.decode(all ids)`, cut before the first stop string; how the ids were divided
-    over calls makes no difference. The bytes of a character that is not complete, and what may be the beginning of a
-    stop string, are held back: nothing else is, and no token is looked at twice. A stop string ends nothing before
-    there are more than `min_tokens` tokens. (Of bytes that are no characters, `decode` shows others as U+FFFD where the
-    vocabulary has single bytes as a fallback.)
+    All pieces together are what the tokenizer decodes all ids to, cut before the first stop string; how the ids were
+    divided over calls makes no difference. The bytes of a character that is not complete, and what may be the beginning
+    of a stop string, are held back: nothing else is, and no token is looked at twice. A stop string ends nothing
+    before there are more than `min_tokens` tokens. (Of bytes that are no characters, a tokenizer shows others as U+FFFD
+    where its vocabulary has single bytes as a fallback.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._stop, self._min_tokens = tuple(stop), min_tokens
         self._decoder = _new_decoder("replace")
         self._begun = False
@@ -55,12 +55,12 @@ class Detokenizer:
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
         """What these tokens add to the text. The first that adds something may add less there than after others."""
-        added = b""
+        added = []
         for token_id in token_ids:
-            first, later = self._tokenizer.added_bytes(token_id)
-            added += later if self._begun else first
+            first, later = self._vocabulary.added_bytes(token_id)
+            added.append(later if self._begun else first)
             self._begun = self._begun or later != b""
-        return added
+        return b"".join(added)
 
     def _screen(self, piece: str) -> str:
         """What of the held text and `piece` can be shown: up to a stop string that `piece` completes, or to what may
@@ -75,6 +75,12 @@ class Detokenizer:
         overlap = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - overlap :]
         return text[: len(text) - overlap]
+
+
+def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """The text of all ids, without special tokens; bytes that are no character come out as U+FFFD."""
+    detokenizer = Detokenizer(vocabulary)
+    return detokenizer.feed(token_ids)[0] + detokenizer.finish()
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -93,7 +93,7 @@ class Gateway:
             speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            chat=self._desk.tokenizer.has_chat,
+            chat=self._desk.vocabulary.has_chat,
         )
 
     # -- what they are told -----------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class Frontend:
         self.desk = Desk(self._config, self._child.epoch, self._send)
         if self._child.start.http_fd >= 0:
             await self._open_http()
+        await self.desk.load_tokenizer()
         self._connect()
         self._reporting = Reporting(self.desk, self._report)
         if log.isEnabledFor(logging.INFO):

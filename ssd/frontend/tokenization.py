@@ -7,75 +7,96 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
 from ssd.errors import RequestError, UsageError
-from ssd.ipc.messages import ChatMessage
+from ssd.frontend.vocabulary import Vocabulary
+from ssd.ipc.messages import MAX_TEXT, ChatMessage
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 
-# What a token adds to a text that it begins, and to one that goes on with it.
-_Piece: TypeAlias = tuple[bytes, bytes]
-_NOTHING: _Piece = (b"", b"")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """The tokenizer of the checkpoint in `directory`.
+    """The tokenizer of the checkpoint in `directory`, with its chat template.
 
-    Without a tokenizer.json the model still serves prompts of token ids; its text is empty. Raises UsageError, naming
-    the file, for one that cannot be read.
+    Runs what the model's files say: regular expressions and a template may take any time and memory, which the caller
+    has to bound (`ssd.frontend.text_server` does). Without a tokenizer.json the model still serves prompts of token
+    ids; its text is empty. Raises UsageError, naming the file, for a tokenizer that cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
-        self._special: dict[str, str] = {}
+        config = _load_config(directory / "tokenizer_config.json") if self._tokenizer is not None else {}
+        self._special = {
+            name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
+        }
+        self._named_template = _template_of(config)
         self._template: Template | None = None
-        vocabulary = self._tokenizer.get_vocab() if self._tokenizer is not None else {}
-        self._longest = max(map(len, vocabulary), default=1)
-        # The bytes of tokens that have been asked for: at most the vocabulary.
-        self._pieces: dict[int, _Piece] = {}
-        self._silent: frozenset[int] = frozenset()
-        self._bytewise = False
-        if self._tokenizer is not None:
-            added = self._tokenizer.get_added_tokens_decoder()
-            self._silent = frozenset(token_id for token_id, token in added.items() if token.special)
-            self._bytewise = self._decodes("aĠ", "a ")
-            self._load_chat(directory)
-
-    @property
-    def longest_token(self) -> int:
-        """Characters of the longest token as the vocabulary writes it; 1 without a tokenizer."""
-        return self._longest
 
     @property
     def has_chat(self) -> bool:
-        return self._template is not None
+        """Whether there is a chat template, sound or not."""
+        if self._tokenizer is None:
+            return False
+        return self._named_template is not None or self._template_file.is_file()
+
+    @property
+    def _template_file(self) -> Path:
+        return self._directory / "chat_template.jinja"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt, with the special tokens that the model's own post-processor adds or without."""
         if self._tokenizer is None:
             raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Twice as fast as `encode` for long texts, as no offsets are kept.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of a conversation in the model's chat format, up to where the assistant's answer begins."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The text of such a conversation, special tokens included."""
-        if self._template is None:
-            raise RequestError("invalid_request", "this model has no chat template; give a raw prompt")
+        """The text of such a conversation, special tokens included; RequestError for more than `MAX_TEXT` characters
+        beyond what the messages have."""
+        template = self.chat_template()
         conversation = [{"role": message.role, "content": message.content} for message in messages]
+        most = MAX_TEXT + sum(len(message.content) for message in messages)
+        parts, length = [], 0
         try:
-            return self._template.render(
+            for part in template.generate(
                 messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special
-            )
+            ):
+                parts.append(part)
+                length += len(part)
+                if length > most:
+                    raise TemplateError(f"it makes more than {most} characters of them")
         except Exception as error:  # a template is the model's own code: whatever it does fails this request only
-            raise RequestError("invalid_request", f"the chat template refuses these messages: {error}") from None
+            cause = str(error) or type(error).__name__
+            raise RequestError("invalid_request", f"the chat template refuses these messages: {cause[:256]}") from None
+        return "".join(parts)
+
+    def chat_template(self) -> Template:
+        """The chat template, compiled. Raises RequestError where there is none, or none that can be read."""
+        if self._template is not None:
+            return self._template
+        if not self.has_chat:
+            raise RequestError("invalid_request", "this model has no chat template; give a raw prompt")
+        try:
+            source = self._named_template
+            if self._template_file.is_file():
+                source = read_bounded(self._template_file).decode()
+            self._template = _environment().from_string(source or "")
+        except Exception as error:  # compiling evaluates the constants of the model's own code
+            cause = str(error) or type(error).__name__
+            raise RequestError("invalid_request", f"the chat template cannot be read: {cause[:256]}") from None
+        return self._template
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
@@ -83,56 +104,41 @@ class Tokenizer:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def piece(self, token_id: int) -> str:
-        """The text of one token by itself, special ones by their name; bytes that are no character as \\xNN."""
-        return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
-
-    def piece_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for after others; empty for ids without a token."""
-        return self._piece(token_id)[1]
-
-    def added_bytes(self, token_id: int) -> _Piece:
-        """What one token adds to a text as its first and as a later one: nothing if it is special."""
-        return _NOTHING if token_id in self._silent else self._piece(token_id)
-
-    def _piece(self, token_id: int) -> _Piece:
-        piece = self._pieces.get(token_id)
-        if piece is None:
-            piece = self._pieces[token_id] = self._find_piece(token_id)
-        return piece
-
-    def _find_piece(self, token_id: int) -> _Piece:
-        written = None if self._tokenizer is None else self._tokenizer.id_to_token(token_id)
-        if self._tokenizer is None or written is None:
-            return _NOTHING
-        if self._bytewise and all(character in _BYTES for character in written):
-            whole = bytes(_BYTES[character] for character in written)
-            return whole, whole
-        fallback = _BYTE.fullmatch(written)
-        if fallback and self._decodes("<0x41>", "A"):
-            whole = bytes.fromhex(fallback[1])
-            return whole, whole
-        # Some decoders strip a space from the first token, or put one between two.
-        once = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
-        return once.encode(), twice.removeprefix(once).encode()
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every token."""
+        if self._tokenizer is None:
+            return Vocabulary()
+        written = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
+        added = self._tokenizer.get_added_tokens_decoder()
+        bytewise = self._decodes("aĠ", "a ")
+        fallback = self._decodes("<0x41>", "A")
+        pieces: dict[int, bytes] = {}
+        first: dict[int, bytes] = {}
+        for token_id, token in written.items():
+            byte = _BYTE.fullmatch(token) if fallback else None
+            if bytewise and _BYTES.keys() >= set(token):
+                pieces[token_id] = token.translate(_LATIN).encode("latin-1")
+            elif byte is not None:
+                pieces[token_id] = bytes.fromhex(byte[1])
+            else:
+                # Some decoders strip a space from the first token, or put one between two.
+                once = self._tokenizer.decode([token_id], skip_special_tokens=False)
+                twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
+                pieces[token_id] = twice.removeprefix(once).encode()
+                if pieces[token_id] != once.encode():
+                    first[token_id] = once.encode()
+        return Vocabulary(
+            pieces=pieces,
+            first=first,
+            silent=frozenset(token_id for token_id, token in added.items() if token.special),
+            longest_token=max(map(len, written.values()), default=1) or 1,
+            has_chat=self.has_chat,
+        )
 
     def _decodes(self, written: str, text: str) -> bool:
         """Whether this is what the decoder makes of a token that is written so."""
         decoder = None if self._tokenizer is None else self._tokenizer.decoder
         return decoder is not None and decoder.decode([written]) == text
-
-    def _load_chat(self, directory: Path) -> None:
-        config = _load_config(directory / "tokenizer_config.json")
-        self._special = {
-            name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
-        }
-        path = directory / "chat_template.jinja"
-        try:
-            source = read_bounded(path).decode() if path.is_file() else _template_of(config)
-            self._template = _environment().from_string(source) if source is not None else None
-        except (TemplateError, ValueError, RecursionError) as error:
-            raise UsageError(f"cannot read the chat template in {directory}: {error}") from None
 
 
 def _load_tokenizer(path: Path) -> _Tokenizer | None:
@@ -204,3 +210,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+_LATIN = {ord(character): byte for character, byte in _BYTES.items()}

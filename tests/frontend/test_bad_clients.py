@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import pytest
 
 from ssd.errors import EngineDeadError
-from ssd.frontend import desk, gateway
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend import gateway
 from ssd.ipc import sockets
 from ssd.ipc.connection import Answer, Connection
 from ssd.ipc.messages import Cancel, Chunk, Describe, Description, Done, Emission, Failed, Generate, Message, pack
 from tests.frontend.http_engine import http_engine
 from tests.frontend.raw_client import FLOOD, RawClient, Setup, prompt, scripted_frontend
-from tests.scripted_engine import PATIENCE_S, engine_config, gateway_process, scripted_engine
+from tests.scripted_engine import engine_config, gateway_process, scripted_engine
 
-LONG = "word " * 250  # encoded by a worker
 FOR_EVER = 3600.0
 
 
@@ -150,47 +147,6 @@ def test_one_that_leaves_while_its_requests_wait_is_found_out(monkeypatch: pytes
 
 
 # -- clients that ask for too much ----------------------------------------------------------------------------------
-
-
-def test_a_cancelled_prompt_keeps_its_place_while_a_worker_has_it_and_no_worker_begins_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    encoded: list[int] = []
-    release = threading.Event()
-
-    def encode(message: Generate, *_: object) -> list[int]:
-        encoded.append(message.id)
-        assert release.wait(PATIENCE_S)
-        return [5]
-
-    monkeypatch.setattr(desk, "prompt_ids", encode)
-    with scripted_frontend(max_open_requests=4) as setup:
-        for name in range(4):
-            setup.client.send(prompt(name, LONG))
-        for name in range(4):
-            assert setup.client.ask(Cancel(name)).finish_reason == "abort"
-        assert setup.client.ask(prompt(4, LONG)).code == "overloaded"
-        release.set()
-        name = 5
-        while not setup.engine.target.open:
-            setup.client.send(prompt(name))
-            setup.engine.target.pump(20)
-            name += 1
-        assert {name for name in encoded if name < 5} == {0, 1}, "there are two workers"
-
-
-def test_a_tokenizer_that_breaks_fails_its_request_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(*_: object) -> list[int]:
-        raise ValueError("a bug")
-
-    with scripted_frontend() as setup:
-        with monkeypatch.context() as broken:
-            broken.setattr(Tokenizer, "encode", encode)
-            for name, text in enumerate(("short", LONG)):
-                failed = setup.client.ask(prompt(name, text))
-                assert failed == Failed(name, "internal_error", "the request could not be prepared")
-        setup.client.send(prompt(1))
-        assert setup.engine.target.next_submit()
 
 
 def test_a_message_has_four_mebibytes_at_most() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,10 +15,13 @@ from ssd.frontend import desk as desk_module
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.http.app import server_info
-from ssd.ipc.messages import Chunk, Emission, Failed, Load, Message, Step, Submit
+from ssd.frontend.text_jobs import Decode, Encode
+from ssd.ipc.messages import Chunk, Emission, Failed, Generate, Load, Message, Step, Submit
 from tests.frontend.http_engine import http_engine
 from tests.frontend.raw_client import prompt
 from tests.scripted_engine import PATIENCE_S, engine_config
+
+LONG = "word " * 200  # within the context, and still to be encoded after a turn of the loop
 
 
 def with_desk(body: Callable[[Desk, list[Message]], Coroutine[Any, Any, None]], **limits: Any) -> None:
@@ -34,6 +36,7 @@ def with_desk(body: Callable[[Desk, list[Message]], Coroutine[Any, Any, None]], 
 
         server = Server(names=("scripted",), limits=Limits(**limits))
         desk = Desk(engine_config(server=server), 1, send)
+        await desk.load_tokenizer()
         desk.target_back()
         await body(desk, sent)
         desk.close()
@@ -45,28 +48,47 @@ def ignore(request: Request) -> None:
     pass
 
 
+def ids(name: int) -> Generate:
+    """A prompt that needs no tokenizer, and so is submitted at once."""
+    return Generate(name, token_ids=[28120, 28120])
+
+
 def test_lookups_are_bounded_and_hold_up_no_admission() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
-        release = threading.Event()
-        lookups = [desk.in_worker(release.wait, PATIENCE_S) for _ in range(desk_module._LOOKUPS)]
+        lookups = [asyncio.create_task(desk.look_up(Encode("word " * 50_000))) for _ in range(desk_module._LOOKUPS)]
+        await asyncio.sleep(0)
         with pytest.raises(RequestError) as caught:
-            desk.in_worker(release.wait)
+            await desk.look_up(Encode("four"))
         assert caught.value.code == "overloaded"
         accepted = asyncio.Event()
-        desk.open(prompt(1, "word " * 250), lambda request: accepted.set())
+        desk.open(prompt(1, "word"), lambda request: accepted.set())
         await accepted.wait()
-        assert not release.is_set()
-        release.set()
-        assert await asyncio.gather(*lookups) == [True] * len(lookups)
-        assert await desk.in_worker(len, "four") == 4
+        assert not all(lookup.done() for lookup in lookups)
+        assert {found.count for found in await asyncio.gather(*lookups)} == {50_001}
+        assert (await desk.look_up(Decode([28120]))).text == "hello"
 
     with_desk(body)
+
+
+def test_of_a_cancelled_prompt_nothing_is_kept_or_encoded() -> None:
+    async def body(desk: Desk, sent: list[Message]) -> None:
+        first = [desk.open(prompt(n, LONG), ignore) for n in range(4)]
+        for request in first:
+            desk.cancel(request)
+        await asyncio.sleep(0)
+        assert desk.open_requests == 0
+        accepted = asyncio.Event()
+        desk.open(prompt(4, LONG), lambda request: accepted.set())
+        await accepted.wait()
+        assert len(sent) == 1
+
+    with_desk(body, max_open_requests=4)
 
 
 def test_more_at_once_than_may_ever_be_open_is_refused_for_good() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
         desk.check(4)
-        desk.open(prompt(1), ignore)
+        desk.open(ids(1), ignore)
         for count, code in ((3, None), (4, "overloaded"), (5, "invalid_request")):
             if code is None:
                 desk.check(count)
@@ -87,7 +109,7 @@ def test_a_bug_in_one_requests_tokens_ends_that_request_alone(monkeypatch: pytes
         return feed(self, token_ids)
 
     async def body(desk: Desk, sent: list[Message]) -> None:
-        first, second = desk.open(prompt(1), ignore), desk.open(prompt(2), ignore)
+        first, second = desk.open(ids(1), ignore), desk.open(ids(2), ignore)
         desk.step(Step([Emission(first.number, [13]), Emission(second.number, [28120])]))
         assert first.outbox.head == Failed(1, "internal_error", "the tokens could not be passed on")
         assert isinstance(second.outbox.head, Chunk)
@@ -107,7 +129,7 @@ def test_over_http_too_many_lookups_are_refused_for_now(monkeypatch: pytest.Monk
 
 def test_what_the_target_had_begun_fails_with_it_and_the_rest_is_submitted_to_the_next() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
-        begun, waiting, cancelled = (desk.open(prompt(n), ignore) for n in (1, 2, 3))
+        begun, waiting, cancelled = (desk.open(ids(n), ignore) for n in (1, 2, 3))
         desk.step(Step([Emission(begun.number, [28120])], Load(running=3)))
         submits = list(sent)
         desk.target_lost()
@@ -129,7 +151,7 @@ def test_what_the_target_had_begun_fails_with_it_and_the_rest_is_submitted_to_th
 def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
         accepted = asyncio.Event()
-        request = desk.open(prompt(1, "word " * 250), lambda _: accepted.set())
+        request = desk.open(prompt(1, LONG), lambda _: accepted.set())
         desk.target_lost()
         await accepted.wait()
         assert sent == []
@@ -141,7 +163,7 @@ def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once()
 
 def test_submitting_again_waits_where_the_transport_is_full_and_forgets_nothing() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
-        requests = [desk.open(prompt(n), ignore) for n in range(5)]
+        requests = [desk.open(ids(n), ignore) for n in range(5)]
         send, room = desk._send, iter([True, False, False, True, False, True, True, True])
         desk._send = lambda message: next(room) and send(message)
         sent.clear()
@@ -157,7 +179,7 @@ def test_submitting_again_waits_where_the_transport_is_full_and_forgets_nothing(
 def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
         for n in range(3):
-            desk.open(prompt(n), ignore)
+            desk.open(ids(n), ignore)
         send = desk._send
         desk._send = lambda message: False
         desk.target_lost()
@@ -175,7 +197,7 @@ def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
 
 def test_a_request_that_two_targets_died_with_is_not_given_to_a_third() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
-        suspect = desk.open(prompt(1), ignore)
+        suspect = desk.open(ids(1), ignore)
         for ended in (False, True):
             assert not suspect.ended
             desk.target_lost()
@@ -184,7 +206,7 @@ def test_a_request_that_two_targets_died_with_is_not_given_to_a_third() -> None:
             innocent = None if ended else desk.open
             desk.target_back()
             if innocent is not None:
-                second = innocent(prompt(2), ignore)
+                second = innocent(ids(2), ignore)
         assert isinstance(suspect.outbox.head, Failed) and suspect.outbox.head.code == "engine_restarted"
         assert not second.ended
 
@@ -194,7 +216,7 @@ def test_a_request_that_two_targets_died_with_is_not_given_to_a_third() -> None:
 def test_a_prompt_encoded_between_two_targets_in_a_drain_is_submitted_once() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
         accepted = asyncio.Event()
-        request = desk.open(prompt(1, "word " * 250), lambda _: accepted.set())
+        request = desk.open(prompt(1, LONG), lambda _: accepted.set())
         desk.target_lost()
         desk.state = "draining"
         await accepted.wait()
@@ -206,7 +228,7 @@ def test_a_prompt_encoded_between_two_targets_in_a_drain_is_submitted_once() -> 
 
 def test_without_a_target_in_a_drain_everyone_is_told_also_whose_prompt_is_being_encoded() -> None:
     async def body(desk: Desk, sent: list[Message]) -> None:
-        encoding, waiting = desk.open(prompt(1, "word " * 250), ignore), desk.open(prompt(2), ignore)
+        encoding, waiting = desk.open(prompt(1, LONG), ignore), desk.open(ids(2), ignore)
         desk.state = "draining"
         desk.target_lost()
         for request in (encoding, waiting):

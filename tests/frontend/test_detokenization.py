@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -11,18 +12,20 @@ from hypothesis import strategies as st
 
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.vocabulary import Vocabulary
 from tests.scripted_engine import MODEL
 
 TOKENIZER = Tokenizer(MODEL)
-VOCABULARY = 49152
+VOCABULARY = TOKENIZER.vocabulary()
+TOKENS = 49152
 
 # Not every byte is in this vocabulary, so that some rare characters cannot be written in it.
 texts = (st.text(max_size=40) | st.text(alphabet="ab é日本語🙂👩‍👧\n", max_size=40)).filter(
     lambda text: "\ufffd" not in text and TOKENIZER.decode(TOKENIZER.encode(text)) == text
 )
-any_ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
+any_ids = st.lists(st.integers(0, TOKENS - 1), max_size=40)
 # Parts of characters, one byte each, and tokens that add nothing.
-SINGLE = [token for token in range(VOCABULARY) if len(byte := TOKENIZER.piece_bytes(token)) == 1 and byte >= b"\x80"]
+SINGLE = [token for token in range(TOKENS) if len(byte := VOCABULARY.piece_bytes(token)) == 1 and byte >= b"\x80"]
 odd_ids = st.lists(st.sampled_from([*SINGLE, 0, 1, 2, *TOKENIZER.encode("a")]), max_size=60)
 borders = st.lists(st.integers(0, 60), max_size=8)
 
@@ -34,7 +37,7 @@ def divide(ids: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
 
 def run(chunks: Sequence[Sequence[int]], stop: Sequence[str] = (), min_tokens: int = 0) -> tuple[list[str], int, bool]:
     """(pieces of text, tokens that count, whether a stop string was found)."""
-    detokenizer, pieces, count = Detokenizer(TOKENIZER, stop, min_tokens), [], 0
+    detokenizer, pieces, count = Detokenizer(VOCABULARY, stop, min_tokens), [], 0
     for chunk in chunks:
         text, used = detokenizer.feed(chunk)
         pieces.append(text)
@@ -86,7 +89,7 @@ def test_the_division_over_calls_changes_nothing(text: str, cuts: list[int], sto
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
-    detokenizer = Detokenizer(TOKENIZER, ["\n\nEND"])
+    detokenizer = Detokenizer(VOCABULARY, ["\n\nEND"])
     assert detokenizer.feed(TOKENIZER.encode("text\n\nEN"))[0] == "text"
     assert detokenizer.feed(TOKENIZER.encode("ough"))[0] == "\n\nENough"
     assert detokenizer.feed(TOKENIZER.encode("\n\n"))[0] == ""
@@ -96,7 +99,7 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
 
 def test_half_a_character_waits_for_the_other_half() -> None:
     first, *rest = TOKENIZER.encode("🦥")
-    detokenizer = Detokenizer(TOKENIZER)
+    detokenizer = Detokenizer(VOCABULARY)
     assert rest, "the example needs a character of several tokens"
     assert detokenizer.feed([first]) == ("", 1)
     assert detokenizer.feed(rest) == ("🦥", len(rest))
@@ -108,28 +111,24 @@ def test_an_incomplete_character_at_the_end_is_shown_as_decode_shows_it() -> Non
     assert TOKENIZER.decode(ids).endswith("\ufffd")
 
 
-class Counting(Tokenizer):
+class Counting(Vocabulary):
     """Counts the tokens that it is asked about."""
 
-    asked = 0
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        self.asked += len(token_ids)
-        return super().decode(token_ids)
+    asked: ClassVar[int] = 0
 
     def added_bytes(self, token_id: int) -> tuple[bytes, bytes]:
-        self.asked += 1
+        Counting.asked += 1
         return super().added_bytes(token_id)
 
 
 @pytest.mark.parametrize("token", [2, SINGLE[0]], ids=["special", "part of a character"])
 @pytest.mark.parametrize("stop", [(), ("x",)])
 def test_no_token_is_looked_at_twice_though_there_is_nothing_to_show(token: int, stop: tuple[str, ...]) -> None:
-    tokenizer = Counting(MODEL)
-    detokenizer = Detokenizer(tokenizer, stop)
+    Counting.asked = 0
+    detokenizer = Detokenizer(Counting(VOCABULARY.pieces, VOCABULARY.first, VOCABULARY.silent), stop)
     for _ in range(500):
         detokenizer.feed([token])
-    assert tokenizer.asked == 500
+    assert Counting.asked == 500
 
 
 def test_a_stop_string_may_complete_at_the_very_end() -> None:
@@ -143,7 +142,7 @@ def test_tokenizers_that_treat_the_first_token_differently(
     sentencepiece: Tokenizer, text: str, cuts: list[int]
 ) -> None:
     ids = sentencepiece.encode(text)
-    detokenizer = Detokenizer(sentencepiece)
+    detokenizer = Detokenizer(sentencepiece.vocabulary())
     pieces = [detokenizer.feed(chunk)[0] for chunk in divide(ids, cuts)]
     assert "".join([*pieces, detokenizer.finish()]) == sentencepiece.decode(ids) == text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -154,7 +153,7 @@ def test_the_division_over_calls_changes_nothing_there_either(
     sentencepiece: Tokenizer, ids: list[int], cuts: list[int]
 ) -> None:
     def whole(chunks: list[list[int]]) -> str:
-        detokenizer = Detokenizer(sentencepiece)
+        detokenizer = Detokenizer(sentencepiece.vocabulary())
         return "".join([detokenizer.feed(chunk)[0] for chunk in chunks] + [detokenizer.finish()])
 
     assert whole(divide(ids, cuts)) == whole([ids])

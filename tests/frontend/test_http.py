@@ -16,6 +16,7 @@ from tests.frontend.test_gateway import TOKENIZER
 
 TEXT = "Blue light scatters. Naïve — 日本語."
 IDS = TOKENIZER.encode(TEXT)
+VOCABULARY = TOKENIZER.vocabulary()
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -121,10 +122,10 @@ def test_token_ids_are_prompts(scripted: HttpEngine) -> None:
 def test_logprobs_of_a_completion(http: HttpEngine) -> None:
     _, answer = http.post("/v1/completions", model="scripted", prompt="Why?", max_tokens=4, logprobs=1)
     found = answer["choices"][0]["logprobs"]
-    pieces = [TOKENIZER.piece(token) for token in IDS[:4]]
+    pieces = [VOCABULARY.piece(token) for token in IDS[:4]]
     assert found["tokens"] == pieces
     assert found["token_logprobs"] == [-0.5] * 4
-    assert found["top_logprobs"] == [{piece: -0.5, TOKENIZER.piece(28120): -1.5} for piece in pieces]
+    assert found["top_logprobs"] == [{piece: -0.5, VOCABULARY.piece(28120): -1.5} for piece in pieces]
     assert found["text_offset"] == [sum(map(len, pieces[:n])) for n in range(4)]
     events = http.events("/v1/completions", model="scripted", prompt="Why?", max_tokens=4, logprobs=1)
     parts = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
@@ -149,7 +150,7 @@ def test_an_echoed_prompt_has_logprobs_but_for_its_first_token(http: HttpEngine)
         found = choice["logprobs"]
         assert found["token_logprobs"] == [None] + [-0.5] * (len(prompt) - 1 + tokens)
         assert found["top_logprobs"][0] is None
-        assert found["tokens"] == [TOKENIZER.piece(token) for token in prompt + IDS[:tokens]]
+        assert found["tokens"] == [VOCABULARY.piece(token) for token in prompt + IDS[:tokens]]
 
 
 def test_metrics_of_a_request_on_request(http: HttpEngine) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ssd.errors import RequestError
 from ssd.frontend import desk
-from ssd.frontend.admission import most_scored, prompt_ids
+from ssd.frontend.admission import checked_ids, most_scored
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.http import exchange
 from ssd.frontend.http.exchange import Gone
@@ -88,9 +88,9 @@ def test_ids_are_echoed_as_their_text(http: HttpEngine) -> None:
 def test_a_tokenizer_of_another_model_is_named_as_the_cause() -> None:
     config = engine_config(vocab_size=2)
     with pytest.raises(RequestError, match="the tokenizer beside the model does not match it"):
-        prompt_ids(Generate(0, "Why?"), config, TOKENIZER)
+        checked_ids([2], 1, Generate(0, "Why?"), config)
     with pytest.raises(RequestError, match=r"of 2 tokens$"):
-        prompt_ids(Generate(0, token_ids=[2]), config, TOKENIZER)
+        checked_ids([2], 1, Generate(0, token_ids=[2]), config)
 
 
 @pytest.mark.parametrize("alternatives", [0, 1, 20])
@@ -99,8 +99,8 @@ def test_a_prompt_with_log_probabilities_half_fills_a_message_at_most(alternativ
     most = most_scored(alternatives)
 
     def ask(length: int) -> list[int]:
-        params = SamplingParams(prompt_logprobs=alternatives)
-        return prompt_ids(Generate(0, token_ids=[5] * length, params=params), config, TOKENIZER)
+        message = Generate(0, token_ids=[5] * length, params=SamplingParams(prompt_logprobs=alternatives))
+        return checked_ids([5] * length, length, message, config)
 
     assert len(ask(most)) == most
     with pytest.raises(RequestError, match=f"{most + 1} tokens.* at most {most}"):
@@ -128,14 +128,14 @@ def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     encoding, go_on = threading.Event(), threading.Event()
-    encode = desk.prompt_ids
+    encode = desk.checked_ids
 
     def slowly(*arguments: object) -> list[int]:
         encoding.set()
         go_on.wait()
         return encode(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk, "prompt_ids", slowly)
+    monkeypatch.setattr(desk, "checked_ids", slowly)
     try:
         with http_engine() as engine:
             # A text of more than a thousand characters is encoded in a worker.

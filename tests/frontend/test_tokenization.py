@@ -118,21 +118,32 @@ def test_without_a_tokenizer_only_token_ids_work(tmp_path: Path) -> None:
         ("tokenizer.json", b"{"),
         ("tokenizer_config.json", b"[]"),
         ("tokenizer_config.json", b"{"),
-        ("chat_template.jinja", b"{% if %}"),
-        ("chat_template.jinja", b"\xff\xfe"),
         ("tokenizer_config.json", b'{"a":' * 100_000),
-        ("chat_template.jinja", b"{% if 1 %}" * 500 + b"{% endif %}" * 500),
     ],
     ids=lambda value: value[:12],
 )
 def test_unreadable_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     directory = model(tmp_path)
     (directory / name).write_bytes(content)
-    with pytest.raises(UsageError, match="template" if name.endswith("jinja") else name):
+    with pytest.raises(UsageError, match=name):
         Tokenizer(directory)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "content",
+    [b"{% if %}", b"\xff\xfe", b"{% if 1 %}" * 500 + b"{% endif %}" * 500],
+    ids=["syntax", "utf-8", "depth"],
+)
+def test_a_template_that_cannot_be_read_costs_chat_alone(tmp_path: Path, content: bytes) -> None:
+    directory = model(tmp_path)
+    (directory / "chat_template.jinja").write_bytes(content)
+    tokenizer = Tokenizer(directory)
+    with pytest.raises(RequestError, match="the chat template cannot be read"):
+        tokenizer.encode_chat(HELLO)
+    assert tokenizer.encode("hi")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_files_that_would_fill_the_memory_are_not_read(tmp_path: Path, name: str) -> None:
     directory = model(tmp_path)
     with (directory / name).open("wb") as file:
@@ -144,17 +155,20 @@ def test_files_that_would_fill_the_memory_are_not_read(tmp_path: Path, name: str
 def test_pieces_are_the_bytes_of_a_text(tokenizer: Tokenizer, sentencepiece: Tokenizer) -> None:
     text = "a é 🦥  b"
     for kind, before in ((tokenizer, ""), (sentencepiece, " ")):
-        assert b"".join(kind.piece_bytes(token) for token in kind.encode(text)).decode() == before + text
-    assert sentencepiece.piece_bytes(sentencepiece.encode("🦥")[1]) == "🦥".encode()[:1]
-    assert sentencepiece.piece(sentencepiece.encode("🦥")[1]) == "\\xf0"
+        vocabulary = kind.vocabulary()
+        assert b"".join(vocabulary.piece_bytes(token) for token in kind.encode(text)).decode() == before + text
+    assert vocabulary.piece_bytes(sentencepiece.encode("🦥")[1]) == "🦥".encode()[:1]
+    assert vocabulary.piece(sentencepiece.encode("🦥")[1]) == "\\xf0"
 
 
 def test_special_tokens_have_a_piece_and_add_nothing(tokenizer: Tokenizer, sentencepiece: Tokenizer) -> None:
     for kind, token, name in ((tokenizer, 1, "<|im_start|>"), (sentencepiece, 264, "<s>")):
-        assert kind.piece(token) == name
-        assert kind.added_bytes(token) == (b"", b"")
+        vocabulary = kind.vocabulary()
+        assert vocabulary.piece(token) == name
+        assert vocabulary.added_bytes(token) == (b"", b"")
 
 
 def test_ids_without_a_token_have_no_piece(tokenizer: Tokenizer) -> None:
-    assert tokenizer.piece_bytes(49152) == b""
-    assert tokenizer.added_bytes(49152) == (b"", b"")
+    vocabulary = tokenizer.vocabulary()
+    assert vocabulary.piece_bytes(49152) == b""
+    assert vocabulary.added_bytes(49152) == (b"", b"")

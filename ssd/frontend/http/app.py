@@ -6,12 +6,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
+from ssd.frontend.admission import no_chat
 from ssd.frontend.api_keys import read_keys
 from ssd.frontend.desk import Desk
 from ssd.frontend.http import answers, chat, completions
@@ -22,10 +23,12 @@ from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import decode
 from ssd.frontend.http.style import now
 from ssd.frontend.metrics import Metrics
+from ssd.frontend.text_jobs import Decode, Encode
 
 log = logging.getLogger("ssd.http")
 
 _MODELS = "/v1/models/"
+_MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
 _completion = msgspec.json.Decoder(CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -149,16 +152,17 @@ class App:
     async def _chat(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _chat)
         self._check_model(body.model)
-        if not self._desk.tokenizer.has_chat:
-            raise invalid("messages", "this model has no chat format; use /v1/completions", "no_chat_template")
-        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.tokenizer)
+        self._check_ready()
+        if not self._desk.vocabulary.has_chat:
+            raise invalid("messages", f"{no_chat(self._desk.vocabulary)}; use /v1/completions", "no_chat_template")
+        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.vocabulary)
         requests = chat.generates(body, self._desk.config)
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
 
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
-        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.tokenizer)
+        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.vocabulary)
         requests = completions.generates(body, self._desk.config)
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
 
@@ -167,6 +171,11 @@ class App:
         if kind != b"application/json":
             raise HttpError(415, "the body must be application/json", "unsupported_media_type")
         return await exchange.body(self._limit)
+
+    def _check_ready(self) -> None:
+        """Raise HttpError while the tokenizer may not have been loaded."""
+        if self._desk.state == "loading":
+            raise refusal("loading", "the model is still loading")
 
     def _check_model(self, name: str | None) -> None:
         names = self._desk.config.server.names
@@ -182,15 +191,14 @@ class App:
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
-        tokenizer = self._desk.tokenizer
-        try:
-            if body.prompt is not None:
-                ids = await self._desk.in_worker(tokenizer.encode, body.prompt, body.add_special_tokens)
-            else:
-                ids = await self._desk.in_worker(tokenizer.encode_chat, chat.conversation(body.messages or []))
-        except RequestError as error:
-            raise refusal(error.code, str(error), "messages" if body.prompt is None else "prompt") from None
-        await _reply(exchange, answers.Tokenized(len(ids), self._desk.config.max_model_len, ids))
+        messages = None if body.messages is None else chat.conversation(body.messages)
+        # JSON is made where the ids are: of millions of them it takes time, too.
+        job = Encode(body.prompt, messages, body.add_special_tokens, _MOST_TOKENS, as_json=True)
+        found = await self._look_up(job, "messages" if body.prompt is None else "prompt")
+        if found.count > job.most:
+            raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
+        ids: Any = msgspec.Raw(found.ids)
+        await _reply(exchange, answers.Tokenized(found.count, self._desk.config.max_model_len, ids))
 
     async def _detokenize(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _detokenize)
@@ -198,11 +206,15 @@ class App:
         beyond = [token for token in body.tokens if token >= self._desk.config.vocab_size]
         if beyond:
             raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
+        found = await self._look_up(Decode(body.tokens), "tokens")
+        await _reply(exchange, answers.Detokenized(found.text))
+
+    async def _look_up(self, job: Encode | Decode, param: str) -> Any:
+        self._check_ready()
         try:
-            text = await self._desk.in_worker(self._desk.tokenizer.decode, body.tokens)
+            return await self._desk.look_up(job)
         except RequestError as error:
-            raise refusal(error.code, str(error)) from None
-        await _reply(exchange, answers.Detokenized(text))
+            raise refusal(error.code, str(error), param) from None
 
     # -- about the engine -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc.messages import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
 
 _Role = Literal["system", "user", "assistant"]
@@ -46,8 +46,8 @@ class ChatStyle(Style):
 
     prompt = "messages"
 
-    def __init__(self, body: ChatRequest, name: str, tokenizer: Tokenizer) -> None:
-        super().__init__(body, name, tokenizer)
+    def __init__(self, body: ChatRequest, name: str, vocabulary: Vocabulary) -> None:
+        super().__init__(body, name, vocabulary)
         self._with_logprobs = bool(body.logprobs)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
@@ -105,7 +105,7 @@ class ChatStyle(Style):
         return Raw(encoder.encode(self._content_logprob(entry)))
 
     def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
-        piece, raw = self._tokenizer.piece, self._tokenizer.piece_bytes
+        piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes
         tops = [answers.TopLogprob(piece(token), value, list(raw(token))) for token, value in entry.top]
         return answers.ContentLogprob(piece(entry.token_id), entry.logprob, list(raw(entry.token_id)), tops)
 

@@ -9,13 +9,14 @@ from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from ssd.config import EngineConfig
+from ssd.frontend.detokenization import text_of
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob, Usage
 
 _DEFAULT_TOKENS = 16
@@ -55,8 +56,8 @@ class CompletionStyle(Style):
 
     prompt = "prompt"
 
-    def __init__(self, body: CompletionRequest, name: str, tokenizer: Tokenizer) -> None:
-        super().__init__(body, name, tokenizer)
+    def __init__(self, body: CompletionRequest, name: str, vocabulary: Vocabulary) -> None:
+        super().__init__(body, name, vocabulary)
         self._echo, self._most, self._tops = bool(body.echo), body.max_tokens, body.logprobs
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Completion:
@@ -91,7 +92,7 @@ class CompletionStyle(Style):
         text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt, choice.logprobs, 0
         if self._echo:
             asked = choice.asked.prompt
-            text = (self._tokenizer.decode(prompt) if asked is None else asked) + text
+            text = (text_of(prompt, self._vocabulary) if asked is None else asked) + text
             first = [TokenLogprob(token, 0.0, []) for token in prompt[:1]]
             entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)
         logprobs = None
@@ -114,7 +115,7 @@ class CompletionStyle(Style):
     ) -> tuple[answers.CompletionLogprobs, int]:
         """Of tokens whose text begins at `offset` and whose likeliest ones are `tops`, and where the text after them
         begins."""
-        pieces = [self._tokenizer.piece(entry.token_id) for entry in entries]
+        pieces = [self._vocabulary.piece(entry.token_id) for entry in entries]
         offsets = []
         for piece in pieces:
             offsets.append(offset)
@@ -123,7 +124,7 @@ class CompletionStyle(Style):
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         return {
-            self._tokenizer.piece(token): logprob for token, logprob in [*entry.top, (entry.token_id, entry.logprob)]
+            self._vocabulary.piece(token): logprob for token, logprob in [*entry.top, (entry.token_id, entry.logprob)]
         }
 
     def _encoded(self, entry: TokenLogprob) -> Any:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from ssd.frontend.desk import Request
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.tokenization import Tokenizer
+from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob
 
 _Item = TypeVar("_Item")
@@ -61,8 +61,8 @@ class Style(ABC):
 
     prompt: ClassVar[str]
 
-    def __init__(self, body: Sampling, name: str, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._n = body.n or 1
         self._with_ids, self._with_metrics = bool(body.return_token_ids), bool(body.return_metrics)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)

@@ -1,0 +1,124 @@
+"""What the frontend asks of its text processes, and how both frame it: four bytes of length, then MessagePack."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ssd.frontend.vocabulary import Vocabulary
+from ssd.ipc.messages import ChatMessage
+
+LENGTH = struct.Struct("<I")
+MAX_FRAME = 64 << 20  # bytes
+MEMORY_BYTES = 1 << 30
+"""What one text may take beyond what the loaded tokenizer takes."""
+
+
+class Lane(IntEnum):
+    """The kinds of work that keep each other waiting never; each has one process."""
+
+    PROMPT = 0
+    CHAT = 1  # runs the model's own template, which may be slow however short the messages are
+    LONG = 2  # prompts and conversations of more than `LONG_TEXT` characters
+    LOOKUP = 3  # texts that are not part of a request for tokens
+
+
+LONG_TEXT = 16 << 10  # characters
+
+
+class Limits(NamedTuple):
+    """Of one job of a lane: seconds of processor time (whole ones), and how polite the process is to others."""
+
+    cpu_seconds: int
+    niceness: int
+
+
+LIMITS = {
+    Lane.PROMPT: Limits(2, 0),
+    Lane.CHAT: Limits(2, 0),
+    Lane.LONG: Limits(20, 10),
+    Lane.LOOKUP: Limits(20, 10),
+}
+
+
+class Encode(msgspec.Struct, tag=True, frozen=True):
+    """To token ids: a text, or a conversation by the chat template. Of more than `most` ids only the count comes
+    back."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    most: int = 0
+    as_json: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it goes to `Lane.LONG`, or ends the process of its lane, which then holds much memory."""
+        return len(self.prompt or "") + sum(len(said.content) for said in self.messages or ()) > LONG_TEXT
+
+
+class Decode(msgspec.Struct, tag=True, frozen=True):
+    """To text, without special tokens."""
+
+    token_ids: list[int]
+
+
+class Check(msgspec.Struct, tag=True, frozen=True):
+    """Compile the chat template."""
+
+
+class Encoded(msgspec.Struct, tag=True, frozen=True):
+    """`ids`: 32-bit little-endian numbers, or a JSON array of them."""
+
+    count: int
+    ids: bytes
+
+
+class Decoded(msgspec.Struct, tag=True, frozen=True):
+    text: str
+
+
+class Checked(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Broken(msgspec.Struct, tag=True, frozen=True):
+    """It cannot be done, for a reason that the client may see."""
+
+    message: str
+
+
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """Server -> frontend: the process of a lane has ended by itself; `code` as `os.waitstatus_to_exitcode` has it."""
+
+    lane: Annotated[int, Meta(ge=0, lt=len(Lane))]
+    code: int
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """Server -> frontend: the tokenizer is loaded."""
+
+    vocabulary: Vocabulary
+
+
+JOB = msgspec.msgpack.Decoder(Encode | Decode | Check)
+REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Broken)
+NEWS = msgspec.msgpack.Decoder(Welcome | Broken | Ended)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_frame(file: BinaryIO, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
+    """The next message of a blocking file; None at its end."""
+    head = file.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return decoder.decode(file.read(LENGTH.unpack(head)[0]))

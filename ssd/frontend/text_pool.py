@@ -1,0 +1,251 @@
+"""The frontend's side of its text processes (`ssd.frontend.text_server`): jobs, lanes, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ssd.errors import UsageError
+from ssd.frontend import text_jobs
+from ssd.frontend.text_jobs import (
+    LIMITS,
+    Broken,
+    Check,
+    Decode,
+    Encode,
+    Ended,
+    Lane,
+    Welcome,
+    frame,
+)
+from ssd.frontend.vocabulary import Vocabulary
+
+log = logging.getLogger("ssd.frontend")
+
+_TRIES = 2
+_PATIENCE_S = 60.0  # beyond the processor time that a job may take: for what is stopped, or starved
+_LAST_WORDS_S = 1.0
+
+
+class TextPool:
+    """Encodes, renders and decodes in processes of their own, as one event loop asks for it.
+
+    A job waits for those before it in its lane only. One whose process dies is tried once more in another process; one
+    that takes too much processor time is not.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lanes = {lane: _Queue() for lane in Lane}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Vocabulary:
+        """Load the tokenizer; returns the vocabulary, without chat where the template cannot be used. Raises UsageError
+        where the tokenizer cannot be."""
+        if not (self._directory / "tokenizer.json").is_file():
+            return Vocabulary()
+        vocabulary = await self._start_server()
+        self._tasks += [asyncio.create_task(self._serve(lane, queue)) for lane, queue in self._lanes.items()]
+        if vocabulary.has_chat and isinstance(checked := await self.do(Lane.CHAT, Check()), Broken):
+            log.warning("no chat with this model: %s", checked.message)
+            return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
+        return vocabulary
+
+    def do(self, lane: Lane, job: Encode | Decode | Check) -> asyncio.Future[Any]:
+        """Its reply, in time; a `Broken` where it cannot be done. A future that is cancelled before its turn costs
+        nothing."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._tasks:
+            self._lanes[lane].add(future, job)
+        else:
+            future.set_result(Broken("this model has no tokenizer; give token ids"))
+        return future
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for queue in self._lanes.values():
+            queue.drop_connection()
+        self._end_server()
+
+    # -- the server -------------------------------------------------------------------------------------------------
+
+    async def _start_server(self) -> Vocabulary:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-m", "ssd.frontend.text_server", str(theirs.fileno())]
+            self._server = subprocess.Popen(
+                [*command, str(self._directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._control = ours.dup()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME)
+        news = await _read(reader, text_jobs.NEWS)
+        if isinstance(news, Welcome):
+            self._tasks.append(asyncio.create_task(self._listen(reader, writer, self._server)))
+            return news.vocabulary
+        writer.close()
+        self._control.close()
+        self._control = None
+        code = self._server.wait()
+        if isinstance(news, Broken):
+            raise UsageError(news.message)
+        how = f"its process ended with {_named(code)}"
+        raise UsageError(f"cannot read {self._directory / 'tokenizer.json'}: {how}")
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
+    ) -> None:
+        """Hear of the ends of processes, until the server itself has ended."""
+        while isinstance(news := await _read(reader, text_jobs.NEWS), Ended):
+            self._lanes[Lane(news.lane)].ended(news.code)
+        writer.close()
+        if self._server is server:
+            self._end_server()
+
+    def _end_server(self) -> None:
+        if self._control is not None and self._server is not None:
+            self._control.close()
+            self._control = None
+            self._server.kill()
+            self._server.wait()
+
+    async def _new_process(self, lane: Lane) -> _Connection:
+        """A process for a lane, from a new server where the old one has gone. Raises UsageError, OSError."""
+        async with self._starting:
+            if self._control is None:
+                log.warning("the text server was lost; starting another one")
+                await self._start_server()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [bytes([lane])], [theirs.fileno()])
+        return _Connection(*await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME))
+
+    # -- jobs -------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, lane: Lane, queue: _Queue) -> None:
+        while True:
+            future, job = await queue.next()
+            try:
+                reply = await self._try(lane, queue, job)
+            except Exception:
+                log.exception("a bug in handling a text:")
+                reply = Broken("the text could not be handled")
+            if not future.done():
+                future.set_result(reply)
+
+    async def _try(self, lane: Lane, queue: _Queue, job: Encode | Decode | Check) -> Any:
+        code: int | None = None
+        for _ in range(_TRIES):
+            try:
+                if queue.connection is None:
+                    queue.connect(await self._new_process(lane))
+                assert queue.connection is not None
+                async with asyncio.timeout(LIMITS[lane].cpu_seconds + _PATIENCE_S):
+                    reply = await queue.connection.ask(job)
+                if reply is not None:
+                    if isinstance(job, Encode) and job.is_long:
+                        queue.drop_connection()
+                    return reply
+                code = await queue.death()
+            except (OSError, UsageError, TimeoutError) as error:
+                log.warning("a text could not be handled: %s", error or "its process does not answer")
+                self._end_server()
+            queue.drop_connection()
+            if code == -signal.SIGXCPU:
+                return Broken(f"this text takes more than {LIMITS[lane].cpu_seconds} s of processor time")
+        return Broken(f"this text ends the process that handles it, with {_named(code)}")
+
+
+class _Connection:
+    """To the process of a lane."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, job: msgspec.Struct) -> Any | None:
+        """Its reply; None if the process has gone."""
+        self._writer.write(frame(job))
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        return await _read(self._reader, text_jobs.REPLY)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Queue:
+    """The jobs of one lane and the process that does them."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[asyncio.Future[Any], Encode | Decode | Check] = {}
+        self._more = asyncio.Event()
+        self.connection: _Connection | None = None
+        self._end: asyncio.Queue[int] = asyncio.Queue()
+
+    def add(self, future: asyncio.Future[Any], job: Encode | Decode | Check) -> None:
+        """Of a future that is cancelled nothing is kept."""
+        self._jobs[future] = job
+        self._more.set()
+        future.add_done_callback(lambda done: self._jobs.pop(done, None))
+
+    async def next(self) -> tuple[asyncio.Future[Any], Encode | Decode | Check]:
+        """The oldest job, when there is one."""
+        while not self._jobs:
+            self._more.clear()
+            await self._more.wait()
+        future = next(iter(self._jobs))
+        return future, self._jobs.pop(future)
+
+    def connect(self, connection: _Connection) -> None:
+        """Use a new process."""
+        self.connection, self._end = connection, asyncio.Queue()
+
+    def ended(self, code: int) -> None:
+        """The process has."""
+        self._end.put_nowait(code)
+
+    async def death(self) -> int | None:
+        """How its process ended, once that is known."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                return await self._end.get()
+        return None
+
+    def drop_connection(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
+    """The next message; None at the end."""
+    try:
+        (length,) = text_jobs.LENGTH.unpack(await reader.readexactly(text_jobs.LENGTH.size))
+        if length > text_jobs.MAX_FRAME:
+            return None
+        return decoder.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+        return None
+
+
+def _named(code: int | None) -> str:
+    """An exit code as `subprocess` has it."""
+    if code is None:
+        return "no word of why"
+    return f"status {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,0 +1,200 @@
+"""`python -m ssd.frontend.text_server FD DIRECTORY`: runs what a model's tokenizer and chat template say, in bounds.
+
+Regular expressions of a tokenizer and templates are the model's own code: they may take any time and memory, or abort
+their process. The server loads them once, tells the frontend the vocabulary, and forks a process for each lane that the
+frontend asks for: a byte with the lane's number, and with it the lane's socket. A fork shares the loaded tokenizer and
+takes milliseconds, so a process that breaks a limit is killed by the kernel and the next job gets another one.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ssd.errors import SsdError
+from ssd.frontend import text_jobs
+from ssd.frontend.text_jobs import (
+    LIMITS,
+    Broken,
+    Check,
+    Checked,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Ended,
+    Lane,
+    Welcome,
+    frame,
+    read_frame,
+)
+from ssd.frontend.tokenization import Tokenizer
+
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_LOAD_CPU_S = 120
+_LOAD_BYTES = 8 << 30
+
+
+def main() -> None:
+    control, directory = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive a fork
+    _confine()
+    _limit_memory(_LOAD_BYTES)
+    _limit_cpu(_LOAD_CPU_S)
+    try:
+        tokenizer = Tokenizer(directory)
+        welcome = Welcome(tokenizer.vocabulary())
+    except SsdError as error:
+        control.sendall(frame(Broken(str(error))))
+        return
+    except BaseException as error:  # a panic of the library is no Exception
+        control.sendall(frame(Broken(f"cannot read {directory / 'tokenizer.json'}: {_said(error)}")))
+        return
+    control.sendall(frame(welcome))
+    del welcome
+    gc.freeze()
+    _limit_cpu(None)
+    _Server(control, tokenizer).run()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, tokenizer: Tokenizer) -> None:
+        self._control, self._tokenizer = control, tokenizer
+        self._lanes: dict[int, Lane] = {}  # by process id
+        self._woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.set_wakeup_fd(wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Fork for the frontend until it has gone; then all that was forked ends, too."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                ready, _, _ = select.select([self._control.fileno(), self._woken], [], [])
+                if self._woken in ready:
+                    os.read(self._woken, 64)
+                    self._reap()
+                if self._control.fileno() in ready:
+                    number, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                    if not number:
+                        break
+                    self._fork(Lane(number[0]), descriptors[0])
+        for pid in self._lanes:
+            os.kill(pid, signal.SIGKILL)
+
+    def _fork(self, lane: Lane, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                signal.set_wakeup_fd(-1)
+                self._control.close()
+                _work(self._tokenizer, lane, socket.socket(fileno=descriptor))
+                code = 0
+            except ConnectionError:
+                code = 0  # the frontend has gone
+            finally:
+                os._exit(code)
+        os.close(descriptor)
+        self._lanes[pid] = lane
+
+    def _reap(self) -> None:
+        for pid in list(self._lanes):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if not found:
+                continue
+            lane, code = self._lanes.pop(pid), os.waitstatus_to_exitcode(status)
+            if code:
+                self._control.sendall(frame(Ended(lane, code)))
+
+
+def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
+    """Do one job after the other. After a long text the process ends, and with it the memory that this took."""
+    _die_with_parent()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where a panic writes; what it says is in the reply
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    limits = LIMITS[lane]
+    os.nice(limits.niceness)
+    _limit_memory(text_jobs.MEMORY_BYTES)
+    file = connection.makefile("rb")
+    while (job := read_frame(file, text_jobs.JOB)) is not None:
+        _limit_cpu(limits.cpu_seconds)
+        try:
+            reply = _done(tokenizer, job)
+        except SsdError as error:
+            reply = frame(Broken(str(error)))
+        except MemoryError:
+            reply = frame(Broken(f"this text takes more than {text_jobs.MEMORY_BYTES >> 20} MiB of memory"))
+        except BaseException as error:  # a panic of the library is no Exception
+            reply = frame(Broken(f"the model's tokenizer breaks over this text: {_said(error)}"))
+        connection.sendall(reply)
+        if isinstance(job, Encode) and job.is_long:
+            return
+
+
+def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
+    """The reply to a job, framed."""
+    if isinstance(job, Check):
+        tokenizer.chat_template()
+        return frame(Checked())
+    if isinstance(job, Decode):
+        reply = frame(Decoded(tokenizer.decode(job.token_ids)))
+        if len(reply) > text_jobs.MAX_FRAME:
+            raise MemoryError
+        return reply
+    if job.messages is not None:
+        ids = tokenizer.encode_chat(job.messages)
+    else:
+        ids = tokenizer.encode(job.prompt or "", job.add_special_tokens)
+    if len(ids) > job.most:
+        return frame(Encoded(len(ids), b""))
+    return frame(Encoded(len(ids), msgspec.json.encode(ids) if job.as_json else array.array("I", ids).tobytes()))
+
+
+def _confine() -> None:
+    """What no text needs: cores dumped to disk, new privileges, a life beyond the parent's."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory(more: int) -> None:
+    """So many bytes beyond what is there now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _limit_cpu(seconds: int | None) -> None:
+    """From now on, and at least; the kernel counts whole seconds. None: no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if seconds is None:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:256]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Text processes with real models' files, sound and hostile: what a text costs, and whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.errors import UsageError
+from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, Lane
+from ssd.frontend.text_pool import TextPool
+from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.messages import ChatMessage
+from tests.scripted_engine import MODEL, PATIENCE_S
+
+HELLO = [ChatMessage("user", "Hello there")]
+SHORT = Encode("Why is the sky blue?", most=100)
+CHAT = Encode(messages=HELLO, most=100)
+
+
+def with_pool(directory: Path, body: Callable[[TextPool], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        pool = TextPool(directory)
+        try:
+            await body(pool)
+        finally:
+            pool.close()
+
+    asyncio.run(asyncio.wait_for(run(), 4 * PATIENCE_S))
+
+
+def model(tmp_path: Path, template: str = "{{ messages[0].content }}", **changes: Any) -> Path:
+    """The packaged tokenizer with another template and other parts."""
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | changes))
+    (tmp_path / "chat_template.jinja").write_text(template)
+    return tmp_path
+
+
+def processes() -> list[int]:
+    """This process's text server and the processes that it has forked."""
+    mine = [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+    servers = [pid for pid in mine if b"text_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = list(servers)
+    for pid in servers:
+        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found
+
+
+def test_the_replies_are_those_of_the_tokenizer() -> None:
+    tokenizer = Tokenizer(MODEL)
+    text = "Why is the sky blue? 日本語 🙂" * 40
+
+    async def body(pool: TextPool) -> None:
+        vocabulary = await pool.start()
+        assert vocabulary == tokenizer.vocabulary()
+        ids = tokenizer.encode(text)
+        for lane in (Lane.PROMPT, Lane.LONG, Lane.LOOKUP):
+            found = await pool.do(lane, Encode(text, most=10_000))
+            assert memoryview(found.ids).cast("I").tolist() == ids and found.count == len(ids)
+        told = await pool.do(Lane.LOOKUP, Encode(text, most=10_000, as_json=True))
+        assert json.loads(told.ids) == ids
+        assert await pool.do(Lane.PROMPT, Encode(text, most=10)) == Encoded(len(ids), b"")
+        chat = await pool.do(Lane.CHAT, CHAT)
+        assert memoryview(chat.ids).cast("I").tolist() == tokenizer.encode_chat(HELLO)
+        assert (await pool.do(Lane.LOOKUP, Decode(ids))).text == text
+
+    with_pool(MODEL, body)
+    assert processes() == []
+
+
+def test_a_long_text_holds_up_no_short_one() -> None:
+    async def body(pool: TextPool) -> None:
+        await pool.start()
+        long = [pool.do(lane, Encode("word " * 800_000, most=1)) for lane in (Lane.LONG, Lane.LOOKUP)]
+        for _ in range(20):
+            assert (await pool.do(Lane.PROMPT, SHORT)).count
+            assert (await pool.do(Lane.CHAT, CHAT)).count
+        assert not any(job.done() for job in long)
+        assert [found.count for found in await asyncio.gather(*long)] == [800_001] * 2
+
+    with_pool(MODEL, body)
+
+
+@pytest.mark.parametrize(
+    ("template", "cause"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "2 s of processor time"),
+        ("{{ [1] * 4 * 10 ** 8 }}", "chat template"),
+        ("{{ messages[0].content.ljust(2 * 10 ** 9) }}", "chat template"),
+        ("{% for a in range(50000) %}{{ 'x' * 1000 }}{% endfor %}", "it makes more than"),
+    ],
+    ids=["loops", "constant", "width", "output"],
+)
+def test_a_hostile_template_costs_its_own_request(tmp_path: Path, template: str, cause: str) -> None:
+    async def body(pool: TextPool) -> None:
+        assert (await pool.start()).has_chat
+        chat = pool.do(Lane.CHAT, CHAT)
+        assert isinstance(await pool.do(Lane.PROMPT, SHORT), Encoded)
+        reply = await chat
+        assert isinstance(reply, Broken) and cause in reply.message
+
+    with_pool(model(tmp_path, template), body)
+
+
+@pytest.mark.parametrize("template", ["{{ 9 ** (9 ** 9) }}", "{% if %}"], ids=["constant", "syntax"])
+def test_a_template_that_breaks_while_it_is_read_costs_chat_alone(tmp_path: Path, template: str) -> None:
+    async def body(pool: TextPool) -> None:
+        vocabulary = await pool.start()
+        assert not vocabulary.has_chat and vocabulary.no_chat
+        assert isinstance(await pool.do(Lane.PROMPT, SHORT), Encoded)
+
+    with_pool(model(tmp_path, template), body)
+
+
+def backtracking() -> dict[str, Any]:
+    """A pattern whose search the library gives up with a panic."""
+    return {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}}
+
+
+def growing() -> dict[str, Any]:
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    return {"normalizer": {"type": "Sequence", "normalizers": [replace, replace, replace]}}
+
+
+@pytest.mark.parametrize("changes", [backtracking(), growing()], ids=["backtracking", "growing"])
+def test_a_hostile_tokenizer_costs_its_own_request(tmp_path: Path, changes: dict[str, Any]) -> None:
+    async def body(pool: TextPool) -> None:
+        await pool.start()
+        reply = await pool.do(Lane.PROMPT, Encode("a" * 60 + "b", most=100))
+        assert isinstance(reply, Broken), reply
+        assert isinstance(await pool.do(Lane.PROMPT, Encode("sky blue", most=100)), Broken | Encoded)
+
+    with_pool(model(tmp_path, **changes), body)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    async def body(pool: TextPool) -> None:
+        with pytest.raises(UsageError, match=r"cannot read .*tokenizer\.json"):
+            await pool.start()
+
+    with_pool(tmp_path, body)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_text_process_that_is_killed_costs_no_request(stop: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd.frontend.text_pool._PATIENCE_S", -1.0)  # a stopped one is given up after a second
+
+    async def body(pool: TextPool) -> None:
+        await pool.start()
+        expected = await pool.do(Lane.PROMPT, SHORT)
+        for victims in (slice(1, None), slice(0, 1), slice(0, None)):
+            for pid in processes()[victims]:
+                os.kill(pid, stop)
+            assert await pool.do(Lane.PROMPT, SHORT) == expected
+
+    with_pool(MODEL, body)
