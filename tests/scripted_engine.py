@@ -220,6 +220,16 @@ def child_process(role: str, package: str, directory: str, config: EngineConfig)
         process.wait(PATIENCE_S)
 
 
+def text_processes() -> list[int]:
+    """This process's text server and the processes that it has forked."""
+    mine = [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+    servers = [pid for pid in mine if b"text_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = list(servers)
+    for pid in servers:
+        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found
+
+
 @contextmanager
 def following(engine: ScriptedEngine, script: Script) -> Iterator[None]:
     """Let the target answer by itself, in a thread, while the test talks as a client."""

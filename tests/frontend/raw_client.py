@@ -64,6 +64,11 @@ class RawClient:
         self._context.destroy(linger=0)
 
 
+def ids(name: int) -> Generate:
+    """A prompt that needs no tokenizer, and so is submitted at once."""
+    return Generate(name, token_ids=[28120])
+
+
 def prompt(name: int, text: str = "hello", **params: Any) -> Generate:
     return Generate(name, text, params=SamplingParams(**params))
 

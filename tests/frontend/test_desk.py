@@ -16,9 +16,9 @@ from ssd.frontend.desk import Desk, Request
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.http.app import server_info
 from ssd.frontend.text_jobs import Decode, Encode
-from ssd.ipc.messages import Chunk, Emission, Failed, Generate, Load, Message, Step, Submit
+from ssd.ipc.messages import Chunk, Emission, Failed, Load, Message, Step, Submit
 from tests.frontend.http_engine import http_engine
-from tests.frontend.raw_client import prompt
+from tests.frontend.raw_client import ids, prompt
 from tests.scripted_engine import PATIENCE_S, engine_config
 
 LONG = "word " * 200  # within the context, and still to be encoded after a turn of the loop
@@ -46,11 +46,6 @@ def with_desk(body: Callable[[Desk, list[Message]], Coroutine[Any, Any, None]], 
 
 def ignore(request: Request) -> None:
     pass
-
-
-def ids(name: int) -> Generate:
-    """A prompt that needs no tokenizer, and so is submitted at once."""
-    return Generate(name, token_ids=[28120, 28120])
 
 
 def test_lookups_are_bounded_and_hold_up_no_admission() -> None:

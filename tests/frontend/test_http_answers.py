@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import threading
+import os
+import signal
 from http.client import HTTPConnection
 from itertools import chain
 
 import pytest
 
 from ssd.errors import RequestError
-from ssd.frontend import desk
 from ssd.frontend.admission import checked_ids, most_scored
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.http import exchange
@@ -23,7 +23,7 @@ from ssd.ipc.messages import Emission, Generate, Step, TokenLogprob, pack
 from ssd.params import SamplingParams
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
-from tests.scripted_engine import engine_config
+from tests.scripted_engine import engine_config, text_processes
 
 BODY = {"model": "scripted", "prompt": "a", "max_tokens": 4}
 IDS = TOKENIZER.encode("one two three")
@@ -124,30 +124,18 @@ def test_a_prompt_that_is_too_long_to_be_echoed_with_log_probabilities_is_refuse
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(
-    monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    encoding, go_on = threading.Event(), threading.Event()
-    encode = desk.checked_ids
-
-    def slowly(*arguments: object) -> list[int]:
-        encoding.set()
-        go_on.wait()
-        return encode(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(desk, "checked_ids", slowly)
-    try:
-        with http_engine() as engine:
-            # A text of more than a thousand characters is encoded in a worker.
-            connection = begin(engine, prompt="a" * 2000, stream=stream)
-            assert encoding.wait(20)
-            engine.engine.drain(0.1)
-            answer = connection.getresponse()
-            content = answer.read().decode()
-            assert answer.status == 200 and '"finish_reason":"abort"' in content
-            assert not stream or content.endswith("data: [DONE]\n\n")
-    finally:
-        go_on.set()
+def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(stream: bool) -> None:
+    with http_engine() as engine:
+        for pid in text_processes():
+            os.kill(pid, signal.SIGSTOP)
+        connection = begin(engine, prompt="Why?", stream=stream)
+        while not json.loads(engine.ask("GET", "/server_info")[2])["requests"]["open"]:
+            pass
+        engine.engine.drain(0.1)
+        answer = connection.getresponse()
+        content = answer.read().decode()
+        assert answer.status == 200 and '"finish_reason":"abort"' in content
+        assert not stream or content.endswith("data: [DONE]\n\n")
 
 
 def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
@@ -161,7 +149,7 @@ def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
         return opened(self, message, wake)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Desk, "open", only_once)
-    connection = begin(scripted, n=2)
+    connection = begin(scripted, n=2, prompt=[5])
     request = scripted.engine.target.next_submit().request
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (500, "internal_error")

@@ -17,7 +17,7 @@ from ssd.frontend.log_line import LogLine
 from ssd.frontend.reporting import Reporting
 from ssd.ipc.messages import Emission, Load, Message, Metrics, Step, Submit
 from ssd.ipc.supervision import Report
-from tests.frontend.raw_client import prompt
+from tests.frontend.raw_client import ids
 from tests.frontend.test_desk import ignore, with_desk
 from tests.scripted_engine import PATIENCE_S
 
@@ -26,7 +26,7 @@ METRICS = Metrics(time_to_first_token_ms=5.0)
 
 def answered(desk: Desk, sent: list[Message], *emissions: tuple[list[int], dict[str, Any]]) -> None:
     """A request that gets these emissions, one a step."""
-    desk.open(prompt(1), ignore)
+    desk.open(ids(1), ignore)
     submit = sent[-1]
     assert isinstance(submit, Submit)
     for tokens, fields in emissions:

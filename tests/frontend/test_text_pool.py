@@ -17,7 +17,7 @@ from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, Lane
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import ChatMessage
-from tests.scripted_engine import MODEL, PATIENCE_S
+from tests.scripted_engine import MODEL, PATIENCE_S, text_processes
 
 HELLO = [ChatMessage("user", "Hello there")]
 SHORT = Encode("Why is the sky blue?", most=100)
@@ -43,16 +43,6 @@ def model(tmp_path: Path, template: str = "{{ messages[0].content }}", **changes
     return tmp_path
 
 
-def processes() -> list[int]:
-    """This process's text server and the processes that it has forked."""
-    mine = [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
-    servers = [pid for pid in mine if b"text_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    found = list(servers)
-    for pid in servers:
-        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return found
-
-
 def test_the_replies_are_those_of_the_tokenizer() -> None:
     tokenizer = Tokenizer(MODEL)
     text = "Why is the sky blue? 日本語 🙂" * 40
@@ -72,7 +62,7 @@ def test_the_replies_are_those_of_the_tokenizer() -> None:
         assert (await pool.do(Lane.LOOKUP, Decode(ids))).text == text
 
     with_pool(MODEL, body)
-    assert processes() == []
+    assert text_processes() == []
 
 
 def test_a_long_text_holds_up_no_short_one() -> None:
@@ -158,7 +148,7 @@ def test_a_text_process_that_is_killed_costs_no_request(stop: signal.Signals, mo
         await pool.start()
         expected = await pool.do(Lane.PROMPT, SHORT)
         for victims in (slice(1, None), slice(0, 1), slice(0, None)):
-            for pid in processes()[victims]:
+            for pid in text_processes()[victims]:
                 os.kill(pid, stop)
             assert await pool.do(Lane.PROMPT, SHORT) == expected
 
