@@ -16,6 +16,7 @@ from ssd.ipc import keys
 from ssd.ipc.listening import is_loopback
 
 _NEEDED = ("uvicorn", "httptools", "prometheus_client")
+_HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host header has it
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: int = 8000
     uds: str | None = None
     api_key_file: str | None = None
+    allowed_host: tuple[str, ...] = ()
     zmq_bind: str | None = None
     zmq_keys: str | None = None
     insecure: bool = False
@@ -49,7 +51,11 @@ def resolve_server(options: ServerOptions, model: str) -> Server:
     limits = {name: getattr(options, name) for name in Limits.__struct_fields__}
     if not all(options.served_model_name):
         raise UsageError("--served-model-name must not be empty")
-    made_here = {"names": options.served_model_name or (model,), "limits": limits}
+    made_here = {
+        "names": options.served_model_name or (model,),
+        "allowed_hosts": options.allowed_host,
+        "limits": limits,
+    }
     given = {name: getattr(options, name) for name in Server.__struct_fields__ if name not in made_here}
     try:
         return msgspec.convert({**given, **made_here}, Server)
@@ -63,6 +69,9 @@ def _check_http(options: ServerOptions) -> None:
         raise UsageError(
             f"HTTP needs {', '.join(missing)}: install ssd[http], or give --no-http to serve ZeroMQ clients only"
         )
+    for name in options.allowed_host:
+        if not _HOST.fullmatch(name):
+            raise UsageError(f"--allowed-host {name!r}: give a host name or an address, without scheme and port")
     if options.api_key_file is not None:
         read_keys(options.api_key_file)
     elif options.uds is None and not is_loopback(options.host) and not options.insecure:

@@ -196,21 +196,29 @@ def gateway_thread(engine: ScriptedEngine, config: EngineConfig, http_fd: int = 
 
 
 @contextmanager
-def gateway_process(engine: ScriptedEngine, config: EngineConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """The real gateway as its own process."""
-    with child_process("frontend", "ssd.frontend", engine.directory, config) as process:
+def gateway_process(
+    engine: ScriptedEngine, config: EngineConfig, http_fd: int = -1, descriptors: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The real gateway as its own process, which may have so many descriptors."""
+    with child_process("frontend", "ssd.frontend", engine.directory, config, http_fd, descriptors) as process:
         yield process
 
 
 @contextmanager
-def child_process(role: str, package: str, directory: str, config: EngineConfig) -> Iterator[subprocess.Popen[bytes]]:
+def child_process(
+    role: str, package: str, directory: str, config: EngineConfig, http_fd: int = -1, descriptors: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process of an engine as the supervisor starts it; not waited for."""
     death_read, death_write = os.pipe()
-    start = Start(role, 7, directory, config, (), death_read, death_read)
+    start = Start(role, 7, directory, config, (), death_read, death_read, http_fd=http_fd)
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
-    process = subprocess.Popen([sys.executable, "-m", package, str(payload)], pass_fds=(payload, death_read))
+    command = [sys.executable, "-m", package, str(payload)]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+    inherited = (payload, death_read) if http_fd < 0 else (payload, death_read, http_fd)
+    process = subprocess.Popen(command, pass_fds=inherited)
     os.close(payload)
     os.close(death_read)
     try:

@@ -36,6 +36,11 @@ _SERVER: list[Row] = [
     (("--port",), click.IntRange(0, 65535), "Its port; 0: any free one."),
     (("--uds",), str, "Listen on this Unix socket instead."),
     (("--api-key-file",), str, "File with the keys that clients must show, one a line; only its owner may read it."),
+    (
+        ("--allowed-host",),
+        Names(),
+        "Host name by which HTTP may be asked without keys, as behind a proxy; may be given several times.",
+    ),
     (("--zmq-bind",), str, "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555."),
     (("--zmq-keys",), str, "Folder of `ssd keys` with the engine's key and the list of clients."),
     (("--insecure/--no-insecure",), None, "Let other machines in without keys."),

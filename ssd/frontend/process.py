@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import resource
 import socket
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from ssd.errors import SsdError, UsageError
+from ssd.frontend import descriptors
 from ssd.frontend.desk import Desk
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.inlet import Inlet
@@ -40,11 +40,10 @@ log = logging.getLogger("ssd.frontend")
 _BEAT_S = 0.1
 _GRACE_S = 1.0  # what results get to leave this process at the end
 _STEPS = 8  # steps of the target in a turn: their tokens are on their way to clients before more are taken
-_DESCRIPTORS = 65536  # a connection takes one
 
 
 def main(child: Child) -> None:
-    _allow_connections()
+    descriptors.raise_limit()
     frontend = Frontend(child)
     run(frontend.serve())
     child.stopped()
@@ -59,14 +58,6 @@ def run(serving: Any) -> None:
         asyncio.run(serving)
     else:
         uvloop.run(serving)
-
-
-def _allow_connections() -> None:
-    """As many descriptors as this process may have, up to a bound: the usual soft limit is for programs with select."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Frontend:

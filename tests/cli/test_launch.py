@@ -23,6 +23,8 @@ from ssd.ipc import keys
 from tests.cli.launched import MOCK, command, running
 from tests.scripted_engine import PATIENCE_S
 
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
 
 def launch(*arguments: str | Path, **environment: str) -> Result:
     return CliRunner(env=environment).invoke(main, ["launch", *MOCK, *map(str, arguments)])
@@ -82,6 +84,8 @@ def test_several_names_come_from_anywhere(tmp_path: Path) -> None:
     file.write_text('served-model-name = "alone"')
     assert resolved("--config", file)["server"]["names"] == ["alone"]
     assert resolved(SSD_SERVED_MODEL_NAME="a b,c")["server"]["names"] == ["a b", "c"]
+    hosts = resolved("--allowed-host", "a.example", "--allowed-host", "[::2]")["server"]["allowed_hosts"]
+    assert hosts == ["a.example", "[::2]"]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,9 @@ def test_a_bad_file_is_refused_by_what_is_wrong(tmp_path: Path, content: bytes, 
         (["--zmq-bind", "ipc:///tmp/x"], ["tcp://127.0.0.1:5555"]),
         (["--zmq-keys", "/nowhere"], ["/nowhere"]),
         (["--api-key-file", "/nowhere"], ["/nowhere"]),
+        (["--allowed-host", ""], ["--allowed-host ''"]),
+        (["--allowed-host", "https://a.example"], ["--allowed-host 'https://a.example'", "without scheme and port"]),
+        (["--allowed-host", "a.example:443"], ["--allowed-host 'a.example:443'", "without scheme and port"]),
         (["--port", "-1"], ["--port"]),
         (["--max-n", "0"], ["--max-n", "1<=x<=1024"]),
         (["--max-body-bytes", "200"], ["--max-body-bytes", "1024<=x"]),
@@ -225,8 +232,8 @@ def test_a_unix_socket_serves_every_name_and_is_gone_afterwards(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("begun", "sign", "rest"),
     [
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n", b"100", b"{"),
-        (b"GET /health HTTP/1.1\r\n\r\nGET /he", b"200", b""),
+        (POST + b"content-length: 9\r\nexpect: 100-continue\r\n\r\n", b"100", b"{"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /he", b"200", b""),
     ],
     ids=["body", "head"],
 )

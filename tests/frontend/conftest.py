@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
+from ssd.frontend.http import connection
 from ssd.frontend.tokenization import Tokenizer
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
@@ -34,6 +35,13 @@ def http(request: pytest.FixtureRequest) -> Iterator[HttpEngine]:
     """One that answers with the `IDS` of the test's module, by its `SERVER` if it has one."""
     with http_engine(getattr(request.module, "SERVER", None)) as engine, answering(engine, request.module.IDS):
         yield engine
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP gives heads and bodies little time."""
+    monkeypatch.setattr(connection, "_HEAD_S", 0.2)
+    monkeypatch.setattr(connection, "_BODY_S", 0.2)
 
 
 @pytest.fixture

@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import json
+import resource
+import socket
 import threading
 import time
 
 import pytest
 
+from ssd.config import Server
 from ssd.errors import SsdError
-from ssd.frontend.http import connection
+from ssd.frontend.http import connection, server
 from ssd.frontend.process import Frontend, run
 from ssd.ipc.listening import listen
-from ssd.ipc.messages import Emission
+from ssd.ipc.messages import Describe, Description, Emission
 from ssd.ipc.process import Child, Start
-from tests.frontend.http_engine import HttpEngine
-from tests.frontend.test_http_limits import BODY, LIMITS, SERVER, raw, until_closed
-from tests.scripted_engine import PATIENCE_S, engine_config, scripted_engine
+from tests.frontend.http_engine import HttpEngine, http_engine
+from tests.frontend.raw_client import RawClient
+from tests.frontend.test_http_limits import BODY, HEAD, LIMITS, SERVER, raw, until_closed
+from tests.scripted_engine import PATIENCE_S, engine_config, gateway_process, scripted_engine
 
 IDS = [5, 6, 7]
-CHUNKED = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads and bodies have little time."""
-    monkeypatch.setattr(connection, "_HEAD_S", 0.2)
-    monkeypatch.setattr(connection, "_BODY_S", 0.2)
+TOKENIZE = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def completion(**changes: object) -> bytes:
     body = json.dumps(BODY | changes).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    return HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def error(answer: bytes) -> tuple[int, dict[str, str], str]:
     """(status, headers, code) of the one answer that there is, which must be an error of ours."""
     head, _, body = answer.partition(b"\r\n\r\n")
-    status, *lines = head.decode().split("\r\n")
+    first, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     assert len(body) == int(headers["content-length"]), "more than one answer"
-    return int(status.split()[1]), headers, json.loads(body)["error"]["code"]
+    return int(first.split()[1]), headers, json.loads(body)["error"]["code"]
+
+
+def until_done(client: socket.socket) -> bytes:
+    """A stream, up to its end."""
+    found = b""
+    while not found.endswith(b"0\r\n\r\n"):
+        part = client.recv(65536)
+        assert part, found
+        found += part
+    return found
 
 
 # -- in bytes -------------------------------------------------------------------------------------------------------
@@ -49,7 +57,7 @@ def error(answer: bytes) -> tuple[int, dict[str, str], str]:
 def test_the_address_is_part_of_the_head(http: HttpEngine) -> None:
     for size, status in ((2048, b"200"), (2049, b"431")):
         client = raw(http)
-        client.sendall(b"GET /health?%b HTTP/1.1\r\n\r\n" % (b"x" * (size - len("/health?"))))
+        client.sendall(b"GET /health?%b HTTP/1.0\r\n\r\n" % (b"x" * (size - len("/health?"))))
         assert client.recv(65536).split()[1] == status
         client.close()
 
@@ -87,7 +95,7 @@ def test_trailers_without_end_are_cut_off_early(http: HttpEngine, path: bytes, f
     ("begun", "part"),
     [
         (b"GET /health HTTP/1.1\r\nx:", "head"),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{", "body"),
+        (HEAD + b"content-length: 100\r\n\r\n{", "body"),
         (CHUNKED % b"/v1/completions" + b"1\r\n{\r\n0\r\nx: y\r\n", "body"),
     ],
     ids=["head", "body", "trailers"],
@@ -108,27 +116,56 @@ def test_a_client_that_says_nothing_is_let_go(http: HttpEngine) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_the_rest_of_a_body_that_has_its_answer_is_not_waited_for(http: HttpEngine) -> None:
     client = raw(http)
-    client.sendall(b"POST /nonesuch HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
+    client.sendall(b"POST /nonesuch HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     assert error(until_closed(client))[::2] == (404, "not_found")
 
 
 # -- many -----------------------------------------------------------------------------------------------------------
 
 
-def test_too_many_connections_are_refused_like_too_many_requests(
-    http: HttpEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_OTHER_CONNECTIONS", 0)
-    idle = [raw(http) for _ in range(2 * LIMITS.max_open_requests)]
-    client = raw(http)
-    client.sendall(b"GET /version HTTP/1.1\r\nx-request-id: mine\r\n\r\n")
-    status, headers, code = error(until_closed(client))
-    assert (status, code, headers["retry-after"], headers["x-request-id"]) == (503, "overloaded", "1", "mine")
-    for connected in idle:
-        connected.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while http.ask("GET", "/version")[0] != 200:
-        assert time.monotonic() < deadline
+def test_too_many_connections_are_refused_before_they_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_OTHER_CONNECTIONS", 0)
+    with http_engine(SERVER) as engine:
+        open_ones = [raw(engine) for _ in range(2 * LIMITS.max_open_requests)]
+        status, headers, code = error(until_closed(raw(engine)))
+        assert (status, code, headers["retry-after"], len(headers["x-request-id"])) == (503, "overloaded", "1", 32)
+        open_ones[-1].sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert open_ones[-1].recv(65536).startswith(b"HTTP/1.1 200")
+        for client in open_ones:
+            client.close()
+        deadline = time.monotonic() + PATIENCE_S
+        while engine.ask("GET", "/version")[0] != 200:
+            assert time.monotonic() < deadline
+
+
+def test_connections_leave_descriptors_for_what_else_there_is() -> None:
+    """Before, 1000 idle ones used all of 512 descriptors, and the next ZeroMQ client ended the process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
+    listening = listen(Server(port=0))
+    with scripted_engine() as engine:
+        config = engine_config(server=Server(names=("scripted",)))
+        http = HttpEngine(listening.getsockname()[1], engine)
+        with gateway_process(engine, config, listening.fileno(), descriptors=512) as process:
+            engine.target.shake_hands()
+            assert engine.status() == "ready"
+            stream = raw(http)
+            stream.sendall(completion(stream=True, max_tokens=9))
+            request = engine.target.next_submit().request
+            idle = [raw(http) for _ in range(1000)]
+            assert [error(until_closed(client))[::2] for client in idle[255:]] == [(503, "overloaded")] * 745
+            client = RawClient(engine.address)
+            assert isinstance(client.ask(Describe()), Description)
+            client.close()
+            idle[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert idle[0].recv(65536).startswith(b"HTTP/1.1 200")
+            engine.target.step(Emission(request, [5], finish_reason="stop"))
+            assert b"[DONE]" in until_done(stream)
+            assert process.poll() is None
+            for client in (stream, *idle):
+                client.close()
+    listening.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # -- pipelining -----------------------------------------------------------------------------------------------------
@@ -150,16 +187,61 @@ def test_a_client_that_has_asked_again_and_leaves_ends_what_it_asked_first(
     assert not scripted.engine.target.open
 
 
-def test_nonsense_after_a_request_ends_the_connection_without_a_word_into_the_answer(scripted: HttpEngine) -> None:
-    client = raw(scripted)
-    client.sendall(completion(stream=True, max_tokens=9))
-    request = scripted.engine.target.next_submit().request
-    scripted.engine.target.step(Emission(request, [5]))
-    answer = client.recv(65536)
-    client.sendall(b"\0" * 100)
-    answer += until_closed(client)
-    scripted.engine.target.wait_abort(request)
-    assert answer.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 400" not in answer
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_nonsense_after_a_request_is_refused_when_that_has_its_answer(
+    scripted: HttpEngine, stream: bool, together: bool
+) -> None:
+    client, target = raw(scripted), scripted.engine.target
+    client.sendall(completion(stream=stream, max_tokens=9) + (b"\0" * 100 if together else b""))
+    request = target.next_submit().request
+    target.step(Emission(request, [5]))
+    if not together:
+        client.sendall(b"\0" * 100)
+    assert scripted.ask("GET", "/version")[0] == 200, "what was sent before has been read"
+    target.step(Emission(request, [5], finish_reason="stop"))
+    answer, _, refusal = until_closed(client).rpartition(b"HTTP/1.1 400")
+    assert answer.startswith(b"HTTP/1.1 200") and b'"finish_reason":"stop"' in answer
+    assert error(b"HTTP/1.1 400" + refusal)[::2] == (400, "invalid_http")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_what_waits_behind_an_answer_has_its_time_after_it(scripted: HttpEngine, part: str) -> None:
+    """Before, the deadline ran meanwhile, and cut the stream."""
+    client, target = raw(scripted), scripted.engine.target
+    first, second = completion(stream=True, max_tokens=9), completion(prompt="x" * 3000)
+    begun = 2900 if part == "body" else 30
+    client.sendall(first + second[:begun])
+    request = target.next_submit().request
+    late = raw(scripted)
+    late.sendall(second[:begun])
+    assert error(until_closed(late))[0] == 408
+    client.sendall(second[begun:-1])
+    target.step(Emission(request, [5], finish_reason="stop"))
+    answer, _, refusal = until_closed(client).rpartition(b"HTTP/1.1 408")
+    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer
+    assert error(b"HTTP/1.1 408" + refusal)[::2] == (408, "request_timeout")
+
+
+def test_a_body_that_is_too_long_to_be_read_before_its_turn_is_read_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_BODY_S", 0.5)
+    with http_engine() as engine:
+        client, target = raw(engine), engine.engine.target
+        client.sendall(completion(stream=True, max_tokens=9))
+        request = target.next_submit().request
+        body = completion(prompt="x" * 2**20)
+        sending = threading.Thread(target=client.sendall, args=(body,))
+        sending.start()
+        late = raw(engine)
+        late.sendall(body[:-1])
+        assert error(until_closed(late))[0] == 408
+        target.step(Emission(request, [5], finish_reason="stop"))
+        sending.join(PATIENCE_S)
+        client.shutdown(socket.SHUT_WR)
+        answer, _, refusal = until_closed(client).rpartition(b"HTTP/1.1 400")
+        assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer
+        assert error(b"HTTP/1.1 400" + refusal)[::2] == (400, "context_length_exceeded")
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -168,15 +250,15 @@ def test_nonsense_after_a_request_ends_the_connection_without_a_word_into_the_an
 @pytest.mark.parametrize(
     ("head", "status"),
     [
-        (b"GET /health HTTP/1.1\r\n%b\r\n", 200),
-        (b"GET /nonesuch HTTP/1.1\r\n%b\r\n", 404),
-        (b"PUT /health HTTP/1.1\r\n%b\r\n", 405),
-        (b"POST /tokenize HTTP/1.1\r\n%bcontent-length: 5000\r\n\r\n", 413),
-        (b"POST /tokenize HTTP/1.1\r\n%bcontent-type: text/plain\r\n\r\n", 415),
-        (b"POST /tokenize HTTP/1.1\r\n%bcontent-length: 1\r\n\r\n{", 400),
-        (b"GET /health HTTP/1.1\r\n%b" + b"x: y\r\n" * 21 + b"\r\n", 431),
-        (b"GET /health HTTP/1.1\r\n%bx: " + b"y" * 4000, 431),
-        (b"GET /health HTTP/1.1\r\n%bx: y\r\nno header\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b\r\n", 200),
+        (b"GET /nonesuch HTTP/1.1\r\nhost: localhost\r\n%b\r\n", 404),
+        (b"PUT /health HTTP/1.1\r\nhost: localhost\r\n%b\r\n", 405),
+        (TOKENIZE + b"%bcontent-length: 5000\r\n\r\n", 413),
+        (TOKENIZE + b"%bcontent-type: text/plain\r\n\r\n", 415),
+        (TOKENIZE + b"%bcontent-length: 1\r\n\r\n{", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b" + b"x: y\r\n" * 21 + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%bx: " + b"y" * 4000, 431),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%bx: y\r\nno header\r\n\r\n", 400),
     ],
 )
 def test_every_answer_has_a_request_id(http: HttpEngine, head: bytes, status: int) -> None:

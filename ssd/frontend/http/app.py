@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -17,13 +19,14 @@ from ssd.frontend.api_keys import read_keys
 from ssd.frontend.desk import Desk
 from ssd.frontend.http import answers, chat, completions
 from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
-from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import decode
 from ssd.frontend.http.style import now
 from ssd.frontend.metrics import Metrics
 from ssd.frontend.text_jobs import Decode, Encode
+from ssd.ipc.listening import is_loopback
 
 log = logging.getLogger("ssd.http")
 
@@ -51,12 +54,16 @@ class Route(NamedTuple):
 
 
 class App:
-    """Every request of every connection. Reads the file of keys; raises UsageError where that cannot be used."""
+    """Every request of every connection that comes to the listening socket. Reads the file of keys; raises UsageError
+    where that cannot be used."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, listening: socket.socket) -> None:
         server = desk.config.server
         self._desk, self._limit, self._created = desk, server.limits.max_body_bytes, now()
         self._keys = read_keys(server.api_key_file) if server.api_key_file else []
+        self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
+        local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
+        self._checks_host = local and not self._keys
         self._metrics = Metrics(desk, server.metrics_compat)
         self._turns = asyncio.Lock()
         self.routes = self._table()
@@ -113,6 +120,8 @@ class App:
             await exchange.fail(HttpError(500, f"internal error (request {exchange.id})", "internal_error"))
 
     async def _dispatch(self, exchange: Exchange) -> None:
+        if self._checks_host:
+            self._check_host(exchange)
         path = exchange.scope["path"]
         # A model's name may have slashes of its own.
         methods = self._by_path.get(_MODELS + "{model}" if path.startswith(_MODELS) else path)
@@ -121,7 +130,7 @@ class App:
         if self._keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:
-            raise HttpError(404, f"there is no {path[:128]}", "not_found")
+            raise HttpError(404, f"there is no {cut(path)}", "not_found")
         if route is None:
             allowed = ", ".join(methods)
             raise HttpError(
@@ -132,6 +141,20 @@ class App:
                 {b"allow": allowed.encode()},
             )
         await route.handler(exchange)
+
+    def _check_host(self, exchange: Exchange) -> None:
+        """Refuse the pages of a site whose name was made to lead to this machine (DNS rebinding): they ask by that
+        name."""
+        if (header := exchange.header(b"host")) is None:
+            return  # HTTP/1.0, which no browser speaks
+        given = header.decode("latin-1")
+        name = re.sub(r":\d*$", "", given).lower()
+        if not (is_loopback(name.strip("[]")) or name.endswith(".localhost") or name in self._hosts):
+            raise HttpError(
+                403,
+                f"the Host {cut(given)!r} is not one of this server's; --allowed-host NAME adds one",
+                "host_not_allowed",
+            )
 
     def _authenticate(self, exchange: Exchange) -> None:
         kind, _, given = (exchange.header(b"authorization") or b"").partition(b" ")
@@ -167,9 +190,9 @@ class App:
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
 
     async def _json(self, exchange: Exchange) -> bytes:
-        kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
+        kind = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
-            raise HttpError(415, "the body must be application/json", "unsupported_media_type")
+            raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
         return await exchange.body(self._limit)
 
     def _check_ready(self) -> None:
@@ -181,7 +204,7 @@ class App:
         names = self._desk.config.server.names
         if name is not None and name not in names:
             raise HttpError(
-                404, f"the model {name[:128]!r} is not served here; {', '.join(names)} is", "model_not_found", "model"
+                404, f"the model {cut(name)!r} is not served here; {', '.join(names)} is", "model_not_found", "model"
             )
 
     # -- tokens -----------------------------------------------------------------------------------------------------

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
+import select
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ssd.config import Limits
@@ -13,34 +17,67 @@ from ssd.frontend.http.errors import HttpError, error_object, refusal
 from ssd.frontend.http.exchange import GONE, JSON, encoder, request_id
 
 _HEAD_S = 10.0  # for the first head of a connection, and for any head that has begun
-_BODY_S = 30.0
+_BODY_S = 30.0  # for a body, and for what a client still sends when it has its last answer
+_REST_BYTES = 32 * 2**20  # of that
 _MOST_PIPELINED = 16
-_OTHER_CONNECTIONS = 128  # that are idle, or ask for metrics
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Hangups:
+    """Tells when a client that has stopped sending has left: an event loop reads such a socket no more, and so does not
+    see a reset."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._epoll = select.epoll()
+        self._calls: dict[int, Callable[[], None]] = {}
+        loop.add_reader(self._epoll.fileno(), self._tell)
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """`call` once the peer of this socket has reset or closed the connection; to be forgotten before it closes."""
+        self._calls[descriptor] = call
+        self._epoll.register(descriptor, select.EPOLLONESHOT)  # errors and hang-ups are always told, and nothing else
+
+    def forget(self, descriptor: int) -> None:
+        if self._calls.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _tell(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            self._calls[descriptor]()
 
 
 class Connection(HttpToolsProtocol):
     """Bounds heads, bodies and what lies between them in time, and all but bodies, whose limit is the route's, in size.
     Lets a client go that takes nothing, and tells the request that is being answered when its client has left, whatever
-    else has been asked meanwhile."""
+    else has been asked meanwhile.
 
-    def __init__(self, *arguments: Any, limits: Limits, **named: Any) -> None:
+    To its answers it is their transport, whose `close` lets the client read them first. `ended` is set when the
+    connection is lost.
+    """
+
+    def __init__(self, *arguments: Any, limits: Limits, hangups: Hangups, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._limits = limits
-        self._most = 2 * limits.max_open_requests + _OTHER_CONNECTIONS
+        self._limits, self._hangups = limits, hangups
+        self.ended = asyncio.Event()
         self.headers = []
-        self._part: Literal["none", "head", "body"] = "none"
+        # What the client is sending; the rest is what comes after an error, or after the last answer, and is dropped.
+        self._part: Literal["none", "head", "body", "rest"] = "none"
         self._loose = 0  # bytes that have come since the last head, part of a body, or end of a request
         self._answered: RequestResponseCycle | None = None  # the request whose answer comes next, or came last
-        self._refused = False
+        self._refusal = b""  # the last answer, which waits for those before it
+        self._lingers = False  # everything is sent, and the client may read it
         self._deadline: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._descriptor = -1
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
         self._deadline = self.loop.call_later(_HEAD_S, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrived()
+        self._expect("none")
+        self._hangups.forget(self._descriptor)
         if self._reader_timer is not None:
             self._reader_timer.cancel()
         if self._answered is not None and not self._answered.response_complete:
@@ -49,18 +86,57 @@ class Connection(HttpToolsProtocol):
             if (call := self._answered.scope["state"].get(GONE)) is not None:
                 call()
         super().connection_lost(exc)
+        self.ended.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
+        self._unset_keepalive_if_required()
         self._loose += len(data)
-        super().data_received(data)
-        if self._loose > self._limits.max_header_bytes:
-            self._refuse(_too_large())
-        elif self._part != "none" and self._deadline is None and not self._refused:
-            self._deadline = self.loop.call_later(_HEAD_S if self._part == "head" else _BODY_S, self._late)
+        if self._part != "rest":
+            self._parse(data)
+        elif self._loose > _REST_BYTES and self._is_answering:
+            self.flow.pause_reading()
+        elif self._loose > _REST_BYTES:
+            self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It gets the answers that are due, unless it has left: then it resets the connection
+        at the next thing that it is sent, be it an interim answer, which every other client of HTTP/1.1 ignores."""
+        if self._part in ("head", "body"):
+            self._refuse(HttpError(400, "the connection ended in the middle of a request", "invalid_http"))
+        self._expect("none")
+        if self._answered is None or not self._is_answering or self.is_closing():
+            return False  # closes the connection
+        if not self._refusal:
+            self.cycle.keep_alive = False
+        self._hangups.watch(self._descriptor, self.transport.abort)
+        if not self._answered.response_started and self._answered.scope["http_version"] == "1.1":
+            self.transport.write(_CONTINUE)
+        return True
 
     # -- what the parser finds --------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(HttpError(400, "this is no valid HTTP request", "invalid_http"))
+        if self._part != "rest" and self._loose > self._limits.max_header_bytes:
+            self._refuse(_too_large())
+        self._hurry()
+
+    def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                # The parser takes an offer of another protocol for the end of HTTP. It is not taken up: the same head
+                # without it, then what follows, which may be a body.
+                rest = rest[offer.args[0] :]
+                fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+                method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+                self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields)))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -71,35 +147,48 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-        if len(self.headers) > self._limits.max_header_lines or size > self._limits.max_header_bytes:
-            self._refuse(_too_large())
+        if (error := self._wrong_head()) is not None:
+            self._refuse(error)
             raise ValueError  # ends the parsing
-        if len(self.connections) > self._most:
-            self._refuse(refusal("overloaded", f"{self._most} connections are open already"))
-            raise ValueError
-        self._arrived("body")
+        if self.parser.should_upgrade():
+            return  # the same head comes again (`_feed`)
+        self._expect("body")
         super().on_headers_complete()
+        self.cycle.transport = self  # type: ignore[assignment]
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()
+
+    def _wrong_head(self) -> HttpError | None:
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        if len(self.headers) > self._limits.max_header_lines or size > self._limits.max_header_bytes:
+            return _too_large()
+        try:
+            path = httptools.parse_url(self.url).path
+        except httptools.HttpParserInvalidURLError:
+            path = None
+        if path is None or self.parser.get_method() == b"CONNECT":
+            return HttpError(400, "the address of this request is no path on this server", "invalid_http")
+        hosts = sum([name == b"host" for name, _ in self.headers])
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+            return HttpError(400, f"a request has one Host header, not {hosts}", "invalid_http")
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._loose = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
-        self._arrived()
+        self._expect("none")
         self.headers = []
         self._read_on()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(HttpError(400, "this is no valid HTTP request", "invalid_http"))
-
-    def _arrived(self, comes: Literal["none", "body"] = "none") -> None:
-        """A head or a body is there, and its deadline is kept."""
-        self._part, self._loose = comes, 0
+    def _expect(self, part: Literal["none", "body", "rest"]) -> None:
+        """What was being sent is there, and its deadline is kept; `part` comes next."""
+        self._part, self._loose = part, 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -108,6 +197,11 @@ class Connection(HttpToolsProtocol):
         """Even when what is there has to wait: who reads nothing does not see that the client leaves."""
         if len(self.pipeline) <= _MOST_PIPELINED:
             self.flow.resume_reading()
+
+    def _hurry(self) -> None:
+        """Set the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
+        if self._part in ("head", "body") and self._deadline is None and not self._is_answering:
+            self._deadline = self.loop.call_later(_HEAD_S if self._part == "head" else _BODY_S, self._late)
 
     def _late(self) -> None:
         self._deadline = None
@@ -121,9 +215,13 @@ class Connection(HttpToolsProtocol):
     # -- what is sent -----------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        if self.is_closing():
+            return
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()
+        self._end_if_refused()
+        self._hurry()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -136,39 +234,89 @@ class Connection(HttpToolsProtocol):
             self._reader_timer = None
 
     def shutdown(self) -> None:
-        """The server ends: what has not arrived whole is refused, unless another answer comes first, which ends it."""
-        if self._part != "none" and self._is_next():
+        """The server ends, and with it the connection after the answers that are due. What has not arrived whole is
+        refused."""
+        if self._part in ("head", "body"):
             self._refuse(refusal("shutting_down", "the engine is shutting down"))
-            return
-        super().shutdown()
-        if self._part != "none" and self._answered is not None:
-            self._answered.keep_alive = False
+        elif not self._is_answering:
+            self.transport.close()
+        elif not self._refusal:
+            self.cycle.keep_alive = False
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer what is being read with an error, unless another answer is on its way; then the end."""
-        if self._refused:
+        """Answer what is being sent with an error, unless it has an answer, after those to what came before; then the
+        end."""
+        if self._part == "rest":
             return
-        self._refused = True
-        if self._is_next():
-            body = encoder.encode(error_object(error))
-            fields = {
-                b"content-type": JSON,
-                b"content-length": b"%d" % len(body),
-                b"x-request-id": request_id(dict(self.headers)).encode(),
-                b"connection": b"close",
-                **error.headers,
-            }
-            head = b"".join([b"%b: %b\r\n" % field for field in fields.items()])
-            phrase = http.HTTPStatus(error.status).phrase.encode()
-            self.transport.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, phrase, head, body))
-        self.transport.close()
+        if self._part == "body" and self.cycle.response_started:
+            self.cycle.keep_alive = False
+        else:
+            self._refusal = as_bytes(error, dict(self.headers))
+            if self._part == "body":
+                self._drop(self.cycle)
+        self._expect("rest")
+        if not self._is_answering:
+            self._end_if_refused()
+            self.close()
 
-    def _is_next(self) -> bool:
-        """Whether what the client gets next is the answer to what it is sending now."""
-        before = self._answered
-        if self._part == "body":
-            return before is self.cycle and not self.cycle.response_started
-        return before is None or before.response_complete
+    def _drop(self, cycle: RequestResponseCycle) -> None:
+        """Let a request go whose body will not come: to the application its client has left."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self.pipeline:
+            self.pipeline.popleft()
+
+    def _end_if_refused(self) -> None:
+        if self._refusal and not self._is_answering:
+            self.transport.write(self._refusal)
+            self._refusal = b""
+            self.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether an answer is under way or due to what was sent before that which is being sent."""
+        first = self._answered
+        if first is None or first.response_complete or first.disconnected:
+            return False
+        return self._part != "body" or first is not self.cycle
+
+    # -- the transport of the answers -------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._lingers or self.transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection, once the client has sent what it is sending, or enough of it: a socket that is closed
+        before that resets the connection, and with it the answer."""
+        if self.is_closing():
+            return
+        if self._part == "none":
+            self.transport.close()
+            return
+        self._lingers = True
+        self._expect("rest")
+        with contextlib.suppress(OSError):  # the client has reset it
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._deadline = self.loop.call_later(_BODY_S, self.transport.abort)
+
+
+def as_bytes(error: HttpError, headers: Mapping[bytes, bytes]) -> bytes:
+    """The answer to a request with these headers, after which the connection ends."""
+    body = encoder.encode(error_object(error))
+    fields = {
+        b"content-type": JSON,
+        b"content-length": b"%d" % len(body),
+        b"x-request-id": request_id(headers).encode(),
+        b"connection": b"close",
+        **error.headers,
+    }
+    head = b"".join([b"%b: %b\r\n" % field for field in fields.items()])
+    phrase = http.HTTPStatus(error.status).phrase.encode()
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, phrase, head, body)
 
 
 def _too_large() -> HttpError:

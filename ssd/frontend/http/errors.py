@@ -17,6 +17,7 @@ _STATUS = {
 }
 # Sampling parameters that the body of a request calls by other names.
 _FIELDS = {"speculation": "speculative"}
+_SHOWN = 128  # characters of what a client sent, in an error
 _RETRY = {503: {b"retry-after": b"1"}}
 
 
@@ -46,6 +47,11 @@ def refusal(code: str, message: str, param: str | None = None) -> HttpError:
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
     """A field of the body has a value that it cannot have."""
     return HttpError(400, message, code, param)
+
+
+def cut(name: str) -> str:
+    """As much of a name that a client sent as an error repeats."""
+    return name[:_SHOWN]
 
 
 def error_object(error: HttpError) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 
 from ssd.config import EngineConfig
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.http.errors import HttpError, invalid
+from ssd.frontend.http.errors import HttpError, cut, invalid
 from ssd.params import SamplingParams, Speculation, derived_seed
 
 _Body = TypeVar("_Body")
@@ -41,7 +41,7 @@ def _named(message: str) -> HttpError:
     text = message[: path.start()] if path else message
     unknown = re.search(r"unknown field `([^`]*)`", text)
     if unknown:
-        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        param = f"{param}.{cut(unknown[1])}" if param else cut(unknown[1])
         return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
     missing = re.search(r"missing required field `([^`]*)`", text)
     if missing:
@@ -49,6 +49,9 @@ def _named(message: str) -> HttpError:
         return invalid(param, f"{param} is required", "missing_parameter")
     if text.startswith("Expected `null`"):
         return invalid(param, f"{param} is not supported", "unsupported_parameter")
+    value = re.fullmatch(r"Invalid enum value '(.*)'", text, re.DOTALL)
+    if value:
+        text = f"Invalid enum value '{cut(value[1])}'"
     return invalid(param, f"{param}: {text}" if param else text)
 
 
@@ -91,7 +94,7 @@ def count(body: Sampling, config: EngineConfig) -> int:
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
         if not re.fullmatch(r"\d{1,9}", token):
-            raise invalid("logit_bias", f"logit_bias: {token[:32]!r} is no token id")
+            raise invalid("logit_bias", f"logit_bias: {cut(token)!r} is no token id")
     return {int(token): bias for token, bias in biases.items()}
 
 
