@@ -3,6 +3,7 @@
 \b
     python tools/soak.py --minutes 30                 # (docs/reliability.md)
     python tools/soak.py --kills 10000                # draft deaths at random failpoints, tiny models
+    python tools/soak.py --attacks --minutes 60       # attacks, and deaths of any process; --mock: without a model
 
 The built-in pair in mode ssd answers chats of mixed lengths, half of them sampled, so many at a time: first undisturbed
 in mode ar, whose answers are the reference, then undisturbed in ssd, then for --minutes while drafts are killed, some
@@ -12,7 +13,12 @@ what a client has of an answer that it gave up must be its beginning.
 lost: no end came within two minutes; doubled: two ends, or tokens twice; altered: anything else that is not as in ar.
 itl is the time between tokens as the client sees it: since the chunk before, divided by the tokens of the chunk.
 
-Exit status 1 when an answer is lost, doubled, altered or an error.
+With --attacks, the attacks of tests/attacks run beside the load, one after the other in any order. Any process but the
+supervisor is killed or stopped. Now and then all cores are busy. Now and then the disk of the run folder and the cache
+is full: 64 MiB of memory, where root may mount them. Clients may be told to try again. hung: no end came within two
+minutes; lost: none came at all; broken: an attacker was told of a bug (500).
+
+Exit status 1 when an answer is lost, hung, doubled, altered or an error, or an attacker is told of a bug.
 """
 
 from __future__ import annotations
@@ -27,10 +33,11 @@ from typing import Any
 import click
 from rich.console import Console
 from soaking.asking import Fates, pool, shuffled
+from soaking.attacked import AttackedSoak
 from soaking.disturbing import Kills, Memory, kill_drafts, watch_memory
 from soaking.driver import Driver, Tally
 from soaking.processes import Host, descriptors, hosted, running, shared_memory
-from soaking.report import figures, memory_figures, phases_table, processes_table
+from soaking.report import attacks_tables, figures, memory_figures, phases_table, processes_table
 
 from ssd.bench.environment import environment
 from ssd.config import EngineConfig
@@ -41,13 +48,14 @@ from ssd.server_config import ServerOptions
 
 _LONGEST_PROMPT = 256  # tokens, more than any here has
 _KV_CACHE_BYTES = 128 * 2**20  # full before the first kill: memory that grows from then on is not that of new pages
+_DRAFT_EVERY_S, _ANY_EVERY_S = 2.0, 15.0  # between two kills, on average
 _WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 
 
 @click.command(help=__doc__)
 @click.option("--minutes", type=click.FloatRange(0), default=5.0, show_default=True, help="under kills")
 @click.option("--undisturbed", type=click.FloatRange(0), default=1.0, show_default=True, help="minutes, in each mode")
-@click.option("--kill-every", type=click.FloatRange(0.01), default=2.0, show_default=True, help="seconds, on average")
+@click.option("--kill-every", type=click.FloatRange(0.01), help="seconds, on average: 2, or 15 with --attacks")
 @click.option("--disconnected", type=click.FloatRange(0, 0.5), default=0.05, show_default=True, help="part of requests")
 @click.option("--aborted", type=click.FloatRange(0, 0.5), default=0.05, show_default=True, help="part of requests")
 @click.option("--concurrency", type=click.IntRange(1), default=6, show_default=True, help="requests at a time")
@@ -57,11 +65,13 @@ _WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 @click.option("--deterministic", is_flag=True, help="of the engine")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--kills", type=click.IntRange(1), help="so many deaths at failpoints instead of all this")
+@click.option("--attacks", is_flag=True, help="attacks and deaths of any process instead of kills of the draft")
+@click.option("--mock", is_flag=True, help="with --attacks: an engine without a model")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
     minutes: float,
     undisturbed: float,
-    kill_every: float,
+    kill_every: float | None,
     disconnected: float,
     aborted: float,
     concurrency: int,
@@ -71,6 +81,8 @@ def main(
     deterministic: bool,
     seed: int,
     kills: int | None,
+    attacks: bool,
+    mock: bool,
     out: Path | None,
 ) -> None:
     console = Console(width=200)
@@ -86,11 +98,25 @@ def main(
         max_model_len=_LONGEST_PROMPT + longest,
         deterministic=deterministic,
         kv_cache_memory_bytes=_KV_CACHE_BYTES,
+        load_format="mock" if mock else "auto",
     )
+    if mock and not attacks:
+        raise click.UsageError("--mock is for --attacks")
+    fates, times = Fates(aborted, disconnected, seed), (60 * undisturbed, 60 * minutes)
     try:
+        if attacks:
+            report = AttackedSoak(options, fates, kill_every or _ANY_EVERY_S, seed).run(
+                concurrency, count, longest, *times
+            )
+            for part in attacks_tables(report):
+                console.print(part)
+            _end(report, [*report["phases"], report["http"], report], out)
+            if report["exit_status"]:
+                raise click.ClickException(f"the engine has ended by itself:\n{report['said']}")
+            return
         config = resolve(options, ServerOptions(port=0))
-        soak = _Soak(config, Fates(aborted, disconnected, seed), kill_every, seed)
-        report = soak.run(concurrency, count, longest, 60 * undisturbed, 60 * minutes)
+        soak = _Soak(config, fates, kill_every or _DRAFT_EVERY_S, seed)
+        report = soak.run(concurrency, count, longest, *times)
     except SsdError as error:
         raise click.ClickException(str(error)) from None
     console.print(phases_table(report["phases"]))
@@ -104,7 +130,8 @@ def _end(report: dict[str, Any], rows: list[dict[str, Any]], out: Path | None) -
     """Write the report, and fail if an answer was not what it must be."""
     if out is not None:
         out.write_text(json.dumps(report, indent=1))
-    wrong = {kind: sum(row[kind] for row in rows) for kind in ("lost", "duplicated", "altered", "failed")}
+    kinds = ("lost", "hung", "duplicated", "altered", "failed", "broken")
+    wrong = {kind: sum(row.get(kind, 0) for row in rows) for kind in kinds}
     if any(wrong.values()):
         raise click.ClickException(", ".join(f"{number} {kind}" for kind, number in wrong.items() if number))
 

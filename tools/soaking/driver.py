@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,13 +18,18 @@ from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.params import Speculation
 
 _PATIENCE_S = 120.0  # of one request, waiting for its turn included; after that it is lost
+_AGAIN_S = 0.1
 _SETTLING = 300  # looks at whether the last ends have come, a tenth of a second apart
+
+DISCONNECTED = "disconnected"
+"""The code of a request whose connection broke before its end."""
 
 
 @dataclass
 class Tally:
     """What came of a load. Requests that were given up count as `aborted` or `disconnected`, all others as `finished`,
-    `lost` (no end), or by the code of the error that was their end; `altered` and `duplicated` ones count there too.
+    `lost` (no end; of these, `hung` ones were waited for too long), by the code of the error that was their end, or as
+    `told` by the code of one that was to be expected; `altered` and `duplicated` ones count there too.
     Times are in seconds; `token_gaps` has one entry for each token but those of the first chunk: the time since the
     chunk before, divided by the number of tokens that came together.
     """
@@ -34,9 +39,11 @@ class Tally:
     aborted: int = 0
     disconnected: int = 0
     lost: int = 0
+    hung: int = 0
     duplicated: int = 0
     altered: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    told: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     rounds: int = 0
     accepted: int = 0
@@ -62,18 +69,26 @@ class Tally:
 class Driver:
     """Asks the engine at `address` for `requests` in their order, `concurrency` at a time.
 
-    The first whole answer to a request is what all others to it are compared with: the first run is to be one in mode
-    `ar` that asks for all of them.
+    The first whole answer to a request is what all others to it are compared with (`reference`, by the request's
+    number): the first run is to be one in mode `ar` that asks for all of them.
     """
 
     def __init__(self, address: str, requests: Iterator[Request], concurrency: int) -> None:
         self._address, self._requests, self._concurrency = address, requests, concurrency
-        self._reference: dict[int, Answer] = {}
+        self.reference: dict[int, Answer] = {}
 
-    async def run(self, seconds: float, speculation: Speculation, fates: Fates, at_least: int = 0) -> Tally:
+    async def run(
+        self,
+        seconds: float,
+        speculation: Speculation,
+        fates: Fates,
+        at_least: int = 0,
+        expected: Collection[str] = (),
+    ) -> Tally:
         """The load for so many seconds, and until so many requests have begun; ends when the last one has ended.
-        Raises EngineDeadError when the engine is gone."""
-        self._tally, self._speculation, self._fates = Tally(), speculation, fates
+        Errors with an `expected` code are what clients may be told; with DISCONNECTED among them, a connection may
+        break. Else EngineDeadError is raised when the engine is gone."""
+        self._tally, self._speculation, self._fates, self._expected = Tally(), speculation, fates, expected
         began = time.perf_counter()
         self._until, self._owed = began + seconds, at_least
         async with WatchedClient(self._address) as self._shared:
@@ -106,12 +121,24 @@ class Driver:
             last = await self._listen(client, request, heard, None if fate == "whole" else leave)
         except RequestTimeoutError:
             self._tally.lost += 1
+            self._tally.hung += 1
             return
         except RequestError as error:
-            self._tally.errors[error.code] += 1
+            self._failed(request, heard, error.code)
+            return
+        except EngineDeadError:
+            if DISCONNECTED not in self._expected:
+                raise
+            self._failed(request, heard, DISCONNECTED)
+            await asyncio.sleep(_AGAIN_S)
             return
         self._tally.time(heard)
         self._count(request, heard, last, fate)
+
+    def _failed(self, request: Request, heard: Heard, code: str) -> None:
+        """What had come before the error must be right all the same."""
+        (self._tally.told if code in self._expected else self._tally.errors)[code] += 1
+        self._compare(request, heard)
 
     async def _listen(
         self, client: AsyncClient, request: Request, heard: Heard, leave: int | None
@@ -146,12 +173,15 @@ class Driver:
             tally.rounds += metrics.rounds
             tally.accepted += metrics.accepted_tokens
             tally.hits += metrics.hits
-            self._reference.setdefault(request.number, heard.answer)
-        expected = self._reference.get(request.number)
+            self.reference.setdefault(request.number, heard.answer)
+        self._compare(request, heard)
+
+    def _compare(self, request: Request, heard: Heard) -> None:
+        expected = self.reference.get(request.number)
         if expected is not None:  # it had an answer when all were asked for
             verdict = judge(heard, expected)
-            tally.altered += verdict == "altered"
-            tally.duplicated += verdict == "duplicated"
+            self._tally.altered += verdict == "altered"
+            self._tally.duplicated += verdict == "duplicated"
 
     async def _settle(self) -> None:
         """Hear the ends of those that were aborted too, and count what had none, or several."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,8 +28,9 @@ _PATIENCE_S = 60.0
 class Host:
     """A running engine in a process of its own (`soaking.host`), which is its supervisor and writes to `log`."""
 
-    def __init__(self, config: EngineConfig, log: Path) -> None:
-        """Returns when it can serve; raises SsdError with what it said if it cannot."""
+    def __init__(self, config: EngineConfig, log: Path, environment: Mapping[str, str], most_files: int | None) -> None:
+        """Returns when it can serve; raises SsdError with what it said if it cannot. Its processes have `most_files`
+        descriptors each, if that is given."""
         self._log = log
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         with log.open("w") as stderr:
@@ -36,8 +39,10 @@ class Host:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **environment, "PYTHONPATH": path},
             )
+        if most_files is not None:
+            resource.prlimit(self._handle.pid, resource.RLIMIT_NOFILE, (most_files, most_files))
         assert self._handle.stdin is not None and self._handle.stdout is not None
         self._handle.stdin.write(msgspec.json.encode(config) + b"\n")
         self._handle.stdin.flush()
@@ -51,12 +56,7 @@ class Host:
 
     def processes(self) -> dict[str, int]:
         """Process ids by role: `supervisor`, and its children."""
-        found = {"supervisor": self._handle.pid}
-        for pid in children(self._handle.pid):
-            with suppress(OSError):  # it has just ended
-                if role := re.search(rb"-m\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
-                    found[role[1].decode()] = pid
-        return found
+        return {"supervisor": self._handle.pid, **roles(self._handle.pid)}
 
     def gauges(self) -> dict[str, float]:
         """What the engine's metrics say now: gauges and counters by name, without prefix; labels are added up."""
@@ -85,14 +85,26 @@ class Host:
 
 
 @contextmanager
-def hosted(config: EngineConfig) -> Iterator[Host]:
+def hosted(
+    config: EngineConfig, environment: Mapping[str, str] = MappingProxyType({}), most_files: int | None = None
+) -> Iterator[Host]:
     """An engine for as long as the block lasts."""
     with tempfile.TemporaryDirectory() as folder:
-        host = Host(config, Path(folder) / "log")
+        host = Host(config, Path(folder) / "log", environment, most_files)
         try:
             yield host
         finally:
             host.stop()
+
+
+def roles(supervisor: int) -> dict[str, int]:
+    """Process ids of an engine's children, by the packages that they run."""
+    found = {}
+    for pid in children(supervisor):
+        with suppress(OSError):  # it has just ended
+            if role := re.search(rb"-m\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+                found[role[1].decode()] = pid
+    return found
 
 
 def children(pid: int) -> list[int]:

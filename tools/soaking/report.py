@@ -100,6 +100,36 @@ def processes_table(before: Mapping[str, int], after: Mapping[str, int], memory:
     return grid("", columns, rows)
 
 
+def attacks_tables(report: Mapping[str, Any]) -> list[Table | str]:
+    """What a soak under attack has counted."""
+    over_zeromq, over_http = report["phases"][-1], report["http"]
+    kinds = ("finished", "aborted", "disconnected", "told", "lost", "hung", "duplicated", "altered", "errors")
+    answers = [
+        [door, *(cell(_total(of.get(kind, ""))) for kind in kinds)]
+        for door, of in (("ZeroMQ", over_zeromq), ("HTTP", over_http))
+    ]
+    lives = [[role, *map(cell, of.values())] for role, of in report["lives"].items()]
+    columns = ["process", "so many", "MiB first", "most", "last", "MiB/h", "files first", "most", "last"]
+    counts = [
+        [of, name, cell(count)]
+        for of in ("attacks", "deaths", "spells")
+        for name, count in (report[of]["kinds"] if of == "attacks" else report[of]).items()
+    ]
+    codes = ", ".join(f"{code} {count:,}" for code, count in sorted(report["attacks"]["codes"].items()))
+    return [
+        grid("", ["innocents over", *kinds], answers),
+        grid("", columns, lives),
+        grid("", ["", "", "so many"], counts),
+        f"attackers were told: {codes}\n",
+        f"innocents were told: {over_zeromq['told']}, over HTTP {dict(over_http['told'])}\n",
+        f"left behind: {report['left_behind']}, exit status: {report['exit_status']}",
+    ]
+
+
+def _total(value: Any) -> Any:
+    return sum(value.values()) if isinstance(value, Mapping) else value
+
+
 def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"

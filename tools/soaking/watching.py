@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ssd.client import AsyncClient
 from ssd.client.inboxes import DESCRIPTION, Inboxes
+from ssd.errors import EngineDeadError
 from ssd.ipc.connection import Answer
 from ssd.ipc.messages import Chunk, Description
 
@@ -29,6 +30,11 @@ class WatchedInboxes(Inboxes):
         elif not isinstance(answer, Description):
             self.ends[answer.id] = self.ends.get(answer.id, 0) + 1
         return super().put(answer)
+
+    def end(self, error: EngineDeadError) -> None:
+        """A connection that breaks is told to all that is open, and is their end."""
+        self.ends = {name: count or 1 for name, count in self.ends.items()}
+        super().end(error)
 
 
 class WatchedClient(AsyncClient):

@@ -93,7 +93,7 @@ def count(body: Sampling, config: EngineConfig) -> int:
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
-        if not re.fullmatch(r"\d{1,9}", token):
+        if not re.fullmatch(r"[0-9]{1,9}", token):
             raise invalid("logit_bias", f"logit_bias: {cut(token)!r} is no token id")
     return {int(token): bias for token, bias in biases.items()}
 
