@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -30,19 +30,8 @@ class Lane(IntEnum):
 LONG_TEXT = 16 << 10  # characters
 
 
-class Limits(NamedTuple):
-    """Of one job of a lane: seconds of processor time (whole ones), and how polite the process is to others."""
-
-    cpu_seconds: int
-    niceness: int
-
-
-LIMITS = {
-    Lane.PROMPT: Limits(2, 0),
-    Lane.CHAT: Limits(2, 0),
-    Lane.LONG: Limits(20, 10),
-    Lane.LOOKUP: Limits(20, 10),
-}
+NICENESS = {Lane.LONG: 10, Lane.LOOKUP: 10}
+_LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
 
 
 class Encode(msgspec.Struct, tag=True, frozen=True):
@@ -56,9 +45,14 @@ class Encode(msgspec.Struct, tag=True, frozen=True):
     as_json: bool = False
 
     @property
+    def size(self) -> int:
+        """In characters."""
+        return len(self.prompt or "") + sum(len(said.content) for said in self.messages or ())
+
+    @property
     def is_long(self) -> bool:
         """Whether it goes to `Lane.LONG`, or ends the process of its lane, which then holds much memory."""
-        return len(self.prompt or "") + sum(len(said.content) for said in self.messages or ()) > LONG_TEXT
+        return self.size > LONG_TEXT
 
 
 class Decode(msgspec.Struct, tag=True, frozen=True):
@@ -66,9 +60,16 @@ class Decode(msgspec.Struct, tag=True, frozen=True):
 
     token_ids: list[int]
 
+    @property
+    def size(self) -> int:
+        """In ids."""
+        return len(self.token_ids)
+
 
 class Check(msgspec.Struct, tag=True, frozen=True):
     """Compile the chat template."""
+
+    size: ClassVar[int] = 0
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
@@ -105,7 +106,15 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     vocabulary: Vocabulary
 
 
-JOB = msgspec.msgpack.Decoder(Encode | Decode | Check)
+Job: TypeAlias = Encode | Decode | Check
+
+
+def cpu_seconds(job: Job) -> int:
+    """The processor time that a job may take: several times what an honest model's files need."""
+    return _LEAST_CPU_S + job.size // _CHARACTERS_A_SECOND
+
+
+JOB = msgspec.msgpack.Decoder(Job)
 REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Broken)
 NEWS = msgspec.msgpack.Decoder(Welcome | Broken | Ended)
 _encoder = msgspec.msgpack.Encoder()

@@ -17,14 +17,14 @@ import msgspec
 from ssd.errors import UsageError
 from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import (
-    LIMITS,
     Broken,
     Check,
-    Decode,
     Encode,
     Ended,
+    Job,
     Lane,
     Welcome,
+    cpu_seconds,
     frame,
 )
 from ssd.frontend.vocabulary import Vocabulary
@@ -63,7 +63,7 @@ class TextPool:
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
         return vocabulary
 
-    def do(self, lane: Lane, job: Encode | Decode | Check) -> asyncio.Future[Any]:
+    def do(self, lane: Lane, job: Job) -> asyncio.Future[Any]:
         """Its reply, in time; a `Broken` where it cannot be done. A future that is cancelled before its turn costs
         nothing."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -149,14 +149,14 @@ class TextPool:
             if not future.done():
                 future.set_result(reply)
 
-    async def _try(self, lane: Lane, queue: _Queue, job: Encode | Decode | Check) -> Any:
+    async def _try(self, lane: Lane, queue: _Queue, job: Job) -> Any:
         code: int | None = None
         for _ in range(_TRIES):
             try:
                 if queue.connection is None:
                     queue.connect(await self._new_process(lane))
                 assert queue.connection is not None
-                async with asyncio.timeout(LIMITS[lane].cpu_seconds + _PATIENCE_S):
+                async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
                     reply = await queue.connection.ask(job)
                 if reply is not None:
                     if isinstance(job, Encode) and job.is_long:
@@ -168,7 +168,7 @@ class TextPool:
                 self._end_server()
             queue.drop_connection()
             if code == -signal.SIGXCPU:
-                return Broken(f"this text takes more than {LIMITS[lane].cpu_seconds} s of processor time")
+                return Broken(f"this text takes more than {cpu_seconds(job)} s of processor time")
         return Broken(f"this text ends the process that handles it, with {_named(code)}")
 
 
@@ -193,18 +193,18 @@ class _Queue:
     """The jobs of one lane and the process that does them."""
 
     def __init__(self) -> None:
-        self._jobs: dict[asyncio.Future[Any], Encode | Decode | Check] = {}
+        self._jobs: dict[asyncio.Future[Any], Job] = {}
         self._more = asyncio.Event()
         self.connection: _Connection | None = None
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
-    def add(self, future: asyncio.Future[Any], job: Encode | Decode | Check) -> None:
+    def add(self, future: asyncio.Future[Any], job: Job) -> None:
         """Of a future that is cancelled nothing is kept."""
         self._jobs[future] = job
         self._more.set()
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
 
-    async def next(self) -> tuple[asyncio.Future[Any], Encode | Decode | Check]:
+    async def next(self) -> tuple[asyncio.Future[Any], Job]:
         """The oldest job, when there is one."""
         while not self._jobs:
             self._more.clear()

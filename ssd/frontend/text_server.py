@@ -25,7 +25,6 @@ import msgspec
 from ssd.errors import SsdError
 from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import (
-    LIMITS,
     Broken,
     Check,
     Checked,
@@ -34,6 +33,7 @@ from ssd.frontend.text_jobs import (
     Encode,
     Encoded,
     Ended,
+    Job,
     Lane,
     Welcome,
     frame,
@@ -124,12 +124,11 @@ def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
     _die_with_parent()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where a panic writes; what it says is in the reply
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    limits = LIMITS[lane]
-    os.nice(limits.niceness)
+    os.nice(text_jobs.NICENESS.get(lane, 0))
     _limit_memory(text_jobs.MEMORY_BYTES)
     file = connection.makefile("rb")
     while (job := read_frame(file, text_jobs.JOB)) is not None:
-        _limit_cpu(limits.cpu_seconds)
+        _limit_cpu(text_jobs.cpu_seconds(job))
         try:
             reply = _done(tokenizer, job)
         except SsdError as error:
@@ -143,7 +142,7 @@ def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
             return
 
 
-def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
+def _done(tokenizer: Tokenizer, job: Job) -> bytes:
     """The reply to a job, framed."""
     if isinstance(job, Check):
         tokenizer.chat_template()

@@ -217,7 +217,7 @@ class App:
         messages = None if body.messages is None else chat.conversation(body.messages)
         # JSON is made where the ids are: of millions of them it takes time, too.
         job = Encode(body.prompt, messages, body.add_special_tokens, _MOST_TOKENS, as_json=True)
-        found = await self._look_up(job, "messages" if body.prompt is None else "prompt")
+        found = await self._look_up(exchange, job, "messages" if body.prompt is None else "prompt")
         if found.count > job.most:
             raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
         ids: Any = msgspec.Raw(found.ids)
@@ -229,15 +229,26 @@ class App:
         beyond = [token for token in body.tokens if token >= self._desk.config.vocab_size]
         if beyond:
             raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
-        found = await self._look_up(Decode(body.tokens), "tokens")
+        found = await self._look_up(exchange, Decode(body.tokens), "tokens")
         await _reply(exchange, answers.Detokenized(found.text))
 
-    async def _look_up(self, job: Encode | Decode, param: str) -> Any:
+    async def _look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
+        """What the job gives; it is given up when the client leaves."""
         self._check_ready()
+        work = asyncio.ensure_future(self._desk.look_up(job))
+
+        def give_up() -> None:
+            work.cancel()
+
+        exchange.when_gone(give_up)
         try:
-            return await self._desk.look_up(job)
+            return await work
         except RequestError as error:
             raise refusal(error.code, str(error), param) from None
+        except asyncio.CancelledError:
+            raise Gone from None
+        finally:
+            exchange.when_gone(None)
 
     # -- about the engine -------------------------------------------------------------------------------------------
 

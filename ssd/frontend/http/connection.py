@@ -85,6 +85,8 @@ class Connection(HttpToolsProtocol):
             self._answered.disconnected = True
             if (call := self._answered.scope["state"].get(GONE)) is not None:
                 call()
+        if self.cycle is not None:
+            self.cycle.transport = self.transport  # otherwise a circle of references
         super().connection_lost(exc)
         self.ended.set()
 
@@ -154,7 +156,7 @@ class Connection(HttpToolsProtocol):
             return  # the same head comes again (`_feed`)
         self._expect("body")
         super().on_headers_complete()
-        self.cycle.transport = self  # type: ignore[assignment]
+        self.cycle.transport = self  # type: ignore[assignment]  # as far as an answer needs one
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()

@@ -124,7 +124,8 @@ class Server:
         error = refusal("overloaded", f"{self._most} connections are open already")
         with client, contextlib.suppress(OSError):
             client.send(as_bytes(error, {}))
-            client.recv(_HEAD_BYTES)  # a socket that closes with something unread resets the connection and its answer
+            # What is unread when a socket closes resets the connection, and with it the answer.
+            client.recv(_HEAD_BYTES)
 
 
 class _Uvicorn(uvicorn.Server):
