@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import zmq
 
 from ssd.config import EngineConfig, Server
 from ssd.frontend.process import Frontend, run
+from ssd.interpreter import child_command
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
     PEER_TO_TARGET,
@@ -210,7 +210,7 @@ def child_process(role: str, package: str, directory: str, config: EngineConfig)
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
-    process = subprocess.Popen([sys.executable, "-m", package, str(payload)], pass_fds=(payload, death_read))
+    process = subprocess.Popen(child_command(package, str(payload)), pass_fds=(payload, death_read))
     os.close(payload)
     os.close(death_read)
     try:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from ssd import interpreter
 from ssd.config import EngineConfig
 from ssd.errors import SsdError
 
@@ -29,14 +29,15 @@ class Host:
     def __init__(self, config: EngineConfig, log: Path) -> None:
         """Returns when it can serve; raises SsdError with what it said if it cannot."""
         self._log = log
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = interpreter.environment()
+        path = os.pathsep.join([str(Path(__file__).parents[1]), environment["PYTHONPATH"]]).rstrip(os.pathsep)
         with log.open("w") as stderr:
             self._handle = subprocess.Popen(
-                [sys.executable, "-m", "soaking.host"],
+                interpreter.command("-m", "soaking.host"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**environment, "PYTHONPATH": path},
             )
         assert self._handle.stdin is not None and self._handle.stdout is not None
         self._handle.stdin.write(msgspec.json.encode(config) + b"\n")
@@ -54,7 +55,7 @@ class Host:
         found = {"supervisor": self._handle.pid}
         for pid in children(self._handle.pid):
             with suppress(OSError):  # it has just ended
-                if role := re.search(rb"-m\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+                if role := re.search(rb"\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
                     found[role[1].decode()] = pid
         return found
 
