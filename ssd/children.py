@@ -52,9 +52,11 @@ class ChildProcess:
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of one that has ended or is about to; returns its exit code, or minus the signal. Once."""
+        """Wait for the end of one that has ended or is about to; returns its exit code, or minus the signal."""
         code = self._handle.wait()
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
         return code
 
     def cause(self, hear: Callable[[float], None]) -> str:
