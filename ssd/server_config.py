@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ssd.config import Limits, Server
+from ssd.config import Limits, Server, check_text
 from ssd.errors import UsageError
 from ssd.frontend.api_keys import read_keys
 from ssd.ipc import keys
@@ -43,6 +43,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def resolve_server(options: ServerOptions, model: str) -> Server:
     """Check what can be checked before anything starts. `model` is the name where none is given. Raises UsageError."""
+    check_text(options)
     if options.http:
         _check_http(options)
     _check_zmq(options)
@@ -63,6 +64,8 @@ def _check_http(options: ServerOptions) -> None:
         raise UsageError(
             f"HTTP needs {', '.join(missing)}: install ssd[http], or give --no-http to serve ZeroMQ clients only"
         )
+    if options.uds == "":
+        raise UsageError("--uds must not be empty")
     if options.api_key_file is not None:
         read_keys(options.api_key_file)
     elif options.uds is None and not is_loopback(options.host) and not options.insecure:

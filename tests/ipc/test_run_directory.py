@@ -67,6 +67,14 @@ def test_what_belongs_to_others_stays(parent: Path) -> None:
     assert files(parent) == before
 
 
+def test_what_another_user_has_made_is_no_engine_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp is shared: whoever listens there could show anything."""
+    with run_directory() as directory:
+        assert run_directories() == [directory]
+        monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+        assert run_directories() == []
+
+
 def test_of_a_dead_engines_directory_only_what_it_has_made_goes(parent: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
     left = Path(done.stdout.strip())
