@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from ssd import gpus, mps
+from ssd import gpus, interpreter, mps
 from ssd.ipc.process import Start
 from ssd.ipc.supervision import Loading, Status
 
@@ -27,7 +26,7 @@ class ChildProcess:
         payload = _memory_file_with(msgspec.json.encode(start))
         try:
             self._handle = subprocess.Popen(
-                [sys.executable, "-m", package, str(payload)],
+                interpreter.child_command(package, str(payload)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
@@ -53,9 +52,11 @@ class ChildProcess:
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of one that has ended or is about to; returns its exit code, or minus the signal. Once."""
+        """Wait for the end of one that has ended or is about to; returns its exit code, or minus the signal."""
         code = self._handle.wait()
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
         return code
 
     def cause(self, hear: Callable[[float], None]) -> str:
@@ -98,7 +99,7 @@ def _memory_file_with(payload: bytes) -> int:
 def _environment(start: Start) -> dict[str, str]:
     """The child's environment: one compute thread per core it is pinned to, GPUs by the numbers that `ssd.gpus` gives
     them, and its share of one."""
-    environment, config = dict(os.environ), start.config
+    environment, config = interpreter.environment(), start.config
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if start.cpus:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))

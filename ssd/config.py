@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -175,3 +176,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if 0 < len(self.target_cpus) < len(self.ranks):
             raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")
+
+
+def check_text(options: msgspec.Struct) -> None:
+    """Raise UsageError, which names the option, for a text that is not UTF-8 or has a NUL: no process could be told it,
+    and no file has such a name. Bytes of an argument that are not UTF-8 arrive as surrogates."""
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and re.search("[\0\ud800-\udfff]", text):
+                raise UsageError(f"--{name.replace('_', '-')}: {text!r} is not UTF-8 text without NUL")

@@ -28,6 +28,7 @@ from ssd.config import (
     Positive,
     Quantize,
     RankCount,
+    check_text,
 )
 from ssd.emulation.agreement import Stated, stated
 from ssd.errors import RequestError, UsageError
@@ -101,6 +102,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
     served.
     """
+    check_text(options)
     options = _within_bounds(options)
     nodes = _nodes(options, server)
     if options.load_format == "mock" or options.node_rank:  # all but the target's part is node 0's
@@ -127,6 +129,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         wanted,
         (laws, 0 if features is None else features.width),
     )
+    _check_memory(options, target, drafts, draft_dtype, draft_quantize)
     asked = options.target_cpus, options.draft_cpus
     on_gpu = options.device != "cpu" and options.draft_device == "cpu"
     target_cpus, draft_cpus = cores.placement(*asked, _ranks_here(options), bool(drafts), on_gpu)
@@ -392,6 +395,29 @@ def _laws_bytes(options: EngineOptions, speculation: Speculation, shape: ModelSi
     if speculation.mode == "ar" or speculation.sampler != "rejection":
         return 0
     return law_layout(options.max_num_seqs, speculation, shape.vocab_size).size_bytes
+
+
+def _check_memory(
+    options: EngineOptions,
+    target: checkpoint.Checkpoint,
+    drafts: Sequence[checkpoint.Checkpoint],
+    draft_dtype: DType,
+    draft_quantize: Quantize,
+) -> None:
+    """Raise UsageError where random weights, which no file bounds, cannot fit into the memory of the host."""
+    if options.load_format != "dummy":
+        return
+    size = 0
+    if options.device == "cpu":
+        whole = model_sizes.weights(target) * (1 if options.quantize == "int8" else ITEM_BYTES[options.dtype])
+        size += whole * _ranks_here(options) // options.tensor_parallel_size
+    if options.draft_device == "cpu":
+        item = 1 if draft_quantize == "int8" else ITEM_BYTES[draft_dtype]
+        size += sum(map(model_sizes.weights, drafts)) * item
+    if size > _available_bytes():
+        raise UsageError(
+            f"random weights of {options.target} need {size / 2**30:.1f} GiB, more than the memory that is free"
+        )
 
 
 def _check_arenas(config: EngineConfig, laws: int) -> None:

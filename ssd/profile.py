@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ssd.errors import UsageError
+from ssd.files import read_bounded
 from ssd.speculation.planning import Pair
 from ssd.speculation.tuner import Line
 
@@ -107,13 +108,7 @@ def checked(profile: Profile | None = None, **changes: Any) -> Profile:
 
 def read(file: Path) -> Profile:
     """Raises UsageError, naming the file and what is wrong with it."""
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"{file} is no profile: more than {_MOST_BYTES} bytes")
+    content = read_bounded(file, _MOST_BYTES, pipe=True)
     try:
         return msgspec.json.decode(content, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssd.errors import UsageError
+from ssd.files import read_bounded
+
+_MOST_BYTES = 2**30
 
 
 def read_prompts(file: Path) -> Iterator[tuple[str, str]]:
     """Where a prompt stands ("FILE, line N"), and the prompt: of `turns` the first. Raises UsageError for a file that
     cannot be read, holds no prompts, or has a line that is something else."""
     try:
-        lines = file.read_text("utf-8-sig").split("\n")  # not splitlines, which takes more than newlines
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        text = read_bounded(file, _MOST_BYTES, pipe=True).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {file}: not UTF-8 at byte {error.start}") from None
+    lines = text.split("\n")  # not splitlines, which takes more than newlines
     if not any(map(str.strip, lines)):
         raise UsageError(f"{file} holds no prompts")
     for number, line in enumerate(lines, start=1):

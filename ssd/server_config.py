@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ssd.config import Limits, Server
+from ssd.config import Limits, Server, check_text
 from ssd.errors import UsageError
 from ssd.frontend.api_keys import read_keys
 from ssd.ipc import keys
@@ -45,6 +45,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def resolve_server(options: ServerOptions, model: str) -> Server:
     """Check what can be checked before anything starts. `model` is the name where none is given. Raises UsageError."""
+    check_text(options)
     if options.http:
         _check_http(options)
     _check_zmq(options)
@@ -72,6 +73,8 @@ def _check_http(options: ServerOptions) -> None:
     for name in options.allowed_host:
         if not _HOST.fullmatch(name):
             raise UsageError(f"--allowed-host {name!r}: give a host name or an address, without scheme and port")
+    if options.uds == "":
+        raise UsageError("--uds must not be empty")
     if options.api_key_file is not None:
         read_keys(options.api_key_file)
     elif options.uds is None and not is_loopback(options.host) and not options.insecure:

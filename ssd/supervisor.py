@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,7 +26,7 @@ from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import board, listening, pulse, sockets
 from ssd.ipc.layouts import feature_layout, law_layout
 from ssd.ipc.process import Start, memory_file
-from ssd.ipc.run_directory import run_directory
+from ssd.ipc.run_directory import remove, run_directory
 from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain, Loading, Report, TargetLost, Watch
 from ssd.liveness import LOOK_S, Liveness
 from ssd.monitor import lanes
@@ -65,6 +66,7 @@ class Engine:
         self._http: socket.socket | None = None
         self._host: Host | None = None
         self._drain_seconds = 0.0
+        self._is_homeless = False  # its run directory is gone
 
     @property
     def url(self) -> str | None:
@@ -178,17 +180,19 @@ class Engine:
         """Everything below happens in this one thread; children are spawned here because the kernel's parent-death
         signal is bound to the spawning thread."""
         context: zmq.Context[Any] = zmq.Context()
-        try:
-            self._serve(context)
-        except Exception as error:
-            self.failure = self.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
-        finally:
-            self._end_children()
-            if self._host is not None:
-                self._host.end("" if self.failure is None else str(self.failure))
-            context.destroy(linger=0)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._set("stopped")
+        steps: tuple[Callable[[], object], ...] = (
+            partial(self._serve, context),
+            self._end_children,
+            self._end_host,
+            partial(context.destroy, linger=0),
+            partial(remove, self._directory),
+        )
+        for step in steps:  # whatever one of them raises, the others follow
+            try:
+                step()
+            except BaseException as error:
+                self.failure = self.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
+        self._set("stopped")
 
     def _serve(self, context: zmq.Context[Any]) -> None:
         self._socket = sockets.router(context, f"ipc://{self._directory}/{sockets.SUPERVISOR}")
@@ -217,6 +221,7 @@ class Engine:
             watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
             for role, why in liveness.stuck(watched, time.monotonic()).items():
                 self._processes[role].kill(why)
+            self._look_for_directory()
             self._ask_other_nodes()
             self._tell_frontend()
             self._start_again()
@@ -225,6 +230,17 @@ class Engine:
             watch = self._publisher.turn(self._processes.values(), time.monotonic())
             if watch is not None:
                 self._send_frontend(watch)
+
+    def _look_for_directory(self) -> None:
+        """Say once that the run directory was removed, as programs that clean /tmp do."""
+        if not self._is_homeless and not self._directory.exists():
+            self._is_homeless = True
+            log.warning(
+                "the run directory %s was removed: HTTP and open connections go on, but nobody can connect to %s now, "
+                "and a process that dies cannot be replaced",
+                self._directory,
+                self.address,
+            )
 
     def _ask_other_nodes(self) -> None:
         """Whether their ranks of the target are well."""
@@ -340,11 +356,13 @@ class Engine:
         if self._state == "draining" and role != "draft":
             self._give_up(role, cause)
             return
-        delay = self._restarts[role].died(time.monotonic())
+        self._look_for_directory()
+        delay = None if self._is_homeless else self._restarts[role].died(time.monotonic())
+        why = "the run directory was removed" if self._is_homeless else "it dies again and again"
         if delay is None and role != "draft":
-            self._give_up(role, f"{cause}; it dies again and again")
+            self._give_up(role, f"{cause}; {why}")
             return
-        then = "it stays off" if delay is None else f"restarting it in {delay:.1f} s"
+        then = f"{why}; it stays off" if delay is None else f"restarting it in {delay:.1f} s"
         log.warning("the %s was lost (%s), %s", role, cause, then)
 
     def _replace_draft(self) -> None:
@@ -381,9 +399,15 @@ class Engine:
         """Close the death pipe, which ends every child; what does not listen is killed."""
         self._death_pipe.close()
         deadline = time.monotonic() + 1.0
-        for process in self._processes.values():
-            process.end(deadline)
-        self._processes.clear()
+        with ExitStack() as ends:
+            ends.callback(self._processes.clear)
+            for process in self._processes.values():
+                ends.callback(process.end, deadline)
+
+    def _end_host(self) -> None:
+        """Tell the other nodes how the engine ended."""
+        if self._host is not None:
+            self._host.end("" if self.failure is None else str(self.failure))
 
     def _advance(self, before: str, after: str) -> None:
         """Change the state unless someone has changed it meanwhile: a stop that was asked for stays asked for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import zmq
 
 from ssd.config import EngineConfig, Server
 from ssd.frontend.process import Frontend, run
+from ssd.interpreter import child_command
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
     PEER_TO_TARGET,
@@ -214,7 +214,7 @@ def child_process(
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
-    command = [sys.executable, "-m", package, str(payload)]
+    command = child_command(package, str(payload))
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     inherited = (payload, death_read) if http_fd < 0 else (payload, death_read, http_fd)

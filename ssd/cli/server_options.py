@@ -14,8 +14,11 @@ from msgspec import inspect
 from ssd.cli.options import Names, Row, as_flag, with_options
 from ssd.cli.quantities import Real
 from ssd.config import Limits
+from ssd.errors import UsageError
+from ssd.files import read_bounded
 from ssd.server_config import ServerOptions
 
+_MOST_BYTES = 2**20  # of a configuration file
 _LIMITS = inspect.type_info(Limits)
 assert isinstance(_LIMITS, inspect.StructType)
 _BOUNDS = {limit.name: limit.type for limit in _LIMITS.fields}
@@ -93,8 +96,10 @@ def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None
     if path is None:
         return
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(read_bounded(path, _MOST_BYTES, pipe=True).decode())
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
     known = {option.name: option for option in ctx.command.params if option.name not in (param.name, "dry_run")}
     given = {key.replace("-", "_"): value for key, value in values.items()}

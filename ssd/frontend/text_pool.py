@@ -8,12 +8,12 @@ import logging
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ssd import interpreter
 from ssd.errors import UsageError
 from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import (
@@ -85,9 +85,8 @@ class TextPool:
     async def _start_server(self) -> Vocabulary:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-m", "ssd.frontend.text_server", str(theirs.fileno())]
             self._server = subprocess.Popen(
-                [*command, str(self._directory)],
+                interpreter.child_command("ssd.frontend.text_server", str(theirs.fileno()), str(self._directory)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from zmq.utils import z85
 from ssd.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_KEY_BYTES = 32
+_KEY_BYTES, _MOST_BYTES = 32, 2**16
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ def authorizations(directory: Path) -> Iterator[tuple[str, Path]]:
 def load_public(path: Path) -> bytes:
     """The public key in `path`; raises UsageError when there is none."""
     try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:  # another could block, or never end
+            raise ValueError
         public, _ = load_certificate(path)
     except (OSError, ValueError):
         raise UsageError(f"{path} holds no CURVE key, or cannot be read") from None

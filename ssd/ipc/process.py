@@ -7,12 +7,12 @@ import importlib
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import zmq
 
 from ssd.config import EngineConfig
 from ssd.errors import SsdError, UsageError
-from ssd.ipc import sockets
+from ssd.ipc import run_directory, sockets
 from ssd.ipc.messages import Message
 from ssd.ipc.pulse import Pulses
 from ssd.ipc.supervision import Loading, Report, Status
@@ -153,7 +153,7 @@ def _die_with_parent(start: Start) -> None:
     def watch() -> None:
         # What the supervisor's program has forked holds the pipe open after its end: look at itself, too.
         select.select([start.death_fd, parent], [], [])
-        shutil.rmtree(start.run_directory, ignore_errors=True)
+        run_directory.remove(Path(start.run_directory))
         os._exit(0)
 
     threading.Thread(target=watch, name="death-pipe", daemon=True).start()

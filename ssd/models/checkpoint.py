@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssd import fields
+from ssd import fields, files
 from ssd.errors import UsageError
 from ssd.models import heads
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
@@ -150,17 +149,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
-    """All of a file. Raises UsageError for one that cannot be read or is longer than `most`, before it is in memory."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
-    except FileNotFoundError:
-        raise UsageError(f"{path.parent} has no {path.name}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if text is None or len(text) > most:
-        raise UsageError(f"{path} is larger than {most} bytes")
-    return text
+    """All of a model's file. Raises UsageError for one that is missing or that `ssd.files` refuses."""
+    if not path.exists():
+        raise UsageError(f"{path.parent} has no {path.name}")
+    return files.read_bounded(path, most)
 
 
 def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import json
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ssd import interpreter
 from ssd.errors import UsageError
 
 Report = Callable[[str, int, int], None]
@@ -63,7 +63,13 @@ def locate(requirement: str) -> Location:
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        interpreter.command(*arguments),
+        env=interpreter.environment(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def fetch(location: Location, part: Path, size: int, sha256: str, report: Report) -> None:

@@ -19,7 +19,7 @@ from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint
 from ssd.models.interface import Plan, Shape
-from ssd.models.weights import check_type
+from ssd.models.weights import check_finite, check_type
 
 _OLDEST = 5  # version of transformers
 HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
@@ -107,6 +107,8 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
     for trouble in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report[trouble])):
             raise UsageError(f"transformers finds tensors {trouble.removesuffix('_keys')}, {names[0]} among them")
+    for name, parameter in model.named_parameters():
+        check_finite(name, parameter.detach())
     return model
 
 

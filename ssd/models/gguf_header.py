@@ -17,6 +17,8 @@ from ssd.errors import UsageError
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
+# Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.
+_MAX_HEADER, _MAX_ENTRIES = 256 << 20, 1 << 20
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 
@@ -39,6 +41,7 @@ def check_gguf(path: Path) -> None:
 class _Header:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._size = file, path, path.stat().st_size
+        self._entries = 0  # fields, elements of their arrays and tensors so far
         self._alignment = 32
 
     def check(self) -> None:
@@ -127,12 +130,17 @@ class _Header:
             raise UsageError(f"{self._path} has a string that is not UTF-8") from error
 
     def _count(self, count: int, each: int) -> int:
-        """`count` things of at least `each` bytes, if there is room for them."""
+        """`count` things of at least `each` bytes, if there is room for them and they are not too many."""
         if count * each > self._size - self._file.tell():
             raise UsageError(f"{self._path} is truncated: no room for {count} entries")
+        self._entries += count
+        if self._entries > _MAX_ENTRIES:
+            raise UsageError(f"{self._path}: its header has more than {_MAX_ENTRIES} entries")
         return count
 
     def _take(self, count: int) -> bytes:
         if count > self._size - self._file.tell():
             raise UsageError(f"{self._path} is truncated: its header is longer than its {self._size} bytes")
+        if count > _MAX_HEADER - self._file.tell():
+            raise UsageError(f"{self._path}: its header is longer than {_MAX_HEADER} bytes")
         return self._file.read(count)

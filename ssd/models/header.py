@@ -46,7 +46,9 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
             header, data_start = _read_header(file, path, size)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UsageError(f"{path}: __metadata__ is no map of strings")
     spans = sorted((*_span(path, name, entry), name) for name, entry in header.items())
     position = 0
     for start, stop, name in spans:

@@ -97,6 +97,13 @@ def check_type(name: str, tensor: TensorInfo) -> None:
         raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
 
 
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise `UsageError` for a weight that is NaN or infinite in the type it is used in: no answer would be sound."""
+    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UsageError(f"tensor {name} holds numbers that are not finite in {kind}")
+
+
 def from_checkpoint(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
@@ -107,7 +114,7 @@ def from_checkpoint(
 ) -> Weights:
     """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`. Of a
     tensor that is split, nothing but the `share` is read. `progress` hears of every tensor."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     files: dict[str, Any] = {}
     done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values()) // share.ranks.size
@@ -120,7 +127,10 @@ def from_checkpoint(
             raise UsageError(f"tensor {name} has shape {tuple(info.shape)}, expected {shape}")
         path = str(info.file)
         if path not in files:
-            files[path] = safe_open(path, framework="pt")
+            try:
+                files[path] = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise UsageError(f"cannot read {path}: {error}") from None
         file = files[path]
         tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
         nonlocal done
@@ -131,7 +141,9 @@ def from_checkpoint(
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         if name in checkpoint.tensors:
             check_type(name, checkpoint.tensors[name])
-        return stored(name, shape, piece).to(device, dtype)
+        tensor = stored(name, shape, piece).to(device, dtype)
+        check_finite(name, tensor)
+        return tensor
 
     return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored)
 

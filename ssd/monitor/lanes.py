@@ -25,6 +25,7 @@ _RECORD = struct.Struct("<4q")
 _COUNT = struct.Struct("<q")
 _HEADER_BYTES = 64
 _LANE_BYTES = _HEADER_BYTES + CAPACITY * _RECORD.size
+_MOST = 1 << 62  # no writer gets there
 Role = Literal["target", "draft"]
 LANES: tuple[Role, ...] = ("target", "draft")
 SIZE_BYTES = len(LANES) * _LANE_BYTES
@@ -87,13 +88,18 @@ def _start(role: str) -> int:
     return LANES.index(role) * _LANE_BYTES
 
 
+def _plausible(count: int) -> int:
+    """The count of records in a lane, whose memory every process of the engine can write: one that cannot be is 0."""
+    return count if 0 <= count < _MOST else 0
+
+
 class Lane:
     """The writer's side: one process's lane in the memory of `descriptor`; -1 is memory nobody else has."""
 
     def __init__(self, descriptor: int, role: str) -> None:
         self._memory = mmap.mmap(descriptor, SIZE_BYTES)
         self._start = _start(role)
-        (self._count,) = _COUNT.unpack_from(self._memory, self._start)
+        self._count = _plausible(*_COUNT.unpack_from(self._memory, self._start))
         self._state: int = -1
 
     def enter(self, state: State, detail: int = 0) -> None:
@@ -143,12 +149,13 @@ class Reader:
 
     def news(self) -> Records:
         """A copy of the records since the last call, as many as are still there, in order. Shape [n, 4]."""
-        count = int(self._count[0])
-        numbers = np.arange(max(self._read, count - CAPACITY), count)
+        count = _plausible(int(self._count[0]))
+        known = self._read if self._read <= count else 0
+        numbers = np.arange(max(known, count - CAPACITY), count)
         self._read = count
         records = self._ring[numbers % CAPACITY]
         # Meanwhile the writer may have come round to the oldest of them.
-        return records[(records[:, 0] == numbers) & (numbers > self._count[0] - CAPACITY)]
+        return records[(records[:, 0] == numbers) & (numbers > int(self._count[0]) - CAPACITY)]
 
     def rewind(self) -> None:
         """Let the next `news` begin with the oldest record there is."""

@@ -30,6 +30,7 @@ def running_engines() -> list[str]:
 
 def _answers(path: Path) -> bool:
     with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # who accepts no connections would have it wait
         try:
             probe.connect(str(path))
         except OSError:

@@ -41,6 +41,6 @@ def children(pid: int) -> dict[str, int]:
     for child in Path(f"/proc/{pid}/task").glob("*/children"):
         for number in child.read_text().split():
             command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
-            if len(command) > 2:  # not one that is just being started
-                found[command[2].removeprefix("ssd.")] = int(number)
+            if len(command) > 3:  # not one that is just being started
+                found[command[3].removeprefix("ssd.")] = int(number)
     return found

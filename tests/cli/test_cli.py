@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -132,6 +133,16 @@ def test_a_bad_prompts_file_is_named_with_its_line(tmp_path: Path, content: byte
     if content is not None:
         file.write_bytes(content)
     assert_refused(ssd("generate", *PAIR, "--prompts-file", file), str(file), *words)
+
+
+def test_prompts_of_a_device_or_of_a_pipe_nobody_writes_to_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert_refused(ssd("generate", *PAIR, "--prompts-file", "/dev/zero"), "/dev/zero is no regular file")
+    assert_refused(ssd("generate", *PAIR, "--prompts-file", tmp_path / "pipe"), "a pipe to which nobody writes")
+
+
+def test_an_argument_that_is_not_utf_8_is_one_line() -> None:
+    assert_refused(ssd("generate", "hi", "--address", "\udcff"), r"'\udcff' is not UTF-8")
 
 
 def test_a_directory_as_prompts_file_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -117,6 +118,8 @@ def test_a_bad_object_of_speculation_is_refused(given: str, words: list[str]) ->
         (b"port = 8000.5", ["--port", "8000.5"]),
         (b"http = 2", ["--http", "2"]),
         (b'max-num-seqs = "many"', ["--max-num-seqs", "many"]),
+        (b'uds = "\\u0000x"', ["--uds", "NUL"]),
+        (b"port = " + b"[" * 100_000, ["ssd.toml", "recursion"]),
         (b"config = 'other.toml'", ["unknown option config"]),
     ],
 )
@@ -150,10 +153,41 @@ def test_a_bad_file_is_refused_by_what_is_wrong(tmp_path: Path, content: bytes, 
         (["--slow-reader-seconds", "0"], ["--slow-reader-seconds", "0<x"]),
         (["--metrics-compat", "tgi"], ["--metrics-compat", "vllm"]),
         (["--config", "/nowhere"], ["/nowhere"]),
+        (["--config", "/dev/zero"], ["--config", "/dev/zero is no regular file"]),
+        (["--api-key-file", "/dev/zero"], ["--api-key-file", "/dev/zero is no regular file"]),
+        (["--uds", ""], ["--uds", "empty"]),
+        (["--served-model-name", "a\udcff"], ["--served-model-name", r"'a\udcff'", "UTF-8"]),
+        (["--host", "\udcff", "--insecure"], ["--host", "UTF-8"]),
+        (["--target", "\udcff"], ["--target", "UTF-8"]),
+        (["--speculative-config", "[" * 100_000], ["--speculative-config", "no valid JSON"]),
     ],
 )
 def test_what_cannot_be_served_is_refused(arguments: list[str], words: list[str]) -> None:
     assert_refused(launch(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--config", ["a pipe to which nobody writes"]), ("--api-key-file", ["--api-key-file", "no regular file"])],
+)
+def test_a_pipe_to_which_nobody_writes_is_not_waited_for(tmp_path: Path, flag: str, words: list[str]) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert_refused(launch(flag, tmp_path / "pipe"), str(tmp_path / "pipe"), *words)
+
+
+def test_the_configuration_may_come_through_a_pipe() -> None:
+    read, write = os.pipe()
+    os.write(write, b"port = 1234")
+    os.close(write)
+    assert resolved("--config", f"/dev/fd/{read}")["server"]["port"] == 1234
+    os.close(read)
+
+
+def test_random_weights_that_cannot_fit_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "vocab_size": 2**31 - 1}))
+    arguments = ["launch", "--dry-run", "--load-format", "dummy", "--mode", "ar", "--target", str(tmp_path)]
+    assert_refused(CliRunner().invoke(main, arguments), "random weights", "need 512.0 GiB")
 
 
 @pytest.mark.parametrize(("content", "mode"), [("", 0o600), ("one\n\ntwo\n", 0o600), ("one\n", 0o644)])

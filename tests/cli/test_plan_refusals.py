@@ -97,7 +97,7 @@ def test_the_shortest_profile_is_enough(tmp_path: Path) -> None:
         (b'{"name": "\xff"}', ("no profile",)),
         (b"[]", ("Expected `object`",)),
         (b"[" * 100_000, ("no profile",)),
-        (b" " * (2**20 + 1), ("more than 1048576 bytes",)),
+        (b" " * (2**20 + 1), ("larger than 1048576 bytes",)),
         ({"speed": 3}, ("unknown field `speed`",)),
         ({"version": 2}, ("$.version",)),
         ({"verify": {"fixed_s": 0.02, "per_token": 0.1}}, ("unknown field `per_token`", "$.verify")),

@@ -125,6 +125,7 @@ def test_others_do_not(server: Server, tmp_path: Path, intruder: str) -> None:
 def test_the_list_is_read_at_each_handshake(server: Server) -> None:
     folder = keys.new_client(server.directory, "guest")
     (server.directory / "authorized" / "broken.pub").write_text("no key")
+    os.mkfifo(server.directory / "authorized" / "a-pipe.pub")
     with Client(server.address, keys=folder) as client:
         (server.directory / "authorized" / "guest.pub").unlink()
         assert client.describe().model == "answers", "who is in stays in"

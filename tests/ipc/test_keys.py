@@ -87,6 +87,18 @@ def test_a_folder_without_the_right_keys_is_refused(directory: Path, tmp_path: P
         keys.load_pair(directory / "clients/laptop/client.secret")
 
 
+def test_a_key_that_is_a_pipe_or_endless_is_refused_at_once(directory: Path) -> None:
+    """The thread that lets clients in would wait for it, and nobody could connect any more."""
+    path = directory / "authorized" / "pipe.pub"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="holds no CURVE key"):
+        keys.load_public(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="holds no CURVE key"):
+        keys.load_public(path)
+
+
 def test_a_folder_in_which_others_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     with pytest.raises(UsageError, match="chmod go-w"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,32 +40,61 @@ def test_what_an_engine_has_left_whose_processes_were_all_killed_goes_with_the_n
     assert run_directories() == []
 
 
+def files(parent: Path) -> set[str]:
+    return {str(path.relative_to(parent)) for path in parent.rglob("*")}
+
+
 def test_what_belongs_to_others_stays(parent: Path) -> None:
-    notes, linked = parent / "ssd-notes", parent / "linked"
-    for directory in (notes, linked):
-        directory.mkdir()
-        (directory / "text").touch()
-    (linked / "lock").touch()
-    (parent / "ssd-link").symlink_to(linked)
+    """Each lacks one thing that marks a run directory."""
+    magic = b"ssd run directory 1\n"
+    for name, lock in {"ssd-experiments": magic, "ssd-projects": b"", "ssd-abcdefgh": magic + b"more"}.items():
+        (parent / name).mkdir(mode=0o700)
+        (parent / name / "lock").write_bytes(lock)
+        (parent / name / "client.sock").touch()
+    (parent / "ssd-readable").mkdir(mode=0o755)
+    (parent / "ssd-readable" / "lock").write_bytes(magic)
+    (parent / "ssd-withfifo").mkdir(mode=0o700)
+    os.mkfifo(parent / "ssd-withfifo" / "lock")
+    (parent / "linked").mkdir(mode=0o700)
+    (parent / "linked" / "lock").write_bytes(magic)
+    (parent / "ssd-linkedto").symlink_to(parent / "linked")
+    (parent / "ssd-linklock").mkdir(mode=0o700)
+    (parent / "ssd-linklock" / "lock").symlink_to(parent / "linked" / "lock")
+    (parent / "ssd-justfile").touch()
+    before = files(parent)
     with run_directory() as first, run_directory() as second:
-        assert first.exists()
-        assert second.exists()
-    assert (notes / "text").exists()
-    assert (linked / "text").exists()
+        assert run_directories() == sorted([first, second])
+    assert files(parent) == before
 
 
-def test_a_directory_that_is_taken_for_a_dead_engines_is_made_again(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_user_has_made_is_no_engine_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp is shared: whoever listens there could show anything."""
+    with run_directory() as directory:
+        assert run_directories() == [directory]
+        monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+        assert run_directories() == []
+
+
+def test_of_a_dead_engines_directory_only_what_it_has_made_goes(parent: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
+    left = Path(done.stdout.strip())
+    made = ("engine.sock", "supervisor.sock", "telemetry.sock", "rank-1.sock", "ranks-3")
+    for name in (*made, "notes", "my.sock"):
+        (left / name).touch()
+    with run_directory():
+        assert {path.name for path in left.iterdir()} == {"notes", "my.sock"}
+
+
+def test_a_directory_is_nobodys_until_it_is_locked(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another engine may start between its making and its locking."""
     flock = fcntl.flock
 
-    def too_late(lock: int, how: int) -> None:
+    def late(lock: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
-        (early,) = parent.iterdir()
-        shutil.rmtree(early)
+        with run_directory():
+            pass
         flock(lock, how)
 
-    monkeypatch.setattr(fcntl, "flock", too_late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with run_directory() as directory:
         assert run_directories() == [directory]

@@ -59,6 +59,8 @@ HOSTILE = {
     "offset negative": (raw({"a": entry("U8", [8], -8, 0)}, 8), "bad offsets"),
     "three offsets": (raw({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8, 8]}}, 8), "bad offsets"),
     "entry without shape": (raw({"a": {"dtype": "U8", "data_offsets": [0, 8]}}, 8), "malformed"),
+    "metadata that is a list": (raw(GOOD | {"__metadata__": ["pt"]}, 22), "__metadata__ is no map of strings"),
+    "metadata with a number": (raw(GOOD | {"__metadata__": {"a": 1}}, 22), "__metadata__ is no map of strings"),
     "entry is a number": (raw({"a": 8}, 8), "malformed"),
 }
 

@@ -299,6 +299,33 @@ def test_hostile_files_are_refused(name: str, tmp_path: Path) -> None:
     assert str(tmp_path / "x.gguf") in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("counts", "fields", "message"),
+    [
+        ((0, 1), (field(b"x", 9, struct.pack("<IQ", 8, 10**10)),), "more than 1048576 entries"),
+        ((0, 1), (field(b"x", 9, struct.pack("<IQ", 0, 10**10)),), "more than 1048576 entries"),
+        ((10**10, 0), (), "more than 1048576 entries"),
+        ((0, 10**10), (), "more than 1048576 entries"),
+        ((0, 5), tuple(field(b"%d" % n, 8, struct.pack("<Q", 64 << 20)) for n in range(5)), "longer than 268435456"),
+    ],
+)
+def test_a_file_with_holes_has_no_room_for_what_no_model_has(
+    counts: tuple[int, int], fields: tuple[bytes, ...], message: str, tmp_path: Path
+) -> None:
+    """A terabyte that takes a page of the disk; the strings of the last one lie between pages."""
+    file = tmp_path / "x.gguf"
+    with file.open("wb") as stream:
+        stream.write(raw(fields=fields[:1], counts=counts, data=0).rstrip(b"\0") if len(fields) < 2 else b"")
+        if len(fields) > 1:
+            stream.write(b"GGUF" + struct.pack("<IQQ", 3, *counts))
+            for part in fields:
+                stream.write(part)
+                stream.seek(64 << 20, 1)
+        stream.truncate(10**12)
+    with pytest.raises(UsageError, match=message):
+        check_gguf(file)
+
+
 def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
     whole = raw(*GOOD, fields=(field(b"x", 8, string(b"text")),))
     for length in range(len(whole)):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ssd.ipc.process import memory_file
 from ssd.monitor.lanes import CAPACITY, SILENT, SIZE_BYTES, Lane, Mark, Reader, State, spans
@@ -60,6 +63,24 @@ def test_who_comes_after_a_dead_writer_goes_on_in_its_lane(descriptor: int) -> N
     Lane(descriptor, "draft").enter(State.DOWN)
     Lane(descriptor, "draft").enter(State.LOADING)
     assert [number for number, *_ in Reader(descriptor, "draft").news().tolist()] == [0, 1, 2]
+
+
+@given(
+    counts=st.lists(
+        st.sampled_from([-(2**63), -1, 0, 3, 2**62 - 2, 2**62, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+    )
+)
+def test_a_count_that_cannot_be_ends_nobody(counts: list[int]) -> None:
+    """Every process of the engine can write to this memory."""
+    descriptor = memory_file("test", SIZE_BYTES)
+    memory = mmap.mmap(descriptor, SIZE_BYTES)
+    reader = Reader(descriptor, "target")
+    for count in counts:
+        memory[:8] = count.to_bytes(8, "little", signed=True)
+        reader.news()
+        Lane(descriptor, "target").enter(State.DOWN)
+        assert codes(reader)[-1:] == [(State.DOWN, 0)]
+    os.close(descriptor)
 
 
 def test_a_silent_lane_writes_nothing(descriptor: int) -> None:

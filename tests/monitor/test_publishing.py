@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from ssd.client import Client
 from ssd.errors import UsageError
+from ssd.ipc import sockets
+from ssd.ipc.run_directory import run_directory
 from ssd.ipc.supervision import Ended, Round
 from ssd.mock.process import ROUND_VARIABLE
 from ssd.monitor.lanes import Mark, State
@@ -152,6 +156,18 @@ def test_without_telemetry_there_is_all_but_the_lanes() -> None:
         seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
         assert records(seen) == []
         subscriber.close()
+
+
+def test_an_engine_that_takes_no_connections_is_not_waited_for() -> None:
+    with run_directory() as directory, ExitStack() as held:
+        listening, *full = [held.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        listening.bind(str(directory / sockets.TELEMETRY))
+        listening.listen(0)
+        with pytest.raises(BlockingIOError):
+            for connection in full:
+                connection.setblocking(False)
+                connection.connect(str(directory / sockets.TELEMETRY))
+        assert f"ipc://{directory}/{sockets.CLIENT}" not in running_engines()
 
 
 def test_running_engines_are_found(engine: Engine) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_reporting.job import Job, Row
+from ssd import interpreter
 
 ROOT = Path(__file__).parents[2]
 DEVICE_VARIABLE = "SSD_TEST_DEVICE"
@@ -19,8 +18,8 @@ DEVICE_VARIABLE = "SSD_TEST_DEVICE"
 def rows(job: Job) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "tests/gpu", f"--junitxml={found}"]
-        environment = os.environ | {DEVICE_VARIABLE: job.device}
+        command = interpreter.command("-m", "pytest", "-q", "tests/gpu", f"--junitxml={found}")
+        environment = interpreter.environment() | {DEVICE_VARIABLE: job.device}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if not found.is_file():
             raise RuntimeError((done.stdout + done.stderr)[-2000:])

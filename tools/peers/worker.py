@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from peers.memory import resident_mib
 from peers.serving import Answer, Begin
+from ssd import interpreter
 
 _FAREWELL_S = 30.0
 
@@ -26,11 +26,12 @@ class Worker:
         """Raises PeerError when it does not load."""
         self._name, self.peak_mib = begin.name, 0.0
         self._pipe, theirs = multiprocessing.Pipe()
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = interpreter.environment()
+        path = os.pathsep.join([str(Path(__file__).parents[1]), environment["PYTHONPATH"]]).rstrip(os.pathsep)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "peers", str(theirs.fileno())],
+            interpreter.command("-m", "peers", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**environment, "PYTHONPATH": path},
         )
         theirs.close()
         try:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from ssd import failpoints
+from ssd import failpoints, interpreter
 from ssd.ipc.process import Start, run
 
 
@@ -30,12 +30,12 @@ class Nursery:
 
     def __init__(self, descriptors: tuple[int, ...]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            interpreter.command(__file__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,
             bufsize=0,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=interpreter.environment() | {"OMP_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._orders, self._news = self._process.stdin, self._process.stdout

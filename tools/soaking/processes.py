@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from types import MappingProxyType
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from ssd import interpreter
 from ssd.config import EngineConfig
 from ssd.errors import SsdError
 
@@ -32,14 +32,15 @@ class Host:
         """Returns when it can serve; raises SsdError with what it said if it cannot. Its processes have `most_files`
         descriptors each, if that is given."""
         self._log = log
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        safe = interpreter.environment()
+        path = os.pathsep.join([str(Path(__file__).parents[1]), safe["PYTHONPATH"]]).rstrip(os.pathsep)
         with log.open("w") as stderr:
             self._handle = subprocess.Popen(
-                [sys.executable, "-m", "soaking.host"],
+                interpreter.command("-m", "soaking.host"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **environment, "PYTHONPATH": path},
+                env={**safe, **environment, "PYTHONPATH": path},
             )
         if most_files is not None:
             resource.prlimit(self._handle.pid, resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -102,7 +103,7 @@ def roles(supervisor: int) -> dict[str, int]:
     found = {}
     for pid in children(supervisor):
         with suppress(OSError):  # it has just ended
-            if role := re.search(rb"-m\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+            if role := re.search(rb"\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
                 found[role[1].decode()] = pid
     return found
 

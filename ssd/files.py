@@ -1,0 +1,33 @@
+"""Reading files that people and models name: all of them bounded, none of them waited for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ssd.errors import UsageError
+
+
+def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
+    """All of a regular file, or also of a `pipe` that somebody writes to, as in `--config <(...)`.
+
+    Raises UsageError for anything else, for what cannot be read, and for more than `most` bytes before they are in
+    memory.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            is_pipe = pipe and stat.S_ISFIFO(about.st_mode)
+            if not is_pipe and not stat.S_ISREG(about.st_mode):
+                raise UsageError(f"{path} is no regular file")
+            os.set_blocking(descriptor, True)
+            content = file.read(most + 1) if about.st_size <= most else None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if content is None or len(content) > most:
+        raise UsageError(f"{path} is larger than {most} bytes")
+    if is_pipe and not content:
+        raise UsageError(f"{path} is a pipe to which nobody writes")
+    return content
