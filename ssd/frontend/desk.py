@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ssd.config import EngineConfig
 from ssd.errors import RequestError
 from ssd.frontend.admission import checked_ids, complete, text_of
+from ssd.frontend.budget import Budget
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.outbox import Outbox
 from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, Lane
@@ -87,6 +88,7 @@ class Desk:
         self.load = Load()
         self.bad_frames = 0
         self.observers: list[Observer] = []
+        self.budget = Budget()
         self._send = send
         self._numbers = epoch << 32
         self._limits = config.server.limits

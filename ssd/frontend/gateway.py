@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import zmq
 
 from ssd.errors import RequestError
+from ssd.frontend.accepted import Guard
+from ssd.frontend.budget import prompt_bytes
 from ssd.frontend.desk import Desk, Request
 from ssd.frontend.inlet import Inlet
 from ssd.ipc import sockets
-from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message
+from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack
 from ssd.params import SamplingParams
 
 _TURN = 64  # messages: tokens that have arrived do not wait behind a flood of requests
@@ -31,9 +33,9 @@ class _Client:
 
 
 class Gateway:
-    """One ROUTER socket whose peers are clients."""
+    """One ROUTER socket, not bound yet, whose peers are clients. `guard` looks after their connections."""
 
-    def __init__(self, desk: Desk, socket: zmq.Socket[bytes], epoch: int) -> None:
+    def __init__(self, desk: Desk, socket: zmq.Socket[bytes], epoch: int, guard: Guard) -> None:
         self._desk, self._socket, self._epoch = desk, socket, epoch
         self._clients: dict[bytes, _Client] = {}
         # Those with news since the last delivery, and those who could not take theirs. These are tried again at their
@@ -41,7 +43,8 @@ class Gateway:
         self._fresh: dict[_Client, None] = {}
         self._stuck: dict[_Client, None] = {}
         self._slow = desk.config.server.limits.slow_reader_seconds
-        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN, desk.dropped_frame)
+        self._accepted = guard.watch(socket)
+        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN, desk.dropped_frame, self._accepted.took)
         self._loop = asyncio.get_running_loop()
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
@@ -73,7 +76,15 @@ class Gateway:
     def _open(self, client: _Client, message: Generate) -> None:
         if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
-        client.requests[message.id] = self._desk.open(message, lambda request: self._wake(request, client))
+        size = prompt_bytes(message)
+        self._desk.budget.take(client.identity, size)
+        try:
+            request = self._desk.open(message, lambda request: self._wake(request, client))
+        except RequestError:
+            self._desk.budget.give_back(client.identity, size)
+            raise
+        self._desk.budget.give_back_with(request, client.identity, size)
+        client.requests[message.id] = request
 
     def _refuse(self, client: _Client, failed: Failed) -> None:
         """The end of a request that never was one. Who floods and does not read is not even told: as many refusals wait
@@ -181,4 +192,10 @@ class Gateway:
         client.requests.clear()
 
     def _send(self, identity: bytes, message: Message) -> sockets.Sent:
-        return sockets.offer(self._socket, message, self._epoch, to=identity)
+        if self._accepted.stuck(identity):
+            return "full"
+        header, body = pack(message, self._epoch)
+        sent = sockets.offer_frames(self._socket, [identity, header, body])
+        if sent == "sent":
+            self._accepted.sent(identity, len(body))
+        return sent

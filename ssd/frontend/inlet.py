@@ -17,9 +17,12 @@ log = logging.getLogger("ssd.frontend")
 
 Handler = Callable[[bytes, Any], None]
 
+_TURN_BYTES = 4 * 2**20
+
 
 class Inlet:
-    """Calls `handle(peer, message)` for every message that arrives, at most `turn` of them before others have a turn.
+    """Calls `handle(peer, message)` for every message that arrives, at most `turn` of them, and some MiB, before others
+    have a turn. `took` is told first of whatever arrives: peer, descriptor of the connection, bytes.
 
     Frames that are no message are dropped, and `dropped` is called for each. A bug in `handle` costs its message, not
     the others. The descriptor of a socket tells only that something has changed, and sending uses that news up too:
@@ -33,9 +36,11 @@ class Inlet:
         handle: Handler,
         turn: int,
         dropped: Callable[[], None],
+        took: Callable[[bytes, int, int], None] = lambda peer, fd, size: None,
     ) -> None:
         self._socket, self._decoder, self._handle, self._turn = socket, decoder, handle, turn
-        self._dropped = dropped
+        self._dropped, self._took = dropped, took
+        self._bytes = 0  # in this turn
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._loop.add_reader(socket.FD, self._read)
@@ -64,9 +69,12 @@ class Inlet:
         self._due = False
         if self._handle is _ignore:
             return
+        self._bytes = 0
         for _ in range(self._turn):
+            if self._bytes > _TURN_BYTES:
+                break
             try:
-                received = sockets.receive(self._socket, self._decoder)
+                received = sockets.receive(self._socket, self._decoder, self._count)
             except BadFrame as error:
                 log.info("dropped a frame: %s", error)
                 self._dropped()
@@ -78,6 +86,10 @@ class Inlet:
             except Exception:
                 log.exception("a bug in handling a message:")
         self.look()
+
+    def _count(self, peer: bytes, fd: int, size: int) -> None:
+        self._bytes += size
+        self._took(peer, fd, size)
 
 
 def _ignore(peer: bytes, message: Any) -> None:

@@ -14,6 +14,7 @@ import zmq
 
 from ssd.errors import SsdError, UsageError
 from ssd.frontend import descriptors
+from ssd.frontend.accepted import Guard
 from ssd.frontend.desk import Desk
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.inlet import Inlet
@@ -83,6 +84,7 @@ class Frontend:
         self._drained: asyncio.Future[None] = loop.create_future()
         self._beat()
         self.desk = Desk(self._config, self._child.epoch, self._send)
+        self._guard = Guard(lambda: self.desk.budget.held)
         if self._child.start.http_fd >= 0:
             await self._open_http()
         await self.desk.load_tokenizer()
@@ -103,6 +105,7 @@ class Frontend:
         self._supervisor.close()
         for gateway in self._gateways:
             gateway.close()
+        self._guard.close()
         self._clients.destroy(linger=int(1000 * _GRACE_S))
         self.desk.close()
 
@@ -131,18 +134,24 @@ class Frontend:
         self._engine.close(linger=0)
 
     def _open_gateways(self) -> None:
-        routers = [sockets.router(self._clients, self._child.address(sockets.CLIENT), sockets.PUBLIC_BYTES)]
+        self._open_gateway(sockets.public_router(self._clients), self._child.address(sockets.CLIENT))
         if self._config.server.zmq_bind is not None:
-            routers.append(self._public_router(self._config.server.zmq_bind))
-        self._gateways += [Gateway(self.desk, router, self._child.epoch) for router in routers]
+            self._open_gateway(self._router_for_others(), self._config.server.zmq_bind)
 
-    def _public_router(self, address: str) -> zmq.Socket[bytes]:
+    def _router_for_others(self) -> zmq.Socket[bytes]:
         """For other machines: with keys, unless the configuration does without."""
         directory = self._config.server.zmq_keys
+        if directory is not None:
+            return secure_router(self._clients, Path(directory))
+        router = sockets.public_router(self._clients)
+        sockets.notice_silence(router)
+        return router
+
+    def _open_gateway(self, router: zmq.Socket[bytes], address: str) -> None:
+        """Listen on `address`. The gateway is there before anybody can come, as it counts connections."""
+        self._gateways.append(Gateway(self.desk, router, self._child.epoch, self._guard))
         try:
-            if directory is None:
-                return sockets.router(self._clients, address, sockets.PUBLIC_BYTES)
-            return secure_router(self._clients, address, Path(directory))
+            router.bind(address)
         except zmq.ZMQError as error:
             raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
 

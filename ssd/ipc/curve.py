@@ -46,17 +46,15 @@ def client_keys(folder: Path) -> ClientKeys:
     return ClientKeys(keys.load_pair(folder / "client.secret"), keys.load_public(folder / "server.pub"))
 
 
-def secure_router(
-    context: zmq.Context[Any], address: str, directory: Path, max_bytes: int = sockets.PUBLIC_BYTES
-) -> zmq.Socket[bytes]:
-    """A bound ROUTER that only clients on the list in `directory` (`ssd keys`) can talk to; at most one in a context.
+def secure_router(context: zmq.Context[Any], directory: Path) -> zmq.Socket[bytes]:
+    """A ROUTER, not bound yet, that only clients on the list in `directory` (`ssd keys`) can talk to; at most one in a
+    context.
 
-    The list is read at each handshake, in a thread that ends with `context`. Raises UsageError for bad keys, and
-    zmq.ZMQError where `address` cannot be bound.
+    The list is read at each handshake, in a thread that ends with `context`. Raises UsageError for bad keys.
     """
     keys.check_server(directory)
     pair = keys.load_pair(directory / "server.secret")
-    socket = sockets.unbound_router(context, max_bytes + CURVE_BYTES)
+    socket = sockets.public_router(context, sockets.PUBLIC_BYTES + CURVE_BYTES)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
@@ -64,7 +62,6 @@ def secure_router(
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     sockets.notice_silence(socket)
     _guard(context, directory)
-    socket.bind(address)
     return socket
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +20,8 @@ Sent = Literal["sent", "full", "gone"]
 INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
+PUBLIC_QUEUE = 2
+"""Messages of one client that may wait to be read. More of the largest would be too many bytes."""
 
 _PATIENCE_S, _RETRY_S = 5.0, 0.005
 _SUBSCRIPTION_BYTES = 256
@@ -31,21 +33,31 @@ SUPERVISOR = "supervisor.sock"
 TELEMETRY = "telemetry.sock"
 
 
-def router(context: zmq.Context[Any], address: str, max_bytes: int = INTERNAL_BYTES) -> zmq.Socket[bytes]:
+def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
-    socket = unbound_router(context, max_bytes)
+    socket = _unbound_router(context, INTERNAL_BYTES)
     if address.startswith("tcp:"):
         notice_silence(socket)
     socket.bind(address)
     return socket
 
 
-def unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:
-    """The same, not bound yet."""
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    _limit(socket, max_bytes, linger_ms=1000)
+def public_router(context: zmq.Context[Any], max_bytes: int = PUBLIC_BYTES) -> zmq.Socket[bytes]:
+    """One for clients, who are not trusted: not bound yet."""
+    socket = _unbound_router(context, max_bytes)
+    socket.setsockopt(zmq.RCVHWM, PUBLIC_QUEUE)
     return socket
+
+
+def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Tells who connects to `socket` and who leaves: the events ACCEPTED and DISCONNECTED, with the descriptor. Its
+    queue has no bound, as libzmq would wait for room in it and do nothing else."""
+    address = f"inproc://monitor-{socket.underlying:x}"
+    socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+    listener = socket.context.socket(zmq.PAIR)
+    listener.setsockopt(zmq.RCVHWM, 0)
+    listener.connect(address)
+    return listener
 
 
 def dealer(
@@ -104,6 +116,13 @@ def notice_silence(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
 
 
+def _unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    _limit(socket, max_bytes, linger_ms=1000)
+    return socket
+
+
 def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -114,8 +133,11 @@ def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
 def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> Sent:
     """Send without waiting; "full" or "gone" say that the peer's queue is full, or that there is no such peer."""
     frames = pack(message, epoch)
-    if to is not None:
-        frames.insert(0, to)
+    return offer_frames(socket, frames if to is None else [to, *frames])
+
+
+def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes]) -> Sent:
+    """The same for a message that is packed."""
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK)
     except zmq.Again:
@@ -143,18 +165,28 @@ def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) 
     raise SsdError(f"the frontend took no results for {_PATIENCE_S:.0f} s")
 
 
-def receive(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[bytes, int, Any] | None:
-    """(peer, epoch, message) of the next message, None when there is none. `peer` is empty on a DEALER.
+def receive(
+    socket: zmq.Socket[bytes],
+    decoder: msgspec.msgpack.Decoder[Any],
+    took: Callable[[bytes, int, int], None] | None = None,
+) -> tuple[bytes, int, Any] | None:
+    """(peer, epoch, message) of the next message, None when there is none. `peer` is empty on a DEALER. `took` is told
+    of whatever has come: the peer, the descriptor of its connection and the bytes.
 
     Raises `BadFrame` for anything that is not a message of `decoder`'s union; the frame is consumed.
     """
     try:
-        frames = socket.recv_multipart(flags=zmq.NOBLOCK)
+        first = socket.recv(flags=zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
+    frames = [first.bytes]
+    if first.more:
+        frames += socket.recv_multipart()
     peer = b""
     if socket.type == zmq.ROUTER:
         peer, frames = frames[0], frames[1:]
+    if took is not None:
+        took(peer, int(first.get(zmq.SRCFD)), sum(map(len, frames)))
     try:
         epoch, message = unpack(frames, decoder)
     except BadFrame as error:

@@ -30,6 +30,7 @@ log = logging.getLogger("ssd.target")
 _POLL_S = 20e-6
 # A draft that shows nothing new for so long is not waited for.
 _LONGEST_SILENCE_S = 0.2
+_WARNING_S = 60.0
 # Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
 _SMOOTHING, _SAMPLES = 0.1, 10
 
@@ -69,6 +70,7 @@ class BoardProposer:
         self._seen, self._rounds = Seen(), 0
         self._progress = self._rejected = 0
         self._announced: DraftState = "down"
+        self._next_warning = 0.0
         self._tuning = Tuning(one_bus)
         self._retuned: set[int] = set()
         self._running = 0
@@ -143,16 +145,23 @@ class BoardProposer:
             self._tell(Release(followed))
 
     def _announce(self) -> None:
-        """Log a change. That the draft has come or gone is the supervisor's to tell."""
-        before, self._announced = self._announced, self.state
-        if self.state == before:
+        """Log a change. That the draft has come or gone is the supervisor's to tell. That it is given up or taken back
+        is told once a minute at most, and then as it is by now."""
+        before, state = self._announced, self.state
+        if state in (before, "half_open"):
             return
-        if self.state == "open":
-            log.warning("goes on without the draft: %s", self._breaker.reason)
-        elif (before, self.state) == ("half_open", "up"):
-            log.warning("the draft is of use again")
+        if state == "open" or (state == "up" and before == "open"):
+            now = time.perf_counter()
+            if now < self._next_warning:
+                return
+            self._next_warning = now + _WARNING_S
+            if state == "open":
+                log.warning("goes on without the draft: %s", self._breaker.reason)
+            else:
+                log.warning("the draft is of use again")
         else:
-            log.info("the draft is %s, was %s", self.state, before)
+            log.info("the draft is %s, was %s", state, before)
+        self._announced = state
 
     # -- Proposer ---------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,10 @@ _VERIFIED = 0.125
 # as while it computes a long text.
 _COSTLY, _STILL, _UNSEEN = 3, 3, 32
 # Rounds.
-_FIRST_BACK_OFF, _LONGEST_BACK_OFF = 32, 256
+_FIRST_BACK_OFF, _LONGEST_BACK_OFF = 32, 512
+# Being in use for so many times its next back-off halves that. Otherwise a draft that is late in bursts, as on a busy
+# machine, would be given up and taken back all the time.
+_PROOF = 2
 
 
 @dataclass
@@ -103,8 +106,9 @@ class Breaker:
             self._open("there is no sign of life")
         elif self._unseen >= _UNSEEN:
             self._open("nothing came from it")
-        elif self._rounds >= self._back_off:
-            self._next_back_off = _FIRST_BACK_OFF  # it has lasted longer than it was left alone
+        elif self._rounds >= _PROOF * self._next_back_off:
+            self._next_back_off = max(_FIRST_BACK_OFF, self._next_back_off // 2)
+            self._rounds = 0
 
     def _on_trial(self, seen: Seen) -> None:
         if seen.accepted:

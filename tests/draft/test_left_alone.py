@@ -176,3 +176,21 @@ def test_one_request_that_the_draft_has_lost_returns_alone(world: World) -> None
     assert admitted == [0, 1, 2, 3, 2] and set(watched.states) == {"up"}
     assert watched.drafted[2] > 40
     watched.draft.assert_empty()
+
+
+def test_it_is_spoken_of_once_a_minute(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is given up and taken back, as fast as that is possible."""
+    watched = Watched(world, Speculation("ssd", 4, (3,)), silent)
+    look = watched.pair.between_steps
+
+    def turn() -> None:
+        look()
+        watched.broken(watched.states[-1] == "up")
+
+    watched.pair.between_steps = turn
+    watched.run(PROMPTS, params(len(PROMPTS), TOKENS, 0.0))
+    changes = sum(before != after for before, after in zip(watched.states, watched.states[1:], strict=False))
+    assert changes >= 3 and watched.states.count("half_open")
+    assert [record.message for record in caplog.records if "the draft" in record.message] == [
+        "goes on without the draft: there is no sign of life"
+    ]

@@ -32,7 +32,8 @@ from ssd.ipc import curve, sockets
 from ssd.ipc.messages import *
 from ssd.params import Speculation
 
-router = curve.secure_router(zmq.Context(), sys.argv[2], Path(sys.argv[1]))
+router = curve.secure_router(zmq.Context(), Path(sys.argv[1]))
+router.bind(sys.argv[2])
 print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
 while True:
     router.poll()
@@ -210,7 +211,8 @@ def test_garbage_disturbs_nobody_and_takes_no_memory(server: Server) -> None:
 def test_without_its_guard_nobody_gets_in(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "_guard", lambda context, directory: None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router = curve.secure_router(context, "tcp://127.0.0.1:*", server.directory)
+    router = curve.secure_router(context, server.directory)
+    router.bind("tcp://127.0.0.1:*")
     with pytest.raises(EngineDeadError, match="no engine answers"):
         Client(router.getsockopt_string(zmq.LAST_ENDPOINT), timeout=0.3, keys=server.client)
     context.destroy(linger=0)
@@ -218,7 +220,7 @@ def test_without_its_guard_nobody_gets_in(server: Server, monkeypatch: pytest.Mo
 
 def test_the_guard_ends_with_its_context(server: Server) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    curve.secure_router(context, "tcp://127.0.0.1:*", server.directory)
+    curve.secure_router(context, server.directory)
     (guard,) = [thread for thread in threading.enumerate() if thread.name == "ssd-curve"]
     context.destroy(linger=0)
     guard.join(10)

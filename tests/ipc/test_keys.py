@@ -68,7 +68,7 @@ def test_a_secret_that_others_may_read_is_refused(directory: Path, mode: int) ->
     with pytest.raises(UsageError, match=r"others may read: chmod 600 .*client\.secret"):
         client_keys(directory / "clients/laptop")
     with pytest.raises(UsageError, match=r"others may read: chmod 600 .*server\.secret"):
-        secure_router(zmq.Context.instance(), "tcp://127.0.0.1:*", directory)
+        secure_router(zmq.Context.instance(), directory)
 
 
 def test_a_folder_without_the_right_keys_is_refused(directory: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_folder_without_the_right_keys_is_refused(directory: Path, tmp_path: P
     with pytest.raises(UsageError, match=r"client\.secret holds no CURVE key, or cannot be read"):
         client_keys(tmp_path)
     with pytest.raises(UsageError, match="make them: ssd keys new"):
-        secure_router(zmq.Context.instance(), "tcp://127.0.0.1:*", tmp_path)
+        secure_router(zmq.Context.instance(), tmp_path)
     for text in ("", 'public-key = "short"', f'public-key = "{"é" * 40}"', f'public-key = "{"#" * 40}"'):
         (directory / "server.pub").write_text(text)
         with pytest.raises(UsageError, match=r"server\.pub holds no CURVE key"):

@@ -77,15 +77,19 @@ def test_every_socket_has_its_limits(tmp_path: Path) -> None:
     made: list[tuple[zmq.Socket[bytes], int, int]] = []
     with zmq.Context() as context:
         made.append((sockets.router(context, f"ipc://{tmp_path}/r"), internal, results))
-        made.append((sockets.router(context, f"ipc://{tmp_path}/p", public), public, results))
-        made.append((over_tcp := sockets.router(context, "tcp://127.0.0.1:*", public), public, results))
-        made.append((secure := secure_router(context, "tcp://127.0.0.1:*", tmp_path / "keys"), public + 33, results))
+        made.append((for_clients := sockets.public_router(context), public, results))
+        made.append((over_tcp := sockets.router(context, "tcp://127.0.0.1:*"), internal, results))
+        made.append((secure := secure_router(context, tmp_path / "keys"), public + 33, results))
+        for_clients.bind(f"ipc://{tmp_path}/p")
+        secure.bind("tcp://127.0.0.1:*")
         made.append((sockets.dealer(context, f"ipc://{tmp_path}/r"), internal, at_once))
         address = secure.getsockopt_string(zmq.LAST_ENDPOINT)
         connections = [Connection(address, own), Connection(f"ipc://{tmp_path}/p")]
         made += [(connection._socket, internal + 33, at_once) for connection in connections]
         for socket, bytes_, linger in made:
-            assert socket.getsockopt(zmq.SNDHWM) == socket.getsockopt(zmq.RCVHWM) == sockets.HIGH_WATER_MARK
+            unread = sockets.PUBLIC_QUEUE if socket in (for_clients, secure) else sockets.HIGH_WATER_MARK
+            assert socket.getsockopt(zmq.SNDHWM) == sockets.HIGH_WATER_MARK
+            assert socket.getsockopt(zmq.RCVHWM) == unread
             assert (socket.getsockopt(zmq.MAXMSGSIZE), socket.getsockopt(zmq.LINGER)) == (bytes_, linger)
         for socket in (over_tcp, secure, connections[0]._socket):
             assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 15_000

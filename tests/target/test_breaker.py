@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, cycle, takewhile
@@ -95,7 +96,7 @@ def test_one_request_tries_after_a_back_off_that_doubles() -> None:
         assert breaker.state == "half_open" and breaker.admits(0) and not breaker.admits(1)
         assert play(breaker, IN_VAIN) == 1
         assert breaker.state == "open"
-    assert waits == [32, 64, 128, 256, 256, 256]
+    assert waits == [32, 64, 128, 256, 512, 512]
 
 
 @pytest.mark.parametrize(("seen", "rounds"), [(UNCOVERED, 32), (SILENT, 32), (USELESS, 4), (TORN, 1)])
@@ -115,14 +116,38 @@ def test_the_first_token_that_is_right_closes_it() -> None:
     assert breaker.state == "closed" and breaker.admits(5)
 
 
-@pytest.mark.parametrize(("good", "wait"), [(10, 64), (40, 32)])
-def test_one_that_lasts_begins_anew(good: int, wait: int) -> None:
+@pytest.mark.parametrize(("good", "wait"), [(10, 256), (500, 256), (512, 128), (768, 64), (896, 32), (5000, 32)])
+def test_one_that_lasts_is_forgiven_by_and_by(good: int, wait: int) -> None:
+    """Its next back-off halves when it has been in use for twice as many rounds."""
     breaker = opened(SILENT)
+    for _ in range(2):
+        play(breaker, NOBODY)
+        play(breaker, IN_VAIN)
     play(breaker, NOBODY)
     play(breaker, GOOD)
     play(breaker, GOOD, most=good)
     play(breaker, SILENT)
     assert play(breaker, NOBODY) == wait
+
+
+@pytest.mark.parametrize("every", [20, 60, 200])
+def test_on_a_busy_machine_it_is_not_given_up_and_taken_back_all_the_time(every: int) -> None:
+    """A minute of 80 rounds a second with bursts of waits in vain; after it, the draft is used as before."""
+    chance, breaker, seconds, rounds = random.Random(1), Breaker(), 60, 80
+    given_up, late, calm = 0, 0, chance.expovariate(1 / every)
+    for _ in range(rounds * seconds):
+        calm -= 1
+        if calm <= 0:
+            late, calm = chance.randint(3, 6), chance.expovariate(1 / every)
+        before = breaker.state
+        breaker.round(NOBODY if before == "open" else IN_VAIN if late > 0 else GOOD)
+        late -= 1
+        given_up += before == "closed" and breaker.state == "open"
+    assert given_up <= 12
+    while breaker.state != "closed":
+        waited = play(breaker, NOBODY if breaker.state == "open" else GOOD)
+        assert waited <= 512
+    assert play(breaker, GOOD) > 2000
 
 
 # -- single requests ---------------------------------------------------------------------------------------------------

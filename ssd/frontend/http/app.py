@@ -113,11 +113,15 @@ class App:
         except HttpError as error:
             if not exchange.started:
                 await exchange.fail(error)
+        except RequestError as error:
+            await exchange.fail(refusal(error.code, str(error), error.param))
         except Exception:
             log.exception("a bug in answering %s (request %s):", scope["path"], exchange.id)
             if exchange.started:
                 raise
             await exchange.fail(HttpError(500, f"internal error (request {exchange.id})", "internal_error"))
+        finally:
+            exchange.end()
 
     async def _dispatch(self, exchange: Exchange) -> None:
         if self._checks_host:
@@ -193,7 +197,7 @@ class App:
         kind = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
-        return await exchange.body(self._limit)
+        return await exchange.body(self._limit, self._desk.budget)
 
     def _check_ready(self) -> None:
         """Raise HttpError while the tokenizer may not have been loaded."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ssd.frontend.budget import Budget
 from ssd.frontend.http.errors import HttpError, error_object
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -39,13 +40,17 @@ class Exchange:
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
+        self._budget: Budget | None = None
+        self._held = 0
 
     def header(self, name: bytes) -> bytes | None:
         """The header of a (lower-case) name; the last of several."""
         return self._headers.get(name)
 
-    async def body(self, limit: int) -> bytes:
-        """The whole body, counted as it comes, at most `limit` bytes. Raises HttpError, or Gone."""
+    async def body(self, limit: int, budget: Budget) -> bytes:
+        """The whole body, counted as it comes, at most `limit` bytes, which `budget` holds until the `end`. Raises
+        HttpError, RequestError, or Gone."""
+        self._budget = budget
         announced = self.header(b"content-length") or b"0"
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
@@ -59,9 +64,16 @@ class Exchange:
             size += len(part)
             if size > limit:
                 raise _too_large(limit)
+            budget.take(self, len(part))
+            self._held += len(part)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    def end(self) -> None:
+        """Nothing of the body is kept any more."""
+        if self._budget is not None:
+            self._budget.give_back(self, self._held)
 
     def when_gone(self, call: Callable[[], None] | None) -> None:
         """`call` if the client leaves before it has its answer; after the body has been read. None: no longer."""
