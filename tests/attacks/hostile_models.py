@@ -11,7 +11,7 @@ _GROWTH = 1000  # of a text, by each of two rules
 # What a template does when a user says the word.
 TEMPLATES = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "power": "{{ (10 + messages | length) ** 10 ** 9 }}",
+    "power": "{{ (10 + messages | length) ** (10 ** 9) }}",
     "justified": "{{ said.ljust(2 * 10 ** 9) }}",
     "format": "{{ '%2000000000d' % (messages | length) }}",
     "output": "{% for a in range(50000) %}{{ said * 170 }}{% endfor %}",
@@ -28,7 +28,7 @@ TEMPLATES = {
 AT_LOAD = {
     "list": "{{ [1] * 4 * 10 ** 8 }}",
     "text": "{{ 'a' * 3 * 10 ** 9 }}",
-    "tower": "{{ 9 ** 9 ** 9 }}",
+    "tower": "{{ 9 ** (9 ** 9) }}",
 }
 
 # Texts that the tokenizer of `hostile_model` cannot take: one on which its regex tries every way to split it, and one
@@ -49,7 +49,7 @@ def hostile_model(source: Path, folder: Path) -> Path:
         {"type": "Replace", "pattern": {"String": "§"}, "content": "¶" * _GROWTH},
         {"type": "Replace", "pattern": {"String": "¶"}, "content": "g" * _GROWTH},
     )
-    split = {"type": "Split", "pattern": {"Regex": "(?:a+)+$"}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer["pre_tokenizer"] = _sequence("pretokenizers", split, tokenizer["pre_tokenizer"])
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "chat_template.jinja").write_text(template)
