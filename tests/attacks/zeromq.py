@@ -304,10 +304,11 @@ def idle_peers(site: Site) -> Iterator[Answer]:
     with ExitStack() as stack:
         for _ in range(_IDLE if site.tcp else 0):
             try:
-                stack.enter_context(socket.create_connection((host, int(port)), 1.0))
+                stack.enter_context(socket.create_connection((host, int(port)), 0.5))
             except OSError:
                 break
-        for _ in range(_LOOKS):  # they are accepted by and by
+            time.sleep(0.001)  # faster than they are accepted, they would be dropped
+        for _ in range(_LOOKS):
             yield from described(site)
             time.sleep(_LOOK_S)
     yield from described(site)
