@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from soaking.processes import descriptors, roles
+from soaking.processes import children, descriptors, roles
 
 from ssd.ipc import keys
 from tests.attacks.innocents import Innocents
@@ -116,7 +117,7 @@ def launched(log: Path, *arguments: str | Path) -> Iterator[tuple[subprocess.Pop
             preexec_fn=_limit,
         )
     said: dict[str, str] = {}
-    too_long = threading.Timer(_READY_S, process.kill)
+    too_long = threading.Timer(_READY_S, _kill, [process])
     too_long.start()
     try:
         assert process.stdout is not None
@@ -133,8 +134,16 @@ def launched(log: Path, *arguments: str | Path) -> Iterator[tuple[subprocess.Pop
         try:
             process.communicate(timeout=_READY_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             process.communicate()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With its children, of which one may be too busy to see that it is alone."""
+    for pid in children(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
 
 
 def _limit() -> None:

@@ -160,7 +160,7 @@ def logit_bias_bombs(site: Site) -> Iterator[Answer]:
 def all_the_log_probabilities(site: Site) -> Iterator[Answer]:
     """Echoed prompts with as many alternatives as there are."""
     body = question(site, prompt=[5] * 8000, echo=True, logprobs=20, max_tokens=0)
-    yield from at_once([lambda: post(site, COMPLETIONS, body)] * 4)
+    yield from at_once([lambda: post(site, COMPLETIONS, body)] * 2)
 
 
 @attack("200")

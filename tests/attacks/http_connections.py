@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from tests.attacks.http_client import COMPLETIONS, connect, exchange, head, read, request
 from tests.attacks.http_messages import question
 from tests.attacks.registry import PATIENCE_S, Answer, Site, attack
+from tests.attacks.zeromq import described
 
 _IDLE = 1500  # connections: more than the test's engine may have open files
+_LOOKS, _LOOK_S = 5, 0.2
 _HALF_OPEN = 50
 _HEAD_S = 10.0  # what the server waits for a head (docs/serving.md)
 
@@ -28,15 +30,18 @@ def reset(client: socket.socket) -> None:
     client.close()
 
 
-@attack("200")
+@attack("200", "described")
 def idle_connections(site: Site) -> Iterator[Answer]:
-    """More of them than there are descriptors. Afterwards there is room again."""
+    """More of them than there are descriptors, while a client comes over ZeroMQ. Afterwards there is room again."""
     with ExitStack() as stack:
         for _ in range(_IDLE):
             try:
                 stack.enter_context(connect(site))
             except OSError:
                 break
+        for _ in range(_LOOKS):  # they are accepted by and by
+            yield from described(site)
+            time.sleep(_LOOK_S)
     yield healthy(site)
 
 

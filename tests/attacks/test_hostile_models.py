@@ -9,6 +9,7 @@ import pytest
 
 from ssd.ipc.messages import ChatMessage, Generate
 from ssd.launch_config import EngineOptions, resolve
+from ssd.params import SamplingParams
 from tests.attacks import http_messages
 from tests.attacks.engine import AttackedEngine, attacked_engine
 from tests.attacks.hostile_models import AT_LOAD, TEMPLATES, TEXTS, hostile_at_load, hostile_model
@@ -18,6 +19,7 @@ from tests.attacks.zeromq import peer
 
 _PATIENCE_S = 60.0  # until a worker has used up its time
 _LONGEST_STALL_S = 2.5
+_SHORT = SamplingParams(max_tokens=2)
 _KEY = "the-key-of-those-who-may-ask"
 
 
@@ -47,9 +49,9 @@ def chats(word: str) -> Attack:
     said = [{"role": "user", "content": word}]
 
     def ask(site: Site) -> Iterator[Answer]:
-        yield post(site, CHAT, {"model": site.model, "messages": said}, patience=_PATIENCE_S)
+        yield post(site, CHAT, {"model": site.model, "messages": said, "max_tokens": 2}, patience=_PATIENCE_S)
         yield post(site, TOKENIZE, {"model": site.model, "messages": said}, patience=_PATIENCE_S)
-        yield over_zeromq(site, Generate(1, messages=[ChatMessage("user", word)]))
+        yield over_zeromq(site, Generate(1, messages=[ChatMessage("user", word)], params=_SHORT))
 
     return Attack(word, "hostile_models", ask)
 
@@ -58,9 +60,11 @@ def texts(name: str) -> Attack:
     """A raw text that the tokenizer cannot take."""
 
     def ask(site: Site) -> Iterator[Answer]:
-        yield post(site, COMPLETIONS, {"model": site.model, "prompt": TEXTS[name]}, patience=_PATIENCE_S)
+        yield post(
+            site, COMPLETIONS, {"model": site.model, "prompt": TEXTS[name], "max_tokens": 2}, patience=_PATIENCE_S
+        )
         yield post(site, TOKENIZE, {"model": site.model, "prompt": TEXTS[name]}, patience=_PATIENCE_S)
-        yield over_zeromq(site, Generate(1, TEXTS[name]))
+        yield over_zeromq(site, Generate(1, TEXTS[name], params=_SHORT))
 
     return Attack(name, "hostile_models", ask)
 

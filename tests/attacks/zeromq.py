@@ -24,6 +24,7 @@ from tests.attacks.registry import PATIENCE_S, Answer, Site, attack
 _FLOOD_S = 3.0
 _MULTIPART_BYTES = 512 * 2**20
 _IDLE = 1500
+_LOOKS, _LOOK_S = 5, 0.2
 
 
 class Peer:
@@ -303,11 +304,13 @@ def idle_peers(site: Site) -> Iterator[Answer]:
     with ExitStack() as stack:
         for _ in range(_IDLE if site.tcp else 0):
             try:
-                stack.enter_context(socket.create_connection((host, int(port)), 1.0))
+                stack.enter_context(socket.create_connection((host, int(port)), 0.5))
             except OSError:
                 break
-        waiting = stack.enter_context(peer(site))
-        waiting.send(Describe())
+            time.sleep(0.001)  # faster than they are accepted, they would be dropped
+        for _ in range(_LOOKS):
+            yield from described(site)
+            time.sleep(_LOOK_S)
     yield from described(site)
 
 

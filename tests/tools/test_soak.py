@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from soaking.answers import Answer, Heard, judge
 from soaking.asking import Fates, Request, pool, shuffled
+from soaking.attacked import MAY_BE_TOLD, common_slope, life_figures
 from soaking.disturbing import Memory
-from soaking.driver import Driver, Tally
+from soaking.driver import DISCONNECTED, Driver, Tally
 from soaking.processes import children, descriptors, memory_mib, running, shared_memory
 from soaking.report import figures, memory_figures, slope
+from soaking.siege import Deaths, Life, small_disk
 from soaking.watching import WatchedClient, WatchedInboxes
 
-from ssd.client import AsyncClient
+from ssd.client import AsyncClient, Client
+from ssd.errors import EngineDeadError
 from ssd.ipc.messages import Chunk, Done, Failed, Metrics, Usage
 from ssd.params import Speculation
 from ssd.supervisor import Engine
@@ -122,6 +126,33 @@ def test_the_slope_is_that_of_a_line_per_hour() -> None:
     assert found["target"]["mib_per_hour_second_half"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_processes_that_are_replaced_have_one_slope() -> None:
+    climbing = ([0.0, 1800.0, 3600.0], [10.0, 11.0, 12.0])
+    later = ([9000.0, 9900.0], [500.0, 500.5])
+    assert common_slope([climbing, later]) == pytest.approx(2.0)
+    assert common_slope([([5.0], [1.0]), ([], [])]) == 0.0
+    life = Life([100.0 + n for n in range(60)], [50.0 + min(n, 20) for n in range(60)], [7] * 60)
+    assert common_slope([life.settled]) == pytest.approx(0.0)
+    figures = life_figures({1: life, 2: Life([200.0], [44.0], [9])})
+    assert (figures["processes"], figures["most_mib"], figures["last_mib"], figures["most_files"]) == (2, 70, 44, 9)
+
+
+def test_no_role_dies_more_often_than_an_engine_has_to_bear() -> None:
+    deaths = Deaths()
+    assert [deaths.may_die("target", 10.0 + n) for n in range(6)] == [True] * 4 + [False] * 2
+    assert deaths.may_die("frontend", 16.0) and not deaths.may_die("target", 69.0)
+    assert deaths.may_die("target", 70.5)
+    assert all(deaths.may_die("draft", 10.0) for _ in range(50))
+
+
+def test_where_nothing_may_be_mounted_there_is_no_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mount").write_text("#!/bin/sh\nexit 32\n")
+    (tmp_path / "mount").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with small_disk() as disk:
+        assert disk is None
+
+
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +232,24 @@ def test_a_request_that_fails_is_counted_by_its_code(engine: Engine) -> None:
     assert asyncio.run(load()).errors == {"invalid_request": 1}
 
 
+def test_a_frontend_that_dies_is_told_and_what_came_before_is_right(engine: Engine) -> None:
+    async def load(expected: tuple[str, ...]) -> Tally:
+        driver = Driver(engine.address, shuffled(pool(4, 2000, 0), 0), concurrency=4)
+        reference = await driver.run(0.0, AR, Fates(0, 0, 0), at_least=4)
+        assert reference.wrong == 0
+        running = asyncio.create_task(driver.run(1.0, AR, Fates(0, 0, 0), expected=expected))
+        await asyncio.sleep(0.05)
+        os.kill(engine.pids["frontend"], signal.SIGKILL)
+        return await running
+
+    tally = asyncio.run(load(MAY_BE_TOLD))
+    assert tally.told[DISCONNECTED] > 0 < tally.finished
+    assert tally.wrong == 0
+    with pytest.raises(EngineDeadError):
+        asyncio.run(load(()))
+    Client(engine.address, timeout=30.0).close()  # for those who come next, there is another one
+
+
 def test_processes_are_found_with_what_they_hold(engine: Engine) -> None:
     pids = set(engine.pids.values())
     assert pids <= set(children(os.getpid()))
@@ -228,6 +277,30 @@ def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
     assert set(report["memory"]) == {"supervisor", "target", "frontend"}
     assert report["restarted"] == []
     assert "drafts killed" in result.output
+
+
+def test_a_short_soak_under_attack(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    small = {"minutes": 0.15, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3, "kill-every": 2}
+    arguments = ["--attacks", "--mock", f"--json={out}", *(f"--{name}={value}" for name, value in small.items())]
+    result = CliRunner().invoke(soak.main, arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    report = json.loads(out.read_text())
+    assert [row["phase"] for row in report["phases"]] == ["ar", "attacked"]
+    attacked = report["phases"][1]
+    assert attacked["finished"] > 0 < report["http"]["finished"]
+    assert (attacked["lost"], attacked["hung"], attacked["altered"], report["http"]["altered"]) == (0, 0, 0, 0)
+    assert set(attacked["told"]) <= set(MAY_BE_TOLD)
+    assert sum(report["attacks"]["kinds"].values()) > 0 < sum(report["deaths"].values())
+    assert set(report["lives"]) == {"supervisor", "mock", "frontend"}
+    assert report["lives"]["supervisor"]["processes"] == 1
+    assert (report["exit_status"], report["left_behind"]["processes"]) == (0, 0)
+    assert "innocents over" in result.output
+
+
+def test_the_mock_is_for_attacks() -> None:
+    result = CliRunner().invoke(soak.main, ["--mock"])
+    assert result.exit_code == 2 and "--mock is for --attacks" in result.output
 
 
 @pytest.mark.parametrize("kind", ["lost", "duplicated", "altered", "failed"])

@@ -28,7 +28,7 @@ from ssd.params import Speculation
 from ssd.server_config import ServerOptions
 
 # What a client may be told while processes die and others flood the engine: each says that it may try again.
-EXPECTED = ("engine_restarted", "restarting", "loading", "overloaded", DISCONNECTED)
+MAY_BE_TOLD = ("engine_restarted", "restarting", "loading", "overloaded", DISCONNECTED)
 _FILES = 2048  # descriptors of each process
 _NO_TMPFS = "none: a small file system cannot be mounted here"
 
@@ -88,7 +88,7 @@ class AttackedSoak:
             beside.append(fill_disk(disk, self._seed, spells))
         tasks = [asyncio.create_task(one) for one in beside]
         try:
-            tally = await driver.run(seconds, config.speculation, self._fates, expected=EXPECTED)
+            tally = await driver.run(seconds, config.speculation, self._fates, expected=MAY_BE_TOLD)
         finally:
             for task in tasks:
                 task.cancel()

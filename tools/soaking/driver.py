@@ -186,9 +186,13 @@ class Driver:
     async def _settle(self) -> None:
         """Hear the ends of those that were aborted too, and count what had none, or several."""
         for _ in range(_SETTLING):
-            await self._shared.describe()  # reads what is there
+            try:
+                await self._shared.describe()  # reads what is there
+            except EngineDeadError:
+                if DISCONNECTED not in self._expected:
+                    raise
             if not self._shared.without_end:
                 break
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_AGAIN_S)
         self._tally.lost += self._shared.without_end
         self._tally.duplicated += self._shared.with_more

@@ -31,16 +31,20 @@ class WatchedInboxes(Inboxes):
             self.ends[answer.id] = self.ends.get(answer.id, 0) + 1
         return super().put(answer)
 
-    def end(self, error: EngineDeadError) -> None:
-        """A connection that breaks is told to all that is open, and is their end."""
+    def broken(self) -> None:
+        """The connection is lost: all that was open is told so, and that is its end."""
         self.ends = {name: count or 1 for name, count in self.ends.items()}
-        super().end(error)
 
 
 class WatchedClient(AsyncClient):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._inboxes = self.seen = WatchedInboxes(self._arrived)
+
+    def _lose(self, cause: EngineDeadError) -> None:
+        if not self._closed:  # by this client itself
+            self.seen.broken()
+        super()._lose(cause)
 
     @property
     def without_end(self) -> int:
