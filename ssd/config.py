@@ -46,7 +46,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How clients reach an engine beside its own ipc socket, and under which names its model goes.
 
     HTTP listens on `uds`, or on `host` and `port` (0: any free one), if `http`; ZeroMQ for other machines on `zmq_bind`
-    with the keys in the directory `zmq_keys`. Every line of `api_key_file` is a key.
+    with the keys in the directory `zmq_keys`. Every line of `api_key_file` is a key. `cache_report`: clients are told
+    how much of their prompts was found in the prefix cache.
     """
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
@@ -58,6 +59,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     zmq_bind: str | None = None
     zmq_keys: str | None = None
     metrics_compat: Literal["none", "vllm"] = "none"
+    cache_report: bool = True
     limits: Limits = Limits()
 
 

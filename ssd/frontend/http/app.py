@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from ssd.frontend.metrics import Metrics
 log = logging.getLogger("ssd.http")
 
 _MODELS = "/v1/models/"
+_KEY = "key"  # in the state of a request: the API key that it has shown
 _completion = msgspec.json.Decoder(CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -135,6 +137,7 @@ class App:
         if kind.lower() != b"bearer":
             given = b""
         matches = [secrets.compare_digest(given.strip(), key) for key in self._keys]
+        exchange.scope["state"][_KEY] = given.strip()
         if not any(matches):
             raise HttpError(
                 401,
@@ -149,6 +152,7 @@ class App:
     async def _chat(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _chat)
         self._check_model(body.model)
+        self._salt(body, exchange)
         if not self._desk.tokenizer.has_chat:
             raise invalid("messages", "this model has no chat format; use /v1/completions", "no_chat_template")
         style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.tokenizer)
@@ -158,9 +162,16 @@ class App:
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
+        self._salt(body, exchange)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.tokenizer)
         requests = completions.generates(body, self._desk.config)
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
+
+    def _salt(self, body: Sampling, exchange: Exchange) -> None:
+        """Where there are several keys, prompts are shared only between requests with the same one."""
+        if len(self._keys) > 1:
+            owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
+            body.cache_salt = f"{owner}/{body.cache_salt or ''}"
 
     async def _json(self, exchange: Exchange) -> bytes:
         kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
