@@ -23,6 +23,7 @@ MAX_SEED = 2**63 - 1
 
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
 
@@ -86,7 +87,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The law of the tokens and where they end. Names follow the OpenAI API and vLLM.
+    """The law of the tokens and where they end. Names follow the OpenAI API and vLLM. A prompt is looked for in the
+    prefix cache among those of the same `cache_salt`, which changes no token.
 
     `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
     The penalties count tokens of the output, `repetition_penalty` also those of the prompt; `logit_bias` is added to
@@ -113,6 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     speculation: Speculation | None = None
+    cache_salt: CacheSalt = ""
 
     def check(self) -> None:
         """Raise `RequestError` for values a decoder would refuse (a plain constructor checks nothing)."""

@@ -33,6 +33,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: str = "none"
+    cache_report: bool = True
     max_open_requests: int = Limits().max_open_requests
     max_n: int = Limits().max_n
     max_prompts: int = Limits().max_prompts

@@ -53,6 +53,11 @@ _SERVER: list[Row] = [
         "Name of the model for clients; may be given several times. Default: --target.",
     ),
     (("--metrics-compat",), click.Choice(["none", "vllm"]), "Give the metrics under vLLM's names, too."),
+    (
+        ("--cache-report/--no-cache-report",),
+        None,
+        "Tell clients how much of a prompt was cached.",
+    ),
     (("--max-open-requests",), _limit("max_open_requests"), "Requests that run or wait; more are refused (503)."),
     (("--max-n",), _limit("max_n"), "Choices of one prompt."),
     (("--max-prompts",), _limit("max_prompts"), "Prompts of one HTTP request."),

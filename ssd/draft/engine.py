@@ -73,7 +73,7 @@ class DraftEngine:
         if isinstance(message, Admit):
             self._drop(message.request)
             self._board.clear(message.slot)
-            table = PageTable(self.level.pool)
+            table = PageTable(self.level.pool, message.cache_salt)
             self.trees[message.request] = Tree(message, self._epoch, table, self.level.recurrent)
         elif isinstance(message, Outcomes):
             for row in message.rows:

@@ -219,7 +219,7 @@ class SmallerDraft:
 
     def _path(self, tree: Tree) -> _Path:
         if tree.request not in self._paths:
-            self._paths[tree.request] = _Path(PageTable(self.level.pool), tree)
+            self._paths[tree.request] = _Path(PageTable(self.level.pool, tree.table.salt), tree)
         return self._paths[tree.request]
 
     def _path_rows(self, pieces: dict[int, _Piece], lines: dict[int, list[int]]) -> list[Paths]:

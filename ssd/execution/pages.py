@@ -38,6 +38,10 @@ class PagePool:
         self._by_hash: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
 
+    def root(self, salt: str) -> bytes:
+        """Where the hash chains of the texts with a salt begin: they find each other's pages, and nobody else's."""
+        return hashlib.blake2b(self._root + salt.encode(), digest_size=16).digest() if salt else self._root
+
     @property
     def available(self) -> int:
         """Pages that can be allocated now: free ones and cached ones."""
@@ -142,16 +146,16 @@ class PagePool:
 
 
 class PageTable:
-    """The pages of one sequence, in order; grows on demand and shares what is full.
+    """The pages of one sequence, in order; grows on demand and shares what is full with those of the same `salt`.
 
     Rolling back a rejected speculation is the owner's computed length going down: nothing happens here (I4).
     """
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+    def __init__(self, pool: PagePool, salt: str = "") -> None:
+        self._pool, self.salt = pool, salt
         self.pages: list[int] = []
         self._shared = 0
-        self._parent = b""
+        self._root = self._parent = pool.root(salt)
 
     def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
         """Take cached pages of a sequence that has computed, and shared, so many tokens; returns how many need no
@@ -187,4 +191,4 @@ class PageTable:
     def free(self) -> None:
         """Give every page back."""
         self._pool.release(self.pages)
-        self.pages, self._shared, self._parent = [], 0, b""
+        self.pages, self._shared, self._parent = [], 0, self._root

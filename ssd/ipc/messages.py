@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.params import SamplingParams, Speculation, TokenId
+from ssd.params import CacheSalt, SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
 PROTOCOL_VERSION = 2
@@ -279,6 +279,7 @@ class Admit(Message, frozen=True):
     min_p: Number
     seed: RequestId
     speculation: Speculation
+    cache_salt: CacheSalt = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -187,6 +187,7 @@ class BoardProposer:
                 min_p=law.min_p,
                 seed=law.seed,
                 speculation=sequence.speculation,
+                cache_salt=sequence.params.cache_salt,
             )
         )
         if self._hears:

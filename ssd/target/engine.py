@@ -51,7 +51,7 @@ class TargetEngine:
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
     def submit(self, submit: Submit) -> None:
-        table = PageTable(self.pool)
+        table = PageTable(self.pool, submit.params.cache_salt)
         default, longest = self._config.speculation, self._config.max_model_len
         now = time.perf_counter()
         self.scheduler.add(Sequence.from_submit(submit, default, longest, table, now, self._stop_token_ids))
@@ -221,7 +221,8 @@ class TargetEngine:
             prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         # A stop string ends a request in the frontend: then these are the last figures it has.
         known = reason is not None or bool(sequence.params.stop)
-        metrics = sequence.metrics(self.proposer.counters.mean_step_seconds) if known else None
+        step, report = self.proposer.counters.mean_step_seconds, self._config.server.cache_report
+        metrics = sequence.metrics(step, report) if known else None
         error = "the model produced values that are not numbers" if reason == "error" else ""
         return Emission(
             request=sequence.request,

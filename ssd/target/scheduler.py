@@ -158,12 +158,14 @@ class Scheduler:
         return pieces
 
     def _reads_for(self, other: Sequence, count: int, sequence: Sequence) -> bool:
-        """Whether `other` computes some of the page that `sequence` needs next as it reads `count` tokens."""
+        """Whether `other` computes some of the page that `sequence` needs next, and may have from it, as it reads
+        `count` tokens."""
         size = self._pool.size
         start = sequence.computed // size * size
         stop = start + size
         return (
-            stop <= min(sequence.adoptable, len(other.tokens))
+            other.table.salt == sequence.table.salt
+            and stop <= min(sequence.adoptable, len(other.tokens))
             and other.computed < stop
             and other.computed + count > start
             and other.tokens[start:stop] == sequence.tokens[start:stop]

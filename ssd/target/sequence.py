@@ -190,8 +190,8 @@ class Sequence:
         self.round += 1
         self.cache = ""
 
-    def metrics(self, draft_step_s: float) -> Metrics:
-        """The request's figures; see `ssd.ipc.messages.Metrics`."""
+    def metrics(self, draft_step_s: float, cache_report: bool) -> Metrics:
+        """The request's figures; see `ssd.ipc.messages.Metrics`. Without `cache_report` nothing was cached."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(
@@ -214,7 +214,7 @@ class Sequence:
             draft_wait_ms=timing.wait / rounds * 1e3,
             round_overhead_ms=max(0.0, timing.overhead) / rounds * 1e3,
             draft_step_ms=draft_step_s * 1e3,
-            cached_tokens=self.cached,
+            cached_tokens=self.cached if cache_report else 0,
         )
 
 

@@ -191,6 +191,5 @@ def test_it_is_spoken_of_once_a_minute(world: World, caplog: pytest.LogCaptureFi
     watched.run(PROMPTS, params(len(PROMPTS), TOKENS, 0.0))
     changes = sum(before != after for before, after in zip(watched.states, watched.states[1:], strict=False))
     assert changes >= 3 and watched.states.count("half_open")
-    assert [record.message for record in caplog.records if "the draft" in record.message] == [
-        "goes on without the draft: there is no sign of life"
-    ]
+    (said,) = [record.message for record in caplog.records if "the draft" in record.message]
+    assert said.startswith("goes on without the draft")

@@ -302,6 +302,18 @@ def test_salt_and_page_size_separate() -> None:
     assert len(identities) == 4
 
 
+def test_a_text_is_found_by_those_of_its_salt_alone() -> None:
+    pool, text = PagePool(16, 2), [1, 2, 3, 4, 5]
+    for salt in ("", "a", "b"):
+        assert PageTable(pool, salt).adopt_prefix(text) == 0
+        table = PageTable(pool, salt)
+        table.grow(len(text))
+        table.share_computed(text, len(text))
+        assert PageTable(pool, salt).adopt_prefix(text) == 4
+        table.free()
+        assert table.adopt_prefix(text) == 4
+
+
 def test_hashes_find_and_ids_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should two pages ever collide, the second text does not get the first one's keys and values."""
     monkeypatch.setattr(pages_module, "chain_hash", lambda parent, ids: b"the same for all")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ssd.config import Limits, Server
-from ssd.ipc.messages import Emission
+from ssd.ipc.messages import Emission, Submit
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.scripted_engine import PATIENCE_S
 
@@ -250,6 +250,31 @@ def test_every_route_but_health_wants_a_key(tmp_path: Path) -> None:
         for trick in ("/health/../v1/models", "//health", "/health?x=/v1/models", "/v1/models?/health", "/health%2f"):
             status = engine.ask("GET", trick)[0]
             assert status == 401 or trick.startswith("/health?")
+
+
+def submitted(engine: HttpEngine, key: str, **body: object) -> Submit:
+    """What the target is told of a request with a key."""
+    connection = engine.connection()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    connection.request("POST", "/v1/completions", json.dumps({"model": "scripted", "prompt": "a", **body}), headers)
+    submit = engine.engine.target.next_submit()
+    connection.close()
+    return submit
+
+
+def test_prompts_are_shared_between_requests_with_one_key_and_one_salt(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n")
+    file.chmod(0o600)
+    asked = [("first", {}), ("second", {}), ("first", {"cache_salt": "a"}), ("second", {"cache_salt": "a"})]
+    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine:
+        salts = [submitted(engine, key, **body).params.cache_salt for key, body in asked]
+        again = [submitted(engine, key, **body).params.cache_salt for key, body in asked]
+        assert len(set(salts)) == 4 and again == salts
+        assert not any(key in salt for salt in salts for key in ("first", "second"))
+    file.write_text("first\n")
+    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine:
+        assert [submitted(engine, "first", **body).params.cache_salt for _, body in asked] == ["", "", "a", "a"]
 
 
 # -- nonsense -------------------------------------------------------------------------------------------------------

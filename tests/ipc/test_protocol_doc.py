@@ -16,6 +16,7 @@ import pytest
 from msgspec import inspect
 
 from ssd.client.inboxes import MAX_UNREAD
+from ssd.frontend import accepted, budget
 from ssd.ipc import messages as m
 from ssd.ipc import sockets
 from tests.client.serving import echo, serving
@@ -150,7 +151,11 @@ def test_limits_and_version_are_those_of_the_code() -> None:
         "protocol version": m.PROTOCOL_VERSION,
         "largest frame to the engine, bytes": sockets.PUBLIC_BYTES,
         "largest frame to a client, bytes": sockets.INTERNAL_BYTES,
-        "messages in each queue": sockets.HIGH_WATER_MARK,
+        "messages in each queue to a client": sockets.HIGH_WATER_MARK,
+        "messages in each queue to the engine": sockets.PUBLIC_QUEUE,
+        "bytes that wait unread in the transport for a client": accepted.UNSENT_BYTES,
+        "bytes of a message that does not end": accepted.PEER_BYTES,
+        "bytes of one client's open prompts, and of all": f"{budget.PEER_BYTES}, {budget.ALL_BYTES}",
         "unread tokens of a stream": MAX_UNREAD,
     }.items():
         assert f"| {name} | {value} |" in DOC

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.config import EngineConfig
+from ssd.config import EngineConfig, Server
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
@@ -115,6 +115,7 @@ def make_engine(
     sequences: int = 8,
     longest: int = LONGEST,
     stops: frozenset[int] = frozenset(),
+    cache_report: bool = True,
 ) -> TargetEngine:
     """A real engine over a tiny model. A slot of its cache that is read before it is written makes a NaN."""
     config = EngineConfig(
@@ -125,6 +126,7 @@ def make_engine(
         max_num_batched_tokens=budget,
         page_size=page_size,
         num_pages=pages,
+        server=Server(cache_report=cache_report),
     )
     runner = runner or Runner(model or tiny_llama(), pages, page_size, deterministic=True)
     runner.cache.keys.fill_(torch.nan)

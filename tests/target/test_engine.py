@@ -358,6 +358,28 @@ def test_a_cached_prefix_gives_the_same_ids(law: dict[str, Any]) -> None:
     assert longer.ids == ids[12:21] and longer.metrics.cached_tokens == 28
 
 
+@pytest.mark.parametrize("law", [LAWS[0], SAMPLED], ids=["greedy", "sampled"])
+def test_a_salt_hides_a_prefix_and_changes_no_id(law: dict[str, Any]) -> None:
+    engine = make_engine()
+    salts = ["", "a", "a", "b", ""]
+    asked = [submit(i, TEXTS[0], max_tokens=12, cache_salt=salt, **law) for i, salt in enumerate(salts)]
+    answers = [play(engine, [each])[i] for i, each in enumerate(asked)]
+    assert all(answer.ids == truth(TEXTS[0], law)[:12] for answer in answers)
+    assert [answer.metrics.cached_tokens for answer in answers] == [0, 0, 16, 0, 16]
+
+
+def test_prompts_of_different_salts_do_not_wait_for_each_other() -> None:
+    engine = make_engine()
+    answers = play(engine, [submit(i, TEXTS[0], max_tokens=2, cache_salt=str(i)) for i in range(3)])
+    assert [answer.steps[0] for answer in answers.values()] == [0, 0, 0]
+    assert [answer.metrics.cached_tokens for answer in answers.values()] == [0, 0, 0]
+
+
+def test_what_was_cached_need_not_be_told() -> None:
+    engine = make_engine(cache_report=False)
+    assert [play(engine, [submit(i, TEXTS[0], max_tokens=2)])[i].metrics.cached_tokens for i in range(2)] == [0, 0]
+
+
 def test_rejected_drafts_are_in_nobodys_prefix() -> None:
     """Pages that held wrong drafts are shared with the right keys and values only."""
     ids = truth(TEXTS[0], SAMPLED)

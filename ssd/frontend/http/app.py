@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import secrets
@@ -32,6 +33,7 @@ log = logging.getLogger("ssd.http")
 
 _MODELS = "/v1/models/"
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
+_KEY = "key"  # in the state of a request: the API key that it has shown
 _completion = msgspec.json.Decoder(CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -165,6 +167,7 @@ class App:
         if kind.lower() != b"bearer":
             given = b""
         matches = [secrets.compare_digest(given.strip(), key) for key in self._keys]
+        exchange.scope["state"][_KEY] = given.strip()
         if not any(matches):
             raise HttpError(
                 401,
@@ -182,6 +185,7 @@ class App:
         self._check_ready()
         if not self._desk.vocabulary.has_chat:
             raise invalid("messages", f"{no_chat(self._desk.vocabulary)}; use /v1/completions", "no_chat_template")
+        self._salt(body, exchange)
         style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.vocabulary)
         requests = chat.generates(body, self._desk.config)
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
@@ -189,9 +193,16 @@ class App:
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
+        self._salt(body, exchange)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.vocabulary)
         requests = completions.generates(body, self._desk.config)
         await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
+
+    def _salt(self, body: Sampling, exchange: Exchange) -> None:
+        """Where there are several keys, prompts are shared only between requests with the same one."""
+        if len(self._keys) > 1:
+            owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
+            body.cache_salt = f"{owner}/{body.cache_salt or ''}"
 
     async def _json(self, exchange: Exchange) -> bytes:
         kind = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()

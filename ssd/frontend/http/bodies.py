@@ -70,6 +70,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # our own
     speculative: Speculative | None = None
     return_metrics: bool | None = None

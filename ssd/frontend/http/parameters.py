@@ -22,6 +22,7 @@ _SAME = (
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
+    "cache_salt",
 )
 
 
