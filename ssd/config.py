@@ -48,8 +48,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     HTTP listens on `uds`, or on `host` and `port` (0: any free one), if `http`; ZeroMQ for other machines on `zmq_bind`
     with the keys in the directory `zmq_keys`. Every line of `api_key_file` is a key. Where HTTP needs none because only
-    this machine reaches it, requests must name a host of this machine or of `allowed_hosts`. `cache_report`: clients are
-    told how much of their prompts was found in the prefix cache.
+    this machine reaches it, requests must name a host of this machine or of `allowed_hosts`. `cache_report`: clients
+    are told how much of their prompts was found in the prefix cache.
     """
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
