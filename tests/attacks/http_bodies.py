@@ -32,7 +32,7 @@ def bodies_of_4_to_20_megabytes(site: Site) -> Iterator[Answer]:
 @attack("200")
 def tokenize_4_megabytes(site: Site) -> Iterator[Answer]:
     """One text as long as a body may be."""
-    yield post(site, TOKENIZE, _prompt(site, "word and " * 466_000))
+    yield post(site, TOKENIZE, _prompt(site, "word and " * 466_000), patience=_LONG_S)
 
 
 @attack("200", NONE)
@@ -45,7 +45,7 @@ def tokenize_4_megabytes_twenty_at_once(site: Site) -> Iterator[Answer]:
 @attack("200")
 def detokenize_a_million_ids(site: Site) -> Iterator[Answer]:
     """The same in the other direction."""
-    yield post(site, "/detokenize", json.dumps({"tokens": [9] * 1_000_000}).encode())
+    yield post(site, "/detokenize", json.dumps({"tokens": [9] * 1_000_000}).encode(), patience=_LONG_S)
 
 
 @attack()
