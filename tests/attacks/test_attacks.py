@@ -10,7 +10,7 @@ from tests.attacks.corpus import ATTACKS
 from tests.attacks.engine import AttackedEngine, attacked_engine
 from tests.attacks.registry import Attack
 
-# On two cores that attackers, innocents and other tests share; it is some tens of milliseconds where there are more.
+# On two cores that attackers, innocents and other tests share. Where nothing else runs it is some tens of milliseconds.
 # Without its limits the engine stands still for ten to twenty seconds.
 _LONGEST_STALL_S = 8.0
 _PEAK_MIB = 250.0  # of the frontend during an attack; its budgets for messages are part of it
