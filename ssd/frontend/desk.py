@@ -65,7 +65,7 @@ class Request:
     def __init__(self, name: int, params: SamplingParams, wake: Callable[[Request], None]) -> None:
         self.outbox = Outbox(name)
         self.params = params
-        self.prompt: list[int] = []
+        self.prompt = array.array("I")  # a tenth of what a list takes
         self.accepted = self.begun = False
         self.losses = 0
         self.ended = False
@@ -213,7 +213,7 @@ class Desk:
         if self._has_target and not self._send(submit):
             raise RequestError("overloaded", "the engine takes no more requests at the moment")
         assert request.params.speculation is not None, "complete parameters have one"
-        request.number, request.prompt = self._numbers, token_ids
+        request.number, request.prompt = self._numbers, array.array("I", token_ids)
         request.metrics = Metrics(mode=request.params.speculation.mode)
         request.detokenizer = Detokenizer(self.vocabulary, request.params.stop, request.params.min_tokens)
         request.accepted = True
@@ -254,7 +254,7 @@ class Desk:
     def _submit_again(self) -> None:
         while self._unsent:
             request = self._unsent[0]
-            if not request.ended and not self._send(Submit(request.number, request.prompt, request.params)):
+            if not request.ended and not self._send(Submit(request.number, request.prompt.tolist(), request.params)):
                 asyncio.get_running_loop().call_later(_AGAIN_S, self._submit_again)
                 return
             self._unsent.popleft()
@@ -310,7 +310,7 @@ class Desk:
         text = request.detokenizer.finish() if request.detokenizer else ""
         reason = "stop" if request.detokenizer and request.detokenizer.stopped else reason
         usage = Usage(len(request.prompt), request.completion_tokens)
-        request.outbox.end(Done(request.outbox.name, reason, text, request.prompt, usage, request.metrics))
+        request.outbox.end(Done(request.outbox.name, reason, text, request.prompt.tolist(), usage, request.metrics))
         self._close(request, reason)
         request.wake(request)
 

@@ -77,7 +77,7 @@ class ChatStyle(Style):
             None if logprobs is None else answers.ChatLogprobs(logprobs),
             choice.end.finish_reason,
             choice.token_ids if self._with_ids else UNSET,
-            choice.request.prompt if self._with_ids else UNSET,
+            choice.request.prompt.tolist() if self._with_ids else UNSET,
         )
 
     def _chunk(

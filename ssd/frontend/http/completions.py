@@ -89,7 +89,7 @@ class CompletionStyle(Style):
         return answers.Completion(object="text_completion", choices=choices, **self._named, **more)  # type: ignore[arg-type]
 
     async def _choice(self, choice: Choice, each: Each) -> answers.CompletionChoice:
-        text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt, choice.logprobs, 0
+        text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt.tolist(), choice.logprobs, 0
         if self._echo:
             asked = choice.asked.prompt
             text = (text_of(prompt, self._vocabulary) if asked is None else asked) + text
