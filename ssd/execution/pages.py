@@ -40,7 +40,10 @@ class PagePool:
 
     def root(self, salt: str) -> bytes:
         """Where the hash chains of the texts with a salt begin: they find each other's pages, and nobody else's."""
-        return hashlib.blake2b(self._root + salt.encode(), digest_size=16).digest() if salt else self._root
+        if not salt:
+            return self._root
+        # A salt is the client's: as the text of a page it must not be the hash of that page.
+        return hashlib.blake2b(salt.encode(), key=self._root, person=b"salt", digest_size=16).digest()
 
     @property
     def available(self) -> int:

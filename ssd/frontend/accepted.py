@@ -42,6 +42,7 @@ _WORDS_S = 60.0
 _TRIM_BYTES = 8 * 2**20
 _NOTHING = 64 * 2**10  # bytes: messages that are on their way in any case
 _HANDSHAKE = 1024  # bytes: more than it takes
+_FRAME_COST = 64  # times its bytes: what the smallest frame takes in memory; other growth is not their doing
 _FRAME = 64  # bytes: more than ZMTP adds to a message
 _HEARTBEAT = 8  # bytes a second: more than a peer's heartbeats
 # A connection takes two descriptors, one of libzmq and one here. The rest is for HTTP and for ourselves.
@@ -61,7 +62,7 @@ class _Connection:
         self.sent = 0
         self.closing = False
         self.looks = 0  # since a message has come out of libzmq
-        self._taken = 0
+        self._taken = 0.0
         self._since = time.monotonic()
         self._socket = socket.socket(fileno=os.dup(fd))
         self._counted = 0
@@ -86,10 +87,10 @@ class _Connection:
             return 0
         self.looks += 1
         now = time.monotonic()
-        self._taken += int(_HEARTBEAT * (now - self._since) + 0.5)
+        self._taken += _HEARTBEAT * (now - self._since)
         self._since = now
         self._taken = min(self._taken, received)
-        return received - self._taken
+        return int(received - self._taken)
 
     def stuck(self) -> bool:
         """Whether more than `UNSENT_BYTES` were sent since the peer has last read everything."""
@@ -146,6 +147,7 @@ class Accepted:
         if connection is not None:
             connection.took(size)
             if connection.peer != peer:
+                self._forget_peer(connection)
                 connection.peer = peer
                 self._peers[peer] = connection
 
@@ -197,9 +199,12 @@ class Accepted:
     def _forget(self, fd: int) -> None:
         connection = self._connections.pop(fd, None)
         if connection is not None:
-            if self._peers.get(connection.peer) is connection:
-                del self._peers[connection.peer]
+            self._forget_peer(connection)
             connection.close()
+
+    def _forget_peer(self, connection: _Connection) -> None:
+        if self._peers.get(connection.peer) is connection:
+            del self._peers[connection.peer]
 
 
 class Guard:
@@ -239,9 +244,10 @@ class Guard:
         for unread, connection in holders:
             if unread > PEER_BYTES:
                 self._cut(connection, unread)
-        if sum(unread for unread, _ in holders) < _NOTHING:
+        held = sum(unread for unread, _ in holders)
+        if held < _NOTHING:
             self._settle()
-        elif self._memory() > self._base + ALL_BYTES:
+        elif _FRAME_COST * held > ALL_BYTES and self._memory() > self._base + ALL_BYTES:
             self._trim()
             self._relieve(self._memory() - self._base - ALL_BYTES, holders)
 

@@ -147,7 +147,7 @@ class Desk:
         finally:
             self._lookups -= 1
         if isinstance(reply, Broken):
-            raise RequestError("invalid_request", reply.message)
+            raise RequestError(reply.code, reply.message)
         return reply
 
     def cancel(self, request: Request) -> None:
@@ -202,7 +202,7 @@ class Desk:
         try:
             with _admission():
                 if isinstance(reply, Broken):
-                    raise RequestError("invalid_request", reply.message)
+                    raise RequestError(reply.code, reply.message)
                 ids = array.array("I", reply.ids).tolist()
                 self._accept(request, checked_ids(ids, reply.count, message, self.config))
         except RequestError as error:

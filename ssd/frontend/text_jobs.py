@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Annotated, Any, BinaryIO, ClassVar, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class Lane(IntEnum):
-    """The kinds of work that keep each other waiting never; each has one process."""
+    """The kinds of work. Work of one lane never waits for that of another; each lane has one process."""
 
     PROMPT = 0
     CHAT = 1  # runs the model's own template, which may be slow however short the messages are
@@ -34,7 +34,19 @@ NICENESS = {Lane.LONG: 10, Lane.LOOKUP: 10}
 _LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
 
 
-class Encode(msgspec.Struct, tag=True, frozen=True):
+class _Job(msgspec.Struct, tag=True, frozen=True):
+    @property
+    def size(self) -> int:
+        """In characters, or in ids."""
+        return 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its process ends after it: the memory that it took goes back to the system."""
+        return self.size > LONG_TEXT
+
+
+class Encode(_Job, tag=True, frozen=True):
     """To token ids: a text, or a conversation by the chat template. Of more than `most` ids only the count comes
     back."""
 
@@ -46,30 +58,21 @@ class Encode(msgspec.Struct, tag=True, frozen=True):
 
     @property
     def size(self) -> int:
-        """In characters."""
         return len(self.prompt or "") + sum(len(said.content) for said in self.messages or ())
 
-    @property
-    def is_long(self) -> bool:
-        """Whether it goes to `Lane.LONG`, or ends the process of its lane, which then holds much memory."""
-        return self.size > LONG_TEXT
 
-
-class Decode(msgspec.Struct, tag=True, frozen=True):
+class Decode(_Job, tag=True, frozen=True):
     """To text, without special tokens."""
 
     token_ids: list[int]
 
     @property
     def size(self) -> int:
-        """In ids."""
         return len(self.token_ids)
 
 
-class Check(msgspec.Struct, tag=True, frozen=True):
+class Check(_Job, tag=True, frozen=True):
     """Compile the chat template."""
-
-    size: ClassVar[int] = 0
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
@@ -88,9 +91,10 @@ class Checked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """It cannot be done, for a reason that the client may see."""
+    """It cannot be done, for a reason that the client may see; `code` is that of a RequestError."""
 
     message: str
+    code: str = "invalid_request"
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):

@@ -19,7 +19,6 @@ from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import (
     Broken,
     Check,
-    Encode,
     Ended,
     Job,
     Lane,
@@ -98,13 +97,10 @@ class TextPool:
             self._tasks.append(asyncio.create_task(self._listen(reader, writer, self._server)))
             return news.vocabulary
         writer.close()
-        self._control.close()
-        self._control = None
-        code = self._server.wait()
+        self._end_server()
         if isinstance(news, Broken):
             raise UsageError(news.message)
-        how = f"its process ended with {_named(code)}"
-        raise UsageError(f"cannot read {self._directory / 'tokenizer.json'}: {how}")
+        raise UsageError(f"cannot read {self._directory / 'tokenizer.json'}: {_named(self._server.returncode)}")
 
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
@@ -139,14 +135,20 @@ class TextPool:
 
     async def _serve(self, lane: Lane, queue: _Queue) -> None:
         while True:
-            future, job = await queue.next()
-            try:
-                reply = await self._try(lane, queue, job)
-            except Exception:
-                log.exception("a bug in handling a text:")
-                reply = Broken("the text could not be handled")
-            if not future.done():
-                future.set_result(reply)
+            await queue.wait()
+            await self._serve_one(lane, queue)
+
+    async def _serve_one(self, lane: Lane, queue: _Queue) -> None:
+        future, job = queue.take()
+        if future.done():
+            return
+        try:
+            reply = await self._try(lane, queue, job)
+        except Exception:
+            log.exception("a bug in handling a text:")
+            reply = Broken("the text could not be handled", "internal_error")
+        if not future.done():
+            future.set_result(reply)
 
     async def _try(self, lane: Lane, queue: _Queue, job: Job) -> Any:
         code: int | None = None
@@ -158,7 +160,7 @@ class TextPool:
                 async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
                     reply = await queue.connection.ask(job)
                 if reply is not None:
-                    if isinstance(job, Encode) and job.is_long:
+                    if job.is_long:
                         queue.drop_connection()
                     return reply
                 code = await queue.death()
@@ -168,7 +170,9 @@ class TextPool:
             queue.drop_connection()
             if code == -signal.SIGXCPU:
                 return Broken(f"this text takes more than {cpu_seconds(job)} s of processor time")
-        return Broken(f"this text ends the process that handles it, with {_named(code)}")
+        if code is None or code == -signal.SIGKILL:
+            return Broken("the text could not be handled at the moment; try again", "overloaded")
+        return Broken(f"this text ends the process that handles it: {_named(code)}")
 
 
 class _Connection:
@@ -194,6 +198,7 @@ class _Queue:
     def __init__(self) -> None:
         self._jobs: dict[asyncio.Future[Any], Job] = {}
         self._more = asyncio.Event()
+        self._oldest = False
         self.connection: _Connection | None = None
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
@@ -203,12 +208,19 @@ class _Queue:
         self._more.set()
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
 
-    async def next(self) -> tuple[asyncio.Future[Any], Job]:
-        """The oldest job, when there is one."""
+    async def wait(self) -> None:
+        """Until there is a job."""
         while not self._jobs:
             self._more.clear()
             await self._more.wait()
-        future = next(iter(self._jobs))
+
+    def take(self) -> tuple[asyncio.Future[Any], Job]:
+        """The shortest job and the oldest one in turn: many long ones hold up no short one, and none waits for ever."""
+        self._oldest = not self._oldest
+        if self._oldest:
+            future = next(iter(self._jobs))
+        else:
+            future = min(self._jobs, key=lambda waiting: self._jobs[waiting].size)
         return future, self._jobs.pop(future)
 
     def connect(self, connection: _Connection) -> None:
@@ -243,8 +255,6 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[A
         return None
 
 
-def _named(code: int | None) -> str:
+def _named(code: int) -> str:
     """An exit code as `subprocess` has it."""
-    if code is None:
-        return "no word of why"
-    return f"status {code}" if code >= 0 else signal.Signals(-code).name
+    return f"it ends with status {code}" if code >= 0 else f"it ends with {signal.Signals(-code).name}"

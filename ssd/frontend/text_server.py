@@ -30,7 +30,6 @@ from ssd.frontend.text_jobs import (
     Checked,
     Decode,
     Decoded,
-    Encode,
     Encoded,
     Ended,
     Job,
@@ -131,6 +130,8 @@ def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
         _limit_cpu(text_jobs.cpu_seconds(job))
         try:
             reply = _done(tokenizer, job)
+            if len(reply) > text_jobs.MAX_FRAME:
+                reply = frame(Broken(f"the result takes more than {text_jobs.MAX_FRAME >> 20} MiB"))
         except SsdError as error:
             reply = frame(Broken(str(error)))
         except MemoryError:
@@ -138,7 +139,7 @@ def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
         except BaseException as error:  # a panic of the library is no Exception
             reply = frame(Broken(f"the model's tokenizer breaks over this text: {_said(error)}"))
         connection.sendall(reply)
-        if isinstance(job, Encode) and job.is_long:
+        if job.is_long:
             return
 
 
@@ -148,10 +149,7 @@ def _done(tokenizer: Tokenizer, job: Job) -> bytes:
         tokenizer.chat_template()
         return frame(Checked())
     if isinstance(job, Decode):
-        reply = frame(Decoded(tokenizer.decode(job.token_ids)))
-        if len(reply) > text_jobs.MAX_FRAME:
-            raise MemoryError
-        return reply
+        return frame(Decoded(tokenizer.decode(job.token_ids)))
     if job.messages is not None:
         ids = tokenizer.encode_chat(job.messages)
     else:

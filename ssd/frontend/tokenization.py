@@ -18,6 +18,7 @@ from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc.messages import MAX_TEXT, ChatMessage
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 
+_MOST_PIECE = 4096
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -127,6 +128,11 @@ class Tokenizer:
                 pieces[token_id] = twice.removeprefix(once).encode()
                 if pieces[token_id] != once.encode():
                     first[token_id] = once.encode()
+                if len(twice) > _MOST_PIECE:
+                    raise UsageError(
+                        f"{self._directory / 'tokenizer.json'}: token {token_id} stands for more than {_MOST_PIECE} "
+                        "characters"
+                    )
         return Vocabulary(
             pieces=pieces,
             first=first,

@@ -26,7 +26,7 @@ from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import decode
 from ssd.frontend.http.style import now
 from ssd.frontend.metrics import Metrics
-from ssd.frontend.text_jobs import Decode, Encode
+from ssd.frontend.text_jobs import Decode, Decoded, Encode
 from ssd.ipc.listening import is_loopback
 
 log = logging.getLogger("ssd.http")
@@ -257,7 +257,9 @@ class App:
 
         exchange.when_gone(give_up)
         try:
-            return await work
+            found = await work
+            exchange.hold(len(found.text if isinstance(found, Decoded) else found.ids))
+            return found
         except RequestError as error:
             raise refusal(error.code, str(error), param) from None
         except asyncio.CancelledError:

@@ -138,6 +138,7 @@ class Connection(HttpToolsProtocol):
                 rest = rest[offer.args[0] :]
                 fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
                 method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+                self.parser = httptools.HttpRequestParser(self)
                 self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields)))
 
     def on_message_begin(self) -> None:

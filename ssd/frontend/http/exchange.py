@@ -19,6 +19,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
 GONE = "gone"  # in the state of a request: what is called when its client leaves before it has its answer
+_UNCOUNTED = 16 * 2**10  # bytes
 _PART = 2**20  # bytes of an answer that wait for a slow client besides the answer itself
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # A name for each request that has none: nobody else's, and cheaper than drawing one.
@@ -52,8 +53,10 @@ class Exchange:
         HttpError, RequestError, or Gone."""
         self._budget = budget
         announced = self.header(b"content-length") or b"0"
-        if announced.isdigit() and int(announced) > limit:
+        length = int(announced) if announced.isdigit() else 0
+        if length > limit:
             raise _too_large(limit)
+        self.hold(length)
         parts: list[bytes] = []
         size = 0
         while True:
@@ -64,11 +67,18 @@ class Exchange:
             size += len(part)
             if size > limit:
                 raise _too_large(limit)
-            budget.take(self, len(part))
-            self._held += len(part)
+            self.hold(size)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    def hold(self, size: int) -> None:
+        """So many bytes in all are kept for this request, of which the budget counts what is beyond some KiB: nobody's
+        short prompt waits for others' long ones. Raises RequestError."""
+        more = size - _UNCOUNTED - self._held
+        if self._budget is not None and more > 0:
+            self._budget.take(self, more)
+            self._held += more
 
     def end(self) -> None:
         """Nothing of the body is kept any more."""
