@@ -36,8 +36,16 @@ class Budget:
         self._peers[peer] += size
         self.held += size
 
+    def grow(self, thing: Hashable, size: int) -> None:
+        """Count `size` more bytes for one thing, which may be of any size where nothing else is held; RequestError
+        `overloaded` where all together are beyond their limit."""
+        if self.held > self._peers[thing] and self.held + size > self._in_all:
+            raise RequestError("overloaded", f"what all clients have sent holds {self.held} of {self._in_all} bytes")
+        self._peers[thing] += size
+        self.held += size
+
     def give_back(self, peer: Hashable, size: int) -> None:
-        """The end of what `take` began."""
+        """The end of what `take` or `grow` began."""
         self.held -= size
         self._peers[peer] -= size
         if self._peers[peer] <= 0:

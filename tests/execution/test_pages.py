@@ -314,6 +314,15 @@ def test_a_text_is_found_by_those_of_its_salt_alone() -> None:
         assert table.adopt_prefix(text) == 4
 
 
+def test_a_salt_that_is_the_text_of_a_page_does_not_lead_behind_that_page() -> None:
+    pool, first, second = PagePool(16, 2), [11, 12], [13, 14]
+    for salt, text in (("", [*first, 9]), (",".join(map(str, first)), [*second, 9])):
+        table = PageTable(pool, salt)
+        table.grow(len(text))
+        table.share_computed(text, len(text))
+    assert PageTable(pool).adopt_prefix([*first, *second, 9]) == 2
+
+
 def test_hashes_find_and_ids_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should two pages ever collide, the second text does not get the first one's keys and values."""
     monkeypatch.setattr(pages_module, "chain_hash", lambda parent, ids: b"the same for all")

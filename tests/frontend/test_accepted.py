@@ -157,6 +157,23 @@ def test_many_peers_with_half_a_message_each_lose_it_but_not_who_sends_slowly(se
     until_returned(served, before)
 
 
+def test_growth_that_is_not_theirs_costs_idle_peers_nothing(served: Served) -> None:
+    """Their heartbeats and the beginnings of messages are too few bytes to be its cause."""
+    peers = [peer(served.addresses["tcp"]) for _ in range(8)]
+    for each in peers:
+        each.sendall(wire(Generate(7, "x" * 2**17))[: 2**16])
+    asking = [RawClient(served.engine.address) for _ in range(3)]
+    for name in range(24):
+        asking[name % 3].send(Generate(name, token_ids=[5] * 400_000))
+    for name in range(24):
+        assert isinstance(asking[name % 3].receive(), Failed)
+    for each in peers:
+        each.sendall(wire(Generate(7, "x" * 2**17))[2**16 :])
+        assert until_said(each)
+        each.close()
+    served.check()
+
+
 def until_said(made: socket.socket) -> bytes:
     """All that has come up to the reason of a failure."""
     heard = b""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ssd.errors import RequestError
-from ssd.frontend import process
+from ssd.frontend import desk
 from ssd.frontend.budget import Budget, prompt_bytes
 from ssd.ipc.messages import Cancel, ChatMessage, Done, Failed, Generate
+from tests.frontend.http_engine import answering, http_engine
 from tests.frontend.raw_client import RawClient, prompt, scripted_frontend
 
 TEXT = "word " * 100
+LONG = {"prompt": "word " * 100_000}
 
 
 class Holder:
@@ -66,7 +68,7 @@ def test_a_client_is_told_that_its_prompts_are_too_much_and_may_go_on_when_one_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = prompt_bytes(Generate(1, TEXT))
-    monkeypatch.setattr(process, "Budget", lambda: Budget(each=2 * size, in_all=3 * size))
+    monkeypatch.setattr(desk, "Budget", lambda: Budget(each=2 * size, in_all=3 * size))
     with scripted_frontend() as setup:
         other = RawClient(setup.engine.address)
         for name in (1, 2):
@@ -81,3 +83,33 @@ def test_a_client_is_told_that_its_prompts_are_too_much_and_may_go_on_when_one_h
         other.send(prompt(2, TEXT))
         setup.engine.target.next_submit()
         other.close()
+
+
+def test_bodies_that_do_not_end_keep_out_no_short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "Budget", lambda: Budget(each=2**20, in_all=2**20))
+    with http_engine() as http, answering(http, [5]):
+        held = http.connection()
+        held.putrequest("POST", "/v1/completions")
+        held.putheader("content-type", "application/json")
+        held.putheader("content-length", str(2**20))
+        held.endheaders(b"{")
+        question = {"model": "scripted", "prompt": "a", "max_tokens": 1}
+        while http.post("/v1/completions", **question | {"user": "x" * 500, "stop": ["x" * 250] * 4} | LONG)[0] != 503:
+            pass
+        assert http.post("/v1/completions", **question)[0] == 200
+        held.close()
+
+
+def test_one_body_of_any_size_is_let_in_and_a_large_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "Budget", lambda: Budget(each=2**16, in_all=2**16))
+    with http_engine() as http, answering(http, [5]):
+        status, answer = http.post("/tokenize", prompt="a " * 100_000)
+        assert (status, answer["count"]) == (200, 100_001)
+        held = http.connection()
+        held.putrequest("POST", "/tokenize")
+        held.putheader("content-type", "application/json")
+        held.putheader("content-length", str(50_000))
+        held.endheaders(b"{")
+        while http.post("/tokenize", prompt="a " * 20_000)[0] != 503:
+            pass
+        held.close()

@@ -45,6 +45,14 @@ def test_an_offer_of_http_2_is_answered_in_http_1(http: HttpEngine, chunked: boo
     assert answer.count(b'"text_completion"') == answer.count(b'"version"') == 2
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_offer_on_a_connection_that_ends_is_answered(http: HttpEngine, version: bytes) -> None:
+    client = raw(http)
+    fields = b"host: localhost\r\nconnection: upgrade, close\r\nupgrade: x\r\n\r\n"
+    client.sendall(b"GET /version HTTP/%b\r\n%b" % (version, fields))
+    assert until_closed(client).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -130,14 +130,56 @@ def test_a_hostile_tokenizer_costs_its_own_request(tmp_path: Path, changes: dict
     with_pool(model(tmp_path, **changes), body)
 
 
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+def long_tokens(length: int, count: int) -> dict[str, Any]:
+    """A vocabulary whose tokens stand for so many characters each."""
+    return {
+        "model": {"type": "WordLevel", "vocab": {"w" * (n + 1): n for n in range(count)}, "unk_token": "w"},
+        "decoder": {"type": "Replace", "pattern": {"String": "w"}, "content": "x" * length},
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "added_tokens": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, long_tokens(10_000, 1), long_tokens(4000, 100)],
+    ids=["nothing", "a long token", "many long tokens"],
+)
+def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", **content} if content else {}))
 
     async def body(pool: TextPool) -> None:
-        with pytest.raises(UsageError, match=r"cannot read .*tokenizer\.json"):
+        with pytest.raises(UsageError, match=r"tokenizer\.json"):
             await pool.start()
 
     with_pool(tmp_path, body)
+
+
+def test_many_long_texts_hold_up_no_short_one() -> None:
+    async def body(pool: TextPool) -> None:
+        await pool.start()
+        long = [pool.do(Lane.LONG, Encode("word " * 20_000, most=1)) for _ in range(40)]
+        await pool.do(Lane.LONG, Encode("word " * 4_000, most=1))
+        assert sum(job.done() for job in long) < 20
+        for job in long:
+            job.cancel()
+
+    with_pool(MODEL, body)
+
+
+def test_the_end_of_the_server_is_not_blamed_on_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(pool: TextPool) -> None:
+        await pool.start()
+        asked = pool.do(Lane.LONG, Encode("word " * 800_000, most=1))
+        while not asked.done():
+            for pid in text_processes():
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        assert asked.result().code == "overloaded"
+
+    with_pool(MODEL, body)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])

@@ -77,7 +77,7 @@ class Exchange:
         short prompt waits for others' long ones. Raises RequestError."""
         more = size - _UNCOUNTED - self._held
         if self._budget is not None and more > 0:
-            self._budget.take(self, more)
+            self._budget.grow(self, more)
             self._held += more
 
     def end(self) -> None:
