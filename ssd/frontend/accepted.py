@@ -1,9 +1,9 @@
 """The connections that a public ZeroMQ socket has accepted: how many they are, and how much memory they take.
 
 libzmq bounds neither. Its high water mark counts whole messages, so the frames of a message without an end pile up; and
-it accepts until the process has no descriptor left, of which it dies. Here the kernel says how many bytes of each
-connection libzmq has read; less the messages that came out, that is what libzmq holds. Who is beyond a limit loses the
-connection, and nobody else notices.
+it accepts until the process has no descriptor left, and then aborts it. So the kernel is asked how many bytes libzmq
+has read from each connection. These bytes minus the messages that came out are what libzmq holds. A peer beyond a limit
+loses its connection, and nobody else notices.
 """
 
 from __future__ import annotations

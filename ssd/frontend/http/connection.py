@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
         self._read_on()
 
     def _expect(self, part: Literal["none", "body", "rest"]) -> None:
-        """What was being sent is there, and its deadline is kept; `part` comes next."""
+        """Wait for `part` from now on. What came before has arrived in time: its deadline ends."""
         self._part, self._loose = part, 0
         if self._deadline is not None:
             self._deadline.cancel()
