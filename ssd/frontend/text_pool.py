@@ -49,6 +49,7 @@ class TextPool:
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> Vocabulary:
         """Load the tokenizer; returns the vocabulary, without chat where the template cannot be used. Raises UsageError
@@ -57,7 +58,10 @@ class TextPool:
             return Vocabulary()
         vocabulary = await self._start_server()
         self._tasks += [asyncio.create_task(self._serve(lane, queue)) for lane, queue in self._lanes.items()]
-        if vocabulary.has_chat and isinstance(checked := await self.do(Lane.CHAT, Check()), Broken):
+        if not vocabulary.has_chat:
+            return vocabulary
+        checked = await self.do(Lane.CHAT, Check())
+        if isinstance(checked, Broken) and checked.code == "invalid_request":  # else the template is not to blame
             log.warning("no chat with this model: %s", checked.message)
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
         return vocabulary
@@ -73,7 +77,7 @@ class TextPool:
         return future
 
     def close(self) -> None:
-        for task in self._tasks:
+        for task in (*self._tasks, *filter(None, [self._listening])):
             task.cancel()
         for queue in self._lanes.values():
             queue.drop_connection()
@@ -94,7 +98,7 @@ class TextPool:
         reader, writer = await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME)
         news = await _read(reader, text_jobs.NEWS)
         if isinstance(news, Welcome):
-            self._tasks.append(asyncio.create_task(self._listen(reader, writer, self._server)))
+            self._listening = asyncio.create_task(self._listen(reader, writer, self._server))
             return news.vocabulary
         writer.close()
         self._end_server()
@@ -125,7 +129,8 @@ class TextPool:
             if self._control is None:
                 log.warning("the text server was lost; starting another one")
                 await self._start_server()
-        assert self._control is not None
+        if self._control is None:
+            raise ConnectionError("the text server was lost as it started")
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [bytes([lane])], [theirs.fileno()])
