@@ -152,7 +152,7 @@ class Accepted:
                 self._peers[peer] = connection
 
     def sent(self, peer: bytes, size: int) -> None:
-        """A message of so many bytes is on its way to a peer."""
+        """Note that a message of `size` bytes was given to libzmq for a peer."""
         connection = self._peers.get(peer)
         if connection is not None:
             connection.sent += size

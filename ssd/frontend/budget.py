@@ -45,7 +45,7 @@ class Budget:
         self.held += size
 
     def give_back(self, peer: Hashable, size: int) -> None:
-        """The end of what `take` or `grow` began."""
+        """Count `size` bytes less for a peer, or a thing; they were counted by `take` or `grow`."""
         self.held -= size
         self._peers[peer] -= size
         if self._peers[peer] <= 0:
