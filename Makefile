@@ -43,4 +43,4 @@ lint: venv ## ruff and mypy
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist ssd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find ssd tests tools -name __pycache__ -prune -exec rm -rf {} +
+	find ssd tests tools examples -name __pycache__ -prune -exec rm -rf {} +

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssd.config.params import SamplingParams
     from ssd.llm import LLM
-    from ssd.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "ssd.llm", "SamplingParams": "ssd.params"}
+_HOMES = {"LLM": "ssd.llm", "SamplingParams": "ssd.config.params"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for, so that `import ssd` costs nothing."""
+    """Load a name when it is asked for, so that `import ssd` costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ssd' has no attribute {name!r}")
     import importlib

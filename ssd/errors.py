@@ -1,23 +1,24 @@
-"""Errors that a user can do something about; everything else is a bug and keeps its traceback in the log."""
+"""Errors that a user can do something about. Any other error is a bug and keeps its traceback in the log."""
 
 from __future__ import annotations
 
 
 class SsdError(Exception):
-    """A failure whose message is meant for people. `exit_code` is what the command line returns for it."""
+    """A failure whose message is meant for people. The command line ends with its `exit_code`."""
 
     exit_code = 1
 
 
 class UsageError(SsdError):
-    """Bad input that could be known before anything ran: a flag, a name, a file."""
+    """Bad input that is known before anything runs: a flag, a name, a file."""
 
     exit_code = 2
 
 
 class RequestError(SsdError):
-    """One request refused or failed; the engine goes on. `code` is machine-readable and part of the protocol; `param`
-    is the sampling parameter that is to blame, where one is, and `index` the number of the request in its batch."""
+    """One request was refused or failed; the engine goes on.
+
+    `code` is part of the protocol. `param` is the sampling parameter to blame; `index`, the request's in its batch."""
 
     index: int | None = None
 
@@ -31,11 +32,11 @@ class RequestError(SsdError):
 
 
 class RequestTimeoutError(RequestError):
-    """A request took more time than its caller gave it, and was cancelled."""
+    """A request took longer than its caller allowed, and was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("timeout", "the request was not finished in the time it was given, and was cancelled")
 
 
 class EngineDeadError(SsdError):
-    """A process the engine cannot do without has ended; the message says which and how."""
+    """A process that the engine needs has ended; the message says which and how."""

@@ -1,6 +1,6 @@
-"""Named places in the protocol at which a process can be made to die, stop, hang or linger (RELIABILITY 4).
+"""Named places in the protocol at which a process can be made to die, stop, hang or wait. For tests of faults.
 
-For tests of faults. `SSD_FAILPOINTS` is heard only where `EngineConfig.failpoints` allows it:
+`SSD_FAILPOINTS` counts only where `EngineConfig.failpoints` allows it:
 
     SSD_FAILPOINTS="draft.after_payload=kill@0.01,draft.step=delay:20"
 """
@@ -33,7 +33,7 @@ POINTS = {
     "target.step": "before a step",
     "rank.step": "a rank but the first is told what to run, and has not begun",
 }
-"""Where a failpoint is, and what has happened there."""
+"""The failpoints, and what has happened when a process reaches one."""
 
 _LONGEST_DELAY_MS = 3_600_000
 _GRAMMAR = re.compile(r"(?P<name>[^=]+)=(?P<action>[^:@]+)(:(?P<ms>[^@]+))?(@(?P<chance>.+))?")
@@ -48,27 +48,28 @@ _armed: dict[str, _Armed] = {}
 
 
 def arm(text: str) -> None:
-    """Arm what `text` names, comma-separated `name=action[:milliseconds][@probability]`, and nothing else. Raises
-    UsageError for what is not that."""
+    """Arm the failpoints of `text` and disarm all others. Raises UsageError.
+
+    `text` has `name=action[:milliseconds][@probability]`, with commas between them."""
     found = dict(_parsed(part.strip()) for part in text.split(",") if part.strip())
     _armed.clear()
     _armed.update(found)
 
 
 def arm_from_environment(allowed: bool) -> None:
-    """What SSD_FAILPOINTS says, where the configuration allows it."""
+    """Arm the failpoints of SSD_FAILPOINTS, if the configuration has `allowed` it."""
     if allowed:
         arm(os.environ.get(VARIABLE, ""))
 
 
 def reach(name: str) -> None:
-    """The process is at this point."""
+    """Say that the process is at this point, which may be its end."""
     if _armed and (armed := _armed.get(name)) is not None and random.random() < armed.probability:
         armed.act()
 
 
 def is_armed(name: str) -> bool:
-    """For what is only done so that there is such a point."""
+    """Tell whether a point is armed, for work that is done only to have the point."""
     return name in _armed
 
 
@@ -100,17 +101,13 @@ def _number(part: str, text: str, most: float) -> float:
     return number
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def _hang() -> None:
     while True:
         pass
 
 
-_ACTIONS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "hang": _hang}
+_ACTIONS: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": _hang,
+}

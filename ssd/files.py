@@ -1,4 +1,5 @@
-"""Reading files that people and models name: all of them bounded, none of them waited for."""
+"""Where files are kept that can be fetched again, and how files that people and models name are read: never more than
+a bound, never waiting for a writer."""
 
 from __future__ import annotations
 
@@ -9,12 +10,18 @@ from pathlib import Path
 from ssd.errors import UsageError
 
 
-def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
-    """All of a regular file, or also of a `pipe` that somebody writes to, as in `--config <(...)`.
+def cache_dir() -> Path:
+    """Return `$SSD_CACHE`, else `$XDG_CACHE_HOME/ssd`, else `~/.cache/ssd`. It may not exist yet."""
+    if own := os.environ.get("SSD_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ssd"
 
-    Raises UsageError for anything else, for what cannot be read, and for more than `most` bytes before they are in
-    memory.
-    """
+
+def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
+    """Return all of a regular file; with `pipe`, also of a pipe that somebody writes to, as in `--config <(...)`.
+
+    Raises UsageError for any other kind of file, for one that cannot be read, and for more than `most` bytes, before
+    they are in memory."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
         with os.fdopen(descriptor, "rb") as file:

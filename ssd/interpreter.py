@@ -1,9 +1,8 @@
 """Starts Python processes that take no code from the working directory.
 
-`python -m` puts the working directory first on the path, and so does an empty entry of PYTHONPATH. Whoever can write
-there, as the author of a downloaded model can, would replace any module. As a program, this file runs a module of the
-`ssd` that it belongs to.
-"""
+`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path. Whoever can write there, as
+the author of a downloaded model can, could replace any module. Run as a program, this file runs a module of its own
+`ssd`."""
 
 from __future__ import annotations
 
@@ -17,25 +16,26 @@ _PACKAGE = Path(__file__).parent
 
 
 def command(*arguments: str) -> list[str]:
-    """The command of a Python process with `arguments`; to be started with `environment`."""
+    """Return the command of a Python process with `arguments`. Start it with `environment()`."""
     return [sys.executable, "-P", *arguments]
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """The command of a process that runs `module` of this very `ssd`, wherever that was imported from."""
+    """Return the command of a process that runs `module` of this very `ssd`, wherever that was imported from."""
     return command(__file__, module, *arguments)
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without the empty entries of PYTHONPATH."""
+    """Return this process's environment without the empty entries of PYTHONPATH."""
     entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def _main() -> None:
-    """Run the module that the first argument names. This package may be on the parent's path only because of its
-    working directory: it is imported from where it is, and its folder comes last on the path, where it hides nothing.
-    """
+    """Run the module that the first argument names.
+
+    The parent may have found this package only in its working directory. So the package is imported from where it is,
+    and its folder comes last on the path, where it hides nothing."""
     sys.path.append(str(_PACKAGE.parent))
     spec = importlib.util.spec_from_file_location("ssd", _PACKAGE / "__init__.py")
     assert spec is not None and spec.loader is not None

@@ -1,79 +1,135 @@
-"""An engine inside a Python program: `LLM().generate(prompts)`."""
+"""An engine inside a Python program.
+
+with LLM("smollm2", "smollm2-draft") as llm:
+    for chunk in llm.stream("Once upon a time"):
+        print(chunk.text, end="", flush=True)"""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from ssd.client import Client, Completion, Prompt
-from ssd.config import EngineConfig
-from ssd.errors import EngineDeadError, SsdError
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Backup, Mode, SamplingParams
-from ssd.supervisor import Engine
+import msgspec
+
+from ssd.client import Client, Completion, Prompt, StreamChunk
+from ssd.config.engine import AttentionName, DType, EngineConfig, LoadFormat, Quantize
+from ssd.config.params import Backup, Mode, Sampler, SamplingParams
+from ssd.errors import EngineDeadError, UsageError
+from ssd.ipc.public import ChatMessage
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
+
+Path: TypeAlias = str | PathLike[str]
+ChatTurn: TypeAlias = ChatMessage | Mapping[str, str]
+"""What one side of a chat said: {"role": "user", "content": "Hello"}, or the same as a `ChatMessage`."""
 
 
 @contextmanager
 def running(
     config: EngineConfig, loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext
 ) -> Iterator[tuple[Engine, Client]]:
-    """An engine for as long as the block lasts, and a client of it. `loading` surrounds its start."""
+    """Run an engine and a client of it for as long as the block lasts. `loading` surrounds the engine's start.
+
+    Where the engine dies in the block, its cause is raised."""
     engine = Engine(config)
     try:
         with loading(engine):
             engine.start()
-        with Client(engine.address) as client:
+        with Client(engine.address) as client, telling_cause(engine):
             yield engine, client
     finally:
         engine.stop(drain=0.0)
 
 
-def cause(engine: Engine, error: EngineDeadError) -> SsdError:
-    """Why the engine of a broken connection ended; the supervisor knows it within moments."""
-    engine.wait(2.0)
-    return engine.failure or error
+@contextmanager
+def telling_cause(engine: Engine) -> Iterator[None]:
+    """Raise why the engine ended, which its supervisor knows within moments, for a connection that broke."""
+    try:
+        yield
+    except EngineDeadError as error:
+        engine.wait(2.0)
+        raise engine.failure or error from None
 
 
 class LLM:
-    """A target and its draft, loaded and running in processes of their own until `close`.
+    """A target and its draft, running in processes of their own until `close`. The arguments:
 
-    `target` and `draft` are built-in names, folders or hub names; no `draft` is the built-in one for the built-in
-    target, several are a cascade, smallest first. `fan_out` is one number, or K + 1 of them; "auto" leaves it, or K, to
-    the tuner. Other options are those of `ssd launch`, with underscores (`EngineOptions`). Raises UsageError for what
-    cannot work, and the cause when the engine does not start.
-    """
+    - `target`: a built-in name, a folder, a GGUF file or a hub name. `draft`: one of these, an EAGLE-3 head, or several
+      models, smallest first (a cascade). None is the built-in draft, for the built-in target.
+    - `mode`: "ar" (plain decoding), "sd" or "ssd". `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of
+      them. "auto" leaves either to the tuner, with at most `budget` outcomes a round. `backup`: what a miss does.
+    - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
+      belongs to the latter.
+    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: cores, as "0-2,5".
+      `tensor_parallel_size` splits the target; `nnodes`, `node_rank` and `rdzv_endpoint` over several machines.
+    - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `revision`, `draft_revision`: of
+      models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
+      `synthetic_acceptance_length` and `synthetic_hit_rate` say.
+    - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
+      `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache.
+    - `deterministic`: results do not depend on batch shapes. `attention`, `enforce_eager`: kernels and CUDA graphs.
+    - `shutdown_timeout`, `step_timeout`: seconds. `telemetry`: record for `ssd top` and `ssd trace`.
+
+    Raises UsageError for what cannot work, and the cause where the engine does not start. Threads take turns on the one
+    connection; for requests at the same time give each a `Client(llm.engine.address)`."""
 
     def __init__(
         self,
-        target: str | PathLike[str] = "smollm2",
-        draft: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
+        target: Path = "smollm2",
+        draft: Path | Sequence[Path] | None = None,
         *,
         mode: Mode = "ssd",
         num_speculative_tokens: int | Literal["auto"] = "auto",
         fan_out: int | Sequence[int] | Literal["auto"] = "auto",
         backup: Backup = "auto",
-        **options: Any,
+        sampler: Sampler = "coupled",
+        saguaro_c: float = 1.0,
+        budget: int = 32,
+        dtype: DType = "float32",
+        draft_dtype: DType | None = None,
+        quantize: Quantize = "none",
+        draft_quantize: Quantize | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        tensor_parallel_size: int = 1,
+        nnodes: int = 1,
+        node_rank: int = 0,
+        rdzv_endpoint: str | None = None,
+        target_cpus: str | None = None,
+        draft_cpus: str | None = None,
+        device: str = "cpu",
+        draft_device: str = "cpu",
+        deterministic: bool = False,
+        attention: AttentionName = "auto",
+        enforce_eager: bool = False,
+        load_format: LoadFormat = "auto",
+        synthetic_acceptance_length: float | None = None,
+        synthetic_hit_rate: float | None = None,
+        revision: str | None = None,
+        draft_revision: Sequence[str] = (),
+        shutdown_timeout: float = 30.0,
+        step_timeout: float = 60.0,
+        telemetry: bool = True,
     ) -> None:
-        config = resolve(
-            EngineOptions(
-                target=fspath(target),
-                draft=tuple(fspath(one) for one in ((draft,) if isinstance(draft, str | PathLike) else draft or ())),
-                mode=mode,
-                num_speculative_tokens=0 if num_speculative_tokens == "auto" else num_speculative_tokens,
-                fan_out=() if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out),
-                backup=backup,
-                **options,
-            )
-        )
+        given = locals()
+        options: dict[str, Any] = {name: given[name] for name in EngineOptions.__struct_fields__}
+        drafts = (draft,) if isinstance(draft, str | PathLike) else draft or ()
+        options |= {"target": fspath(target), "draft": tuple(fspath(each) for each in drafts)}
+        options["num_speculative_tokens"] = 0 if num_speculative_tokens == "auto" else num_speculative_tokens
+        options["fan_out"] = () if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out)
         with ExitStack() as stack:
-            self.engine, self.client = stack.enter_context(running(config))
+            self.engine, self.client = stack.enter_context(running(resolve(EngineOptions(**options))))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
-        self._turn = threading.Lock()
+        self._lock = threading.RLock()  # a stream may be collected, and so closed, while its thread has a turn
 
     def generate(
         self,
@@ -82,14 +138,52 @@ class LLM:
         *,
         chat: bool = False,
     ) -> list[Completion]:
-        """Complete one prompt or a batch; results come in input order. See `Client.generate`. Of several threads each
-        waits for its turn: those that want to be served at once need clients of their own (`engine.address`)."""
+        """Complete one text, or a batch of texts and token id lists. Results come in input order.
+
+        `params` is for all, or one for each. With `chat`, a text is what a user says in the model's chat format.
+        Raises RequestError for the first prompt, in input order, that is refused or fails."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        with self._lock, telling_cause(self.engine):
+            return self.client.generate(batch, params, chat=chat)
+
+    def chat(
+        self,
+        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation, or a batch of them, through the model's chat template. See `generate`.
+
+        llm.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}])"""
+        single = not messages or isinstance(messages[0], ChatMessage | Mapping)
+        conversations: Any = [messages] if single else messages
+        batch: Any = [_conversation(turns) for turns in conversations]
+        with self._lock, telling_cause(self.engine):
+            return self.client.generate(batch, params)
+
+    def stream(
+        self, prompt: str | Sequence[int] | Sequence[ChatTurn], params: SamplingParams | None = None
+    ) -> Iterator[StreamChunk]:
+        """Yield what each round adds to a text, to token ids or to a conversation. The last chunk has the `completion`.
+
+        The request begins with the first `next`. Closing the iterator early cancels it. Other calls may come in
+        between: the stream waits for them, and ends with `slow_reader` where more than 4096 of its tokens are unread.
+        """
+        if isinstance(prompt, str):
+            chunks = self.client.stream(prompt, params)
+        elif prompt and isinstance(prompt[0], int):
+            chunks = self.client.stream(params=params, token_ids=prompt)  # type: ignore[arg-type]
+        else:
+            chunks = self.client.stream(params=params, messages=_conversation(prompt))
         try:
-            with self._turn:
-                return self.client.generate(batch, params, chat=chat)
-        except EngineDeadError as error:
-            raise cause(self.engine, error) from None
+            while True:
+                with self._lock, telling_cause(self.engine):
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            with self._lock:
+                chunks.close()
 
     def close(self) -> None:
         """End the engine. Closing twice is fine."""
@@ -100,3 +194,11 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _conversation(turns: Sequence[Any]) -> list[ChatMessage]:
+    """Return the messages of a chat. Raises UsageError for what is none."""
+    try:
+        return [turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage) for turn in turns]
+    except msgspec.ValidationError as error:
+        raise UsageError(f"a message of a chat has a role and a content: {error}") from None

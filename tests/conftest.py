@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,16 @@ settings.register_profile("repeat", derandomize=True)
 settings.load_profile("repeat")
 
 
+# Collecting makes half a million objects, and all of them stay: looking for garbage among them takes half of the time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for among the tests' own objects."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a test that may take longer than others come first, so that no worker is left with one at the end."""
     longest: dict[Path, float] = {}
@@ -38,3 +50,19 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Once with our kernels and once as on a machine without a C compiler."""
     if request.param == "torch":
         monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)
+
+
+@pytest.fixture
+def products_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a row the same bits wherever it lies in a tile, as a GPU does.
+
+    Triton's interpreter multiplies by NumPy's BLAS. OpenBLAS's kernels for Haswell and Zen do not promise it.
+    """
+    import numpy as np
+    from triton.runtime import interpreter
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        product = np.einsum("mk,kn->mn", a.data, b.data, dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)

@@ -14,8 +14,8 @@ from torch.distributed import HashStore
 
 from ssd.execution.batch import Row
 from ssd.execution.shards import ShardRunner, Tell
-from ssd.ipc.messages import pack, unpack
-from ssd.ipc.rank_steps import RANK_STEP, RankStep
+from ssd.ipc.messages import RANK_STEP, RankStep
+from ssd.ipc.public import pack, unpack
 from ssd.layers.ranks import Ranks, connect
 from ssd.models import registry
 from ssd.models.checkpoint import inspect

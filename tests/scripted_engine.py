@@ -17,24 +17,25 @@ from typing import Any
 import msgspec
 import zmq
 
-from ssd.config import EngineConfig, Server
+from ssd.config.engine import EngineConfig, ServerConfig
+from ssd.config.params import Speculation
 from ssd.frontend.process import Frontend, run
 from ssd.interpreter import child_command
 from ssd.ipc import sockets
 from ssd.ipc.messages import (
+    CHILD_TO_SUPERVISOR,
     PEER_TO_TARGET,
     Abort,
+    Drain,
     Emission,
     Hello,
-    Message,
     Ready,
     Refused,
     Step,
     Submit,
 )
 from ssd.ipc.process import Child, Start
-from ssd.ipc.supervision import CHILD_TO_SUPERVISOR, Drain
-from ssd.params import Speculation
+from ssd.ipc.public import Message
 
 MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"
 PATIENCE_S = 20.0
@@ -48,7 +49,7 @@ def engine_config(**changes: Any) -> EngineConfig:
         target=str(MODEL),
         target_name="scripted",
         speculation=Speculation("ar"),
-        server=Server(names=("scripted",)),
+        server=ServerConfig(names=("scripted",)),
         max_model_len=256,
         digest="d1",
         vocab_size=49152,

@@ -16,9 +16,10 @@ from ssd import SamplingParams
 from ssd.client import Client
 from ssd.errors import UsageError
 from ssd.interpreter import child_command, environment
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 from ssd.models.download import locate
-from ssd.supervisor import Engine
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S
 

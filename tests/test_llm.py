@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from ssd import LLM, SamplingParams
-from ssd.config import Quantize
-from ssd.errors import RequestError
-from ssd.models.hub import BUILTIN
-from ssd.params import Mode, Speculation
+from ssd.config.engine import Quantize
+from ssd.config.params import Mode, Speculation
+from ssd.errors import RequestError, UsageError
+from ssd.ipc.public import ChatMessage
+from ssd.launch.options import EngineOptions
+from ssd.models.pull import BUILTIN
 
 PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q: What is 7 times 8?\nA:"]
 CHATS = ["Why is the sky blue?", "Tom has 3 boxes of 12 pens. How many pens?", "What is a prime number?", "Say hello."]
@@ -91,6 +95,65 @@ def test_chat_answers_and_counts(llm: LLM) -> None:
     )
 
 
+def test_a_chat_is_one_conversation_or_several(llm: LLM) -> None:
+    """Of dicts or of messages, as `generate` answers a text with `chat`; a system message changes the prompt."""
+    short, (sky, pens, *_) = SamplingParams(max_tokens=8), CHATS
+    said = [llm.generate(text, short, chat=True)[0] for text in (sky, pens)]
+    single = llm.chat([{"role": "user", "content": sky}], short)
+    both = llm.chat([[ChatMessage("user", sky)], [{"role": "user", "content": pens}]], [short, short])
+    assert [one.token_ids for one in single] == [said[0].token_ids]
+    assert [one.token_ids for one in both] == [one.token_ids for one in said]
+    (told,) = llm.chat([{"role": "system", "content": "Speak French."}, {"role": "user", "content": sky}], short)
+    assert told.usage.prompt_tokens != said[0].usage.prompt_tokens
+
+
+@pytest.mark.parametrize("messages", [[{"role": "cook", "content": "x"}], [{"content": "x"}], [["x"]]], ids=str)
+def test_what_is_no_chat_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(UsageError, match="a message of a chat has a role and a content"):
+        llm.chat(messages)
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        llm.chat([])
+
+
+def test_a_stream_gives_the_pieces_of_what_generate_gives(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    (whole,) = llm.generate(PROMPTS[0], params)
+    for prompt in (PROMPTS[0], whole.prompt_token_ids):
+        chunks = list(llm.stream(prompt, params))
+        assert len(chunks) > 2 and [chunk.completion for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+        assert (last := chunks[-1].completion) is not None and last.token_ids == whole.token_ids
+    *_, last_chunk = llm.stream([{"role": "user", "content": CHATS[0]}], params)
+    (answer,) = llm.generate(CHATS[0], params, chat=True)
+    assert last_chunk.completion is not None and last_chunk.completion.token_ids == answer.token_ids
+
+
+def test_other_calls_may_come_between_the_pieces_of_a_stream(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    (whole,) = llm.generate(PROMPTS[0], params)
+    stream, found = llm.stream(PROMPTS[0], params), []
+    for chunk in stream:
+        found += chunk.token_ids
+        llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
+    assert found == whole.token_ids
+    begun = llm.stream(PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True))
+    next(begun)
+    begun.close()
+    assert llm.generate(PROMPTS[0], params)[0].token_ids == whole.token_ids
+
+
+def test_every_engine_option_is_an_argument_with_the_same_default() -> None:
+    arguments = inspect.signature(LLM).parameters
+    assert set(arguments) == set(EngineOptions.__struct_fields__)
+    otherwise = {"draft": None, "num_speculative_tokens": "auto", "fan_out": "auto"}
+    expected = {name: getattr(EngineOptions(), name) for name in arguments} | otherwise
+    assert {name: argument.default for name, argument in arguments.items()} == expected
+    assert all(f"`{name}`" in str(LLM.__doc__) for name in arguments)
+    with pytest.raises(TypeError, match="max_seqs"):
+        LLM(max_seqs=4)  # type: ignore[call-arg]
+
+
 def test_models_may_be_paths_and_threads_take_turns() -> None:
     """Several threads in one connection at once would take each other's messages, and wait for ever."""
     params, prompts = SamplingParams(max_tokens=8, seed=1), [f"text {number}" for number in range(8)]
@@ -116,17 +179,17 @@ def test_the_shipped_draft_is_worth_shipping(llm: LLM, temperature: float, floor
     assert sum(m.accepted_tokens for m in metrics) / sum(m.rounds for m in metrics) > floor
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_the_ratio_rule_on_the_real_pair(mode: Mode) -> None:
+def test_the_ratio_rule_on_the_real_pair() -> None:
     """Laws cross between the processes: drawn tokens are accepted, more often than by chance, and texts end in one
     piece. An engine that was started without the rule refuses it."""
-    asked = [SamplingParams(temperature=1.0, seed=seed, max_tokens=48, ignore_eos=True) for seed in range(len(CHATS))]
-    with LLM(mode=mode, num_speculative_tokens=2, sampler="rejection", saguaro_c=0.8, max_num_seqs=4) as llm:
-        completions = llm.generate(CHATS, asked, chat=True)
-    metrics = [completion.metrics for completion in completions]
-    assert all(len(completion.token_ids) == 48 for completion in completions)
-    assert sum(m.accepted_tokens for m in metrics) / sum(m.drafted_tokens for m in metrics) > 0.12
-    assert mode == "sd" or sum(m.hits for m in metrics) > 0
+    options = {"num_speculative_tokens": 2, "fan_out": (3,), "sampler": "rejection", "saguaro_c": 0.8}
+    with LLM(mode="ssd", max_num_seqs=4, **options) as llm:
+        for mode in ("sd", "ssd"):
+            completions = llm.generate(CHATS, params(mode, 1.0, **options), chat=True)
+            metrics = [completion.metrics for completion in completions]
+            assert all(len(completion.token_ids) == 48 for completion in completions)
+            assert sum(m.accepted_tokens for m in metrics) / sum(m.drafted_tokens for m in metrics) > 0.12
+            assert mode == "sd" or sum(m.hits for m in metrics) > 0
 
 
 def test_the_ratio_rule_must_be_asked_for_at_the_start(llm: LLM) -> None:

@@ -1,1 +1,1 @@
-"""Speed, measured: what `ssd bench` runs, and what it makes of the runs. The command line is `ssd.cli.bench`."""
+"""What `ssd bench` runs, and what it makes of the runs. The command line is in `ssd.cli.bench`."""

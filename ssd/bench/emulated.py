@@ -1,4 +1,4 @@
-"""Measurements on devices that are not here, with a draft that is as right as stated: for sizing."""
+"""Measures on emulated devices, with a draft that is right as often as stated."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.cli.quantities import written
-from ssd.emulation.agreement import Stated
-from ssd.emulation.devices import DeviceTimes
+from ssd.bench.quantities import time_text
+from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.errors import UsageError
-from ssd.launch_config import EngineOptions
+from ssd.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
 
 _DECIDED = ("target", "draft", "dtype", "draft_dtype", "quantize", "draft_quantize", "load_format", "revision")
-_LATE = 1.2  # times what is stated
+_LATE = 1.2  # a forward is late if it takes so many times what is stated
 
 
 class Emulation(NamedTuple):
-    """Forwards take these `times`, if any; where something is `stated`, the models are a scripted pair, or say what one
-    would say."""
+    """What is emulated: forwards take `times`, and models agree as `stated`. Either may be None."""
 
     times: DeviceTimes | None
-    stated: Stated | None
+    stated: Agreement | None
 
     @property
     def words(self) -> str:
-        """For titles."""
+        """Return what titles say."""
         said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]
         if self.stated is not None:
             length, hits = self.stated.acceptance_length, self.stated.hit_rate
@@ -40,7 +38,7 @@ class Emulation(NamedTuple):
         return "; ".join(said)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the emulation as JSON."""
         facts: dict[str, Any] = {"emulated": self.times and emulated(self.times), "synthetic": None}
         if (found := self.stated) is not None:
             facts["synthetic"] = {
@@ -53,7 +51,7 @@ class Emulation(NamedTuple):
         return facts
 
     def notes(self, rows: Sequence[Row]) -> list[str]:
-        """What a reader has to know of the figures."""
+        """Return what a reader must know of the figures."""
         found = []
         if self.stated is not None:
             found.append("Synthetic: the texts of a script mean nothing; their ids are compared all the same.")
@@ -74,14 +72,15 @@ class Emulation(NamedTuple):
 
 
 def emulated(times: DeviceTimes) -> str:
-    """For people, and as `--emulate` takes it: "verify=15ms,depth=1.8ms"."""
-    return f"verify={written(times.verify.line)},depth={written(times.depth.line)}"
+    """Return times as `--emulate` takes them: "verify=15ms,depth=1.8ms"."""
+    return f"verify={time_text(times.verify.line)},depth={time_text(times.depth.line)}"
 
 
 @contextmanager
 def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOptions]:
-    """The options with the pair of `emulation`, if it has one, for as long as the block lasts. Raises UsageError for
-    options that the pair decides, and for models of their own speed that would not say what is stated."""
+    """Yield the options with the scripted pair of `emulation`, if it has one; the pair's files end with the block.
+
+    Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
     if emulation.times is None and options.load_format != "dummy":
         raise UsageError(
             "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "

@@ -1,4 +1,4 @@
-"""What a measurement ran on, to be written beside its figures."""
+"""Describes what a measurement ran on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ssd.config import Cpus, EngineConfig
+from ssd.config.engine import Cpus, EngineConfig
 
 
 def environment() -> dict[str, Any]:
-    """Commit, machine and versions."""
+    """Return commit, machine and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     gpus = _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
@@ -30,20 +30,20 @@ def environment() -> dict[str, Any]:
 
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
-    """The pair, and what it runs on and in."""
+    """Return the models, and the devices and types they run on."""
     names = ("target_name", "draft_name", "device", "draft_device", "dtype", "draft_dtype", "quantize")
     more = ("draft_quantize", "target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
     return {name: getattr(config, name) for name in (*names, *more)}
 
 
 def own_cores(config: EngineConfig) -> bool:
-    """Whether target and draft run on cores of a CPU, each on its own."""
+    """Return whether target and draft each have CPU cores of their own."""
     on_cpu = config.device == config.draft_device == "cpu"
     return on_cpu and bool(config.draft_cpus) and not set(config.target_cpus) & set(config.draft_cpus)
 
 
 def hardware(config: EngineConfig, all_cores: bool) -> str:
-    """Whether the modes are compared on equal hardware, in words."""
+    """Return a sentence that says whether the modes are compared on equal hardware."""
     if config.draft is None:
         return ""
     target, draft = config.device, config.draft_device
@@ -60,7 +60,7 @@ def _cores(cpus: Cpus) -> str:
 
 
 def _said(*command: str) -> str:
-    """What a program prints, or nothing where there is no such program or it fails."""
+    """Return what a program prints, or "" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)

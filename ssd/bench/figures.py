@@ -1,4 +1,4 @@
-"""What runs come to: one row of figures for each setting."""
+"""Turns runs into figures: one row for each setting."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd.bench.runs import Runs, Turn
-from ssd.bench.settings import Setting, written
+from ssd.bench.settings import Setting, fan_out_text
 from ssd.client import Completion
-from ssd.ipc.messages import Metrics
+from ssd.ipc.public import Metrics
 from ssd.speculation.theory import speedup_sd, speedup_ssd
 
 Row = dict[str, Any]
 
 
 def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Row]:
-    """The figures of each setting, in order. Speeds are medians over turns, ratios medians over pairs of turns, the
-    rest means over requests. An answer that ended with its first token had no round, and no speed of decoding: it
-    counts where ids are compared."""
+    """Return a row of figures for each setting, in order.
+
+    Speeds are medians over turns, ratios medians over pairs of turns, the rest means over requests. An answer that
+    ended with its first token had no round: only its ids are compared."""
     return [_row(setting, settings, runs, temperature) for setting in settings]
 
 
 def described(setting: Setting, temperature: float) -> Row:
-    """What a setting is."""
+    """Return the columns that say what a setting is."""
     speculation = setting.speculation
     row: Row = {"mode": setting.name, "temperature": temperature}
     if speculation.mode == "ar":
         return row
     row |= {"k": speculation.num_speculative_tokens or "auto", "sampler": speculation.sampler}
-    return row | (
-        {"fan_out": written(speculation.fan_out), "backup": speculation.backup} if speculation.mode == "ssd" else {}
-    )
+    if speculation.mode == "ssd":
+        row |= {"fan_out": fan_out_text(speculation.fan_out), "backup": speculation.backup}
+    return row
 
 
 def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature: float) -> Row:
@@ -60,7 +61,7 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
 
 
 def _hits(metrics: Sequence[Metrics]) -> Row:
-    """Of rounds that looked a speculation up; nothing where there was none."""
+    """Return the figures of rounds that looked up a speculation; nothing if none did."""
     hits, misses = ([m for m in metrics if getattr(m, field)] for field in ("hits", "misses"))
     if not hits and not misses:
         return {}
@@ -72,7 +73,7 @@ def _hits(metrics: Sequence[Metrics]) -> Row:
 
 
 def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
-    """Names of the settings that this one's speed is put over, by key: `ar`, and `sd` with the same K."""
+    """Return the settings to divide this one's speed by, by column: `ar`, and `sd` with the same K."""
     found = {}
     for other in settings:
         mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens
@@ -83,14 +84,14 @@ def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def plain(settings: Sequence[Setting]) -> Setting | None:
-    """The setting whose tokens the others have to have."""
+    """Return the setting whose ids the others must have: the first `ar`."""
     return next((setting for setting in settings if setting.speculation.mode == "ar"), None)
 
 
 def _compared(
     setting: Setting, answers: Sequence[Completion], reference: Sequence[Completion], temperature: float
 ) -> Row:
-    """How many answers have the ids of `ar`; None where they need not."""
+    """Count the answers with the ids of `ar`; None if the sampler's ids may differ."""
     if setting.speculation.mode != "ar" and setting.speculation.ratio_rule(temperature):
         return {"answers": len(answers), "equal_to_ar": None}
     pairs = zip(answers, reference, strict=True)
@@ -98,7 +99,7 @@ def _compared(
 
 
 def differing(found: Sequence[Row]) -> list[str]:
-    """A sentence about each row whose ids are not those of `ar`."""
+    """Return a sentence for each row whose ids are not those of `ar`."""
     return [
         f"{row['mode']} at T = {row['temperature']:g}: {row['answers'] - row['equal_to_ar']} of {row['answers']} "
         "answers have other ids than ar"
@@ -108,12 +109,14 @@ def differing(found: Sequence[Row]) -> list[str]:
 
 
 def predicted(m: Metrics) -> float:
-    """Tokens per second that theory gives for the measured parts: Theorem 7, for `sd` E / (1 + T)."""
+    """Return the tokens per second that theory gives for the measured parts of a round.
+
+    `ssd`: Theorem 7 of arXiv 2603.03251; `sd`: E / (1 + T)."""
     per_second = 1e3 / m.verify_ms
     if m.mode == "ar":
         return per_second
     wait = m.draft_wait_ms / m.verify_ms
-    if m.mode == "sd" or not m.hits:  # without hits: plain decoding, or nothing but misses
+    if m.mode == "sd" or not m.hits:  # no hits: plain decoding, or only misses
         return per_second * speedup_sd(m.mean_acceptance_length, wait)
     # Filling the cache overlaps with the verification; only misses wait, and the mean wait is over all rounds.
     on_miss = wait / max(1e-9, 1 - m.hit_rate)
@@ -123,7 +126,7 @@ def predicted(m: Metrics) -> float:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third."""
+    """Return the first and the third quartile."""
     if len(values) == 1:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -139,7 +142,7 @@ def _answers(turns: Sequence[Turn]) -> list[Completion]:
 
 
 def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float | None:
-    """None where no pair has speeds."""
+    """Return the median ratio of speeds, turn by turn; None if no pair of turns has speeds."""
     pairs = zip(turns, others, strict=True)
     ratios = [a.tok_s / b.tok_s for a, b in pairs if a.tok_s and b.tok_s]
     return statistics.median(ratios) if ratios else None

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server, each on a connection of its own and in a thread of its own."""
+"""The endpoint of an OpenAI-compatible server: a connection and a thread for each open request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from urllib.parse import urlsplit
 
 from ssd.bench.load import Answer
 from ssd.client import Prompt
+from ssd.config.params import SamplingParams
 from ssd.errors import SsdError, UsageError
-from ssd.params import SamplingParams
 
 _PATIENCE_S = 300.0  # without a byte
 
 
 class Http:
-    """An `Ask` to the server at `url`, with at most `most` requests open. Raises UsageError for what is no address
-    of a server, SsdError where none answers."""
+    """The `Endpoint` of the server at `url`, with at most `most` open requests.
+
+    Raises UsageError if `url` is not an http(s) address, SsdError if no server answers."""
 
     def __init__(self, url: str, most: int, chat: bool, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -45,7 +46,7 @@ class Http:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nobody waits for answers that have not come: the process could not end before its threads do."""
+        """Cut open requests: the process cannot end before its threads do."""
         self._left = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for connected in list(self._open):
@@ -86,7 +87,7 @@ class Http:
 
     @contextmanager
     def _connected(self) -> Iterator[HTTPConnection]:
-        """A connection for as long as the block lasts, or `__aexit__` lets it."""
+        """Yield a connection, which `__aexit__` may cut."""
         connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
         connection.connect()
         self._open.add(connected := connection.sock)
@@ -99,7 +100,7 @@ class Http:
             connection.close()
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, bytes]:
-        """Path and body."""
+        """Return the path and the body of a request."""
         asked: dict[str, Any] = {
             "model": self.model,
             "max_tokens": params.max_tokens,
@@ -116,8 +117,9 @@ class Http:
 
 
 def _follow(response: HTTPResponse, answer: Answer) -> None:
-    """Read the events of a stream to their end: one that breaks off before is an error. An event without token ids
-    counts as one token."""
+    """Read the events of a stream into `answer`. A stream that breaks off is an error.
+
+    An event without token ids counts as one token."""
     for line in response:
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:"):
@@ -130,9 +132,8 @@ def _follow(response: HTTPResponse, answer: Answer) -> None:
             return
         for choice in event.get("choices") or ():
             ids = choice.get("token_ids")
-            count = (
-                len(ids) if ids is not None else bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
-            )
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            count = bool(text) if ids is None else len(ids)
             answer.token_ids += ids or ()
             if count:
                 answer.arrivals.append((time.perf_counter(), count))

@@ -1,29 +1,33 @@
-"""Requests that arrive at random moments, and when their tokens come."""
+"""Sends requests at random moments, notes when their tokens come, and makes figures of that."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ssd.bench.progress import bar
+from ssd.bench.figures import Row
+from ssd.bench.outputs import bar
 from ssd.client import AsyncClient, Prompt
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
-from ssd.ipc.messages import ChatMessage, Metrics
-from ssd.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Metrics
 
 
 @dataclass
 class Answer:
-    """One request: when it was sent, when how many tokens came, when it ended (seconds of one clock). A request that
-    failed has an `error`, its code."""
+    """What came back for one request: times in seconds of one clock, `arrivals` as (time, tokens).
+
+    `error` is the code of a request that failed."""
 
     sent: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -36,15 +40,15 @@ class Answer:
     error: str | None = None
 
 
-class Load(NamedTuple):
-    """All requests of one pass, and how long they took together."""
+class Pass(NamedTuple):
+    """The answers to all requests of a pass, and the seconds that they took together."""
 
     answers: list[Answer]
     seconds: float
 
 
-class Ask(Protocol):
-    """A way to an engine, open for as long as its block lasts. A request that fails gives an answer that says so."""
+class Endpoint(Protocol):
+    """An open connection to an engine. A call sends a request; one that fails returns an `Answer` with an error."""
 
     async def __aenter__(self) -> object: ...
 
@@ -54,7 +58,7 @@ class Ask(Protocol):
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the beginning to each of `count` arrivals, `rate` a second; all at once where that is infinite."""
+    """Return the seconds from the start to each of `count` Poisson arrivals at `rate` a second; inf: all at once."""
     if math.isinf(rate):
         return [0.0] * count
     dice = random.Random(seed)
@@ -62,31 +66,31 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
 
 
 async def drive(
-    ask: Ask,
+    endpoint: Endpoint,
     requests: Sequence[tuple[Prompt, SamplingParams]],
     arrivals: Sequence[float],
     concurrency: int | None,
     description: str,
-) -> Load:
-    """Ask for each request when it arrives or, where `concurrency` others are open, once one of them has ended."""
+) -> Pass:
+    """Send each request at its arrival time; while `concurrency` are open, it waits until one ends."""
     places = asyncio.Semaphore(concurrency or len(requests))
     began = time.perf_counter()
 
     async def one(arrival: float, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]) -> Answer:
         await asyncio.sleep(max(0.0, began + arrival - time.perf_counter()))
         async with places:
-            answer = await ask(prompt, params)
+            answer = await endpoint(prompt, params)
         advance()
         return answer
 
     with bar(len(requests), description) as advance:
         asked = [one(arrival, *request, advance) for arrival, request in zip(arrivals, requests, strict=True)]
         answers = await asyncio.gather(*asked)
-    return Load(answers, time.perf_counter() - began)
+    return Pass(answers, time.perf_counter() - began)
 
 
 class ZeroMQ:
-    """An `Ask` to the engine at `address`. With `chat`, a text is what a user says."""
+    """The `Endpoint` of an engine's ZeroMQ address. With `chat`, a text prompt is sent as a user's message."""
 
     def __init__(self, address: str, keys: Path | None, chat: bool) -> None:
         self._address, self._keys, self._chat = address, keys, chat
@@ -121,3 +125,102 @@ class ZeroMQ:
             answer.error = error.code
         answer.ended = time.perf_counter()
         return answer
+
+
+def load_figures(passes: Sequence[Pass]) -> Row:
+    """Return the figures of all passes together, by the names of `vllm bench serve`.
+
+    `itl` is per token: a chunk's gap divided by its tokens; `chunk_gap` is the whole gap. `e2el` runs from sending to
+    the end; `tpot` is (e2el - ttft) / (tokens - 1) of a request."""
+    answers = [answer for each in passes for answer in each.answers]
+    completed = [answer for answer in answers if answer.error is None and answer.arrivals]
+    errors = Counter(answer.error or "no tokens" for answer in answers if answer.error or not answer.arrivals)
+    seconds = sum(each.seconds for each in passes)
+    read = sum(answer.prompt_tokens for answer in completed)
+    written = sum(answer.completion_tokens for answer in completed)
+    row: Row = {
+        "duration": seconds,
+        "num_prompts": len(answers),
+        "completed": len(completed),
+        "failed": errors.total(),
+        "errors": dict(errors),
+        "total_input_tokens": read,
+        "total_output_tokens": written,
+        "cached_input_tokens": sum(answer.cached_tokens for answer in completed),
+        "request_throughput": len(completed) / seconds,
+        "output_throughput": written / seconds,
+        "total_token_throughput": (read + written) / seconds,
+        "max_concurrent_requests": max(most_open(each.answers) for each in passes),
+    }
+    for name, times in {
+        "ttft": [_ttft(answer) for answer in completed],
+        "tpot": [tpot for answer in completed for tpot in _tpot(answer)],
+        "itl": [gap / count for answer in completed for gap, count in _gaps(answer) for _ in range(count)],
+        "chunk_gap": [gap for answer in completed for gap, _ in _gaps(answer)],
+        "e2el": [answer.ended - answer.sent for answer in completed],
+    }.items():
+        row |= _spread(name, times)
+    return row | _speculation(completed)
+
+
+def equal_answers(passes: Sequence[Pass], reference: Sequence[Pass]) -> Row:
+    """Count the answers whose ids equal the reference's, among those completed in both."""
+    ours, theirs = ([answer for each in some for answer in each.answers] for some in (passes, reference))
+    both = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.error is None and b.error is None]
+    return {"answers": len(both), "equal_to_ar": sum(a.token_ids == b.token_ids for a, b in both)}
+
+
+def most_open(answers: Sequence[Answer]) -> int:
+    """Return the largest number of requests open at once."""
+    changes = sorted([(answer.ended, -1) for answer in answers] + [(answer.sent, 1) for answer in answers])
+    return max(accumulate(change for _, change in changes), default=0)
+
+
+def _ttft(answer: Answer) -> float:
+    return answer.arrivals[0][0] - answer.sent
+
+
+def _tpot(answer: Answer) -> Iterator[float]:
+    """Yield seconds per token after the first; nothing for an answer of a single token."""
+    if answer.completion_tokens > 1:
+        yield (answer.ended - answer.sent - _ttft(answer)) / (answer.completion_tokens - 1)
+
+
+def _gaps(answer: Answer) -> Iterator[tuple[float, int]]:
+    """Yield, for each chunk but the first, the seconds since the one before, and its tokens."""
+    for (before, _), (after, count) in pairwise(answer.arrivals):
+        yield after - before, count
+
+
+def _spread(name: str, seconds: Sequence[float]) -> Row:
+    """Return mean, median, deviation and 99th percentile in ms; nothing if there are no values."""
+    if not seconds:
+        return {}
+    times = sorted(1e3 * value for value in seconds)
+    return {
+        f"mean_{name}_ms": statistics.fmean(times),
+        f"median_{name}_ms": statistics.median(times),
+        f"std_{name}_ms": statistics.pstdev(times),
+        f"p99_{name}_ms": percentile(times, 0.99),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile of sorted values, interpolated between its two neighbours."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def _speculation(answers: Sequence[Answer]) -> Row:
+    """Return what the engine reports of its rounds; nothing if it reports none."""
+    metrics = [answer.metrics for answer in answers if answer.metrics is not None]
+    rounds = sum(m.rounds for m in metrics)
+    if not rounds:
+        return {}
+    looked_up = sum(m.hits + m.misses for m in metrics)
+    return {
+        "acceptance_length": 1 + sum(m.accepted_tokens for m in metrics) / rounds,
+        "hit_rate": sum(m.hits for m in metrics) / looked_up if looked_up else None,
+    }

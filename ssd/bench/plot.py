@@ -1,4 +1,4 @@
-"""Plots of what was measured. matplotlib, an optional extra, is loaded only to draw."""
+"""Draws what was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssd.bench.figures import Row
-from ssd.cli.plots import COLOURS, save
+from ssd.bench.outputs import COLOURS, save_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ _LATENCIES = {"ttft": "first token", "tpot": "time per token", "itl": "between t
 
 
 def draw(file: Path, rows: Sequence[Row], title: str) -> None:
-    """Speed and the parts of a round; of loads, their latencies. Raises UsageError where the file cannot be written."""
+    """Draw speeds and the parts of a round, or latencies under load, into `file`. Raises UsageError if that fails."""
     from matplotlib.figure import Figure
 
     loads = "duration" in rows[0]
@@ -33,11 +33,11 @@ def draw(file: Path, rows: Sequence[Row], title: str) -> None:
             _speeds(left, rows)
         _parts(right, rows)
     figure.suptitle(title)
-    save(figure, file)
+    save_plot(figure, file)
 
 
 def _speeds(axes: Axes, rows: Sequence[Row]) -> None:
-    """Medians as bars, quartiles as whiskers."""
+    """Draw medians as bars and quartiles as whiskers."""
     speeds = [row["tok_s"] for row in rows]
     down, up = ([abs(row["tok_s"] - row["tok_s_quartiles"][side]) for row in rows] for side in (0, 1))
     axes.bar(range(len(rows)), speeds, yerr=[down, up], color=[_colour(row) for row in rows], capsize=3)
@@ -45,7 +45,7 @@ def _speeds(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _over_batch(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line for each setting."""
+    """Draw a line for each setting."""
     for name in dict.fromkeys(_name(row) for row in rows):
         points = [(row["batch_size"], row["tok_s"], row) for row in rows if _name(row) == name]
         sizes, speeds, members = zip(*points, strict=True)
@@ -68,7 +68,7 @@ def _parts(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _latency(axes: Axes, rows: Sequence[Row], key: str, words: str) -> None:
-    """The median as a bar, the 99th percentile as a mark."""
+    """Draw the median as a bar and the 99th percentile as a mark."""
     places = range(len(rows))
     axes.bar(places, [row.get(f"median_{key}_ms", 0.0) for row in rows], color=[_colour(row) for row in rows])
     axes.plot(places, [row.get(f"p99_{key}_ms", 0.0) for row in rows], "k_", markersize=12, label="99th percentile")

@@ -1,4 +1,4 @@
-"""What `ssd bench` says: one JSON document, and tables for people."""
+"""The report of `ssd bench`: one JSON document, tables, and sentences below them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.bench.environment import environment
 from ssd.bench.figures import Row
+from ssd.bench.outputs import grid
 from ssd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from ssd.bench.emulated import Emulation
 
-# Title of a table ("": the first) -> its columns: key of a row -> heading.
+# Title of a table ("" is the first) -> its columns: key of a row -> heading.
 _TABLES = {
     "": {
         "tok_s": "tok/s",
@@ -62,9 +63,10 @@ _TABLES = {
 
 
 @dataclass
-class Report:
-    """Everything that was measured. `engine` and `workload` say with what; `hardware`, whether the comparison is of
-    equal hardware; `emulation`, which devices are none; `notes` is whatever else a reader has to know."""
+class BenchReport:
+    """What a benchmark measured (`rows`), with what (`engine`, `workload`), and what a reader must know (`notes`).
+
+    `hardware` says whether the modes had equal hardware, `emulation` which devices were emulated."""
 
     benchmark: str
     engine: dict[str, Any]
@@ -76,8 +78,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def titled(self) -> str:
-        """What every title ends with."""
+    def title_suffix(self) -> str:
+        """Return what every title ends with."""
         return f" ({self.emulation.words})" if self.emulation else ""
 
     def as_json(self) -> dict[str, Any]:
@@ -95,17 +97,15 @@ class Report:
 
 
 def write(document: dict[str, Any], file: Path) -> None:
-    """Raises UsageError where the file cannot be written."""
+    """Write JSON to `file`. Raises UsageError if that fails."""
     try:
         file.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def tables(report: Report, about: str) -> list[Table]:
-    """Some for each temperature and batch size; columns that have no value are left out."""
-    from ssd.cli.tables import grid
-
+def tables(report: BenchReport, about: str) -> list[Table]:
+    """Return up to three tables for each temperature and batch size. Columns without a value are left out."""
     found = []
     for case, group in groupby(report.rows, _case):
         members = list(group)
@@ -113,13 +113,13 @@ def tables(report: Report, about: str) -> list[Table]:
             keys = [key for key in columns if any(row.get(key) is not None for row in members)]
             cells = [[row["mode"], *(_cell(row, key) for key in keys)] for row in members]
             if keys:
-                heading = f"{case}: {title or about}{report.titled}"
+                heading = f"{case}: {title or about}{report.title_suffix}"
                 found.append(grid(heading, ["mode", *(columns[key] for key in keys)], cells))
     return found
 
 
-def sentences(report: Report) -> list[str]:
-    """What stands below the tables."""
+def sentences(report: BenchReport) -> list[str]:
+    """Return what stands below the tables."""
     facts = report.engine
     pair = " and ".join(filter(None, (facts.get("target_name"), facts.get("draft_name"))))
     machine = report.environment

@@ -1,25 +1,27 @@
-"""Runs of several settings on the same prompts, by turns."""
+"""Runs several settings by turns on the same prompts, and scores what they said."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from ssd.bench.progress import watched
+from ssd.bench.outputs import watched
 from ssd.bench.settings import Protocol, Setting
 from ssd.client import Client, Completion, Prompt
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams, Speculation
 
 Clients: TypeAlias = Mapping[bool, Client]  # by Setting.all_cores
 WARM_UP: list[int] = [1, 2, 3]  # token ids, as there may be no tokenizer
 _WARM_UP_TOKENS = 16
+_SCORE = SamplingParams(max_tokens=1, prompt_logprobs=0, speculation=Speculation("ar"))
 
 
 class Turn(NamedTuple):
-    """What one setting did in its turn; `tok_s` is of all its sequences together."""
+    """What one setting did in its turn; `tok_s` counts all sequences of the batch."""
 
     completions: list[Completion]
     tok_s: float
@@ -35,13 +37,9 @@ def warm_up(clients: Clients, settings: Sequence[Setting]) -> None:
 
 
 def latency(
-    clients: Clients,
-    prompts: Sequence[Prompt],
-    settings: Sequence[Setting],
-    temperature: float,
-    protocol: Protocol,
+    clients: Clients, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
 ) -> Runs:
-    """One request at a time; a turn is one prompt, and its speed that of decoding alone."""
+    """Run one request at a time. A turn is one prompt; its speed is that of decoding, without the prompt."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(clients, settings)
     for index, prompt in enumerate(watched(prompts, f"T = {temperature:g}")):
@@ -62,8 +60,9 @@ def throughput(
     batch_size: int,
     repeats: int,
 ) -> Runs:
-    """`batch_size` requests at a time; a turn is all prompts once, and its speed all their tokens over the time that
-    the batches took. Settings take turns batch by batch."""
+    """Run `batch_size` requests at a time. Settings take turns batch by batch.
+
+    A turn is all prompts once; its speed is all their tokens over the time of their batches."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(clients, settings)
     batches = range(0, len(prompts), batch_size)
@@ -85,13 +84,40 @@ def throughput(
 
 
 def readers(settings: Sequence[Setting]) -> Sequence[Setting]:
-    """One setting for each engine, which has its target and its draft, if it uses one, read a prompt."""
+    """Return one setting for each engine, with a draft if any has one: it makes target and draft read a prompt."""
     by_engine = {setting.all_cores: setting for setting in sorted(settings, key=lambda each: each.speculation.mode)}
-    return list(by_engine.values())  # sorted: "ar" comes before those with a draft
+    return list(by_engine.values())  # "ar" sorts first, so that a mode with a draft replaces it
 
 
 def _read(clients: Clients, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
-    """Target and draft keep the prompts that they have read: nobody's turn may be the one that reads them."""
+    """Let target and draft read the prompts, which they then keep, so that no setting's turn has to."""
     for setting in readers(settings):
         params = replace(protocol.params(setting, 0.0, 0), max_tokens=2)
         clients[setting.all_cores].generate(batch, params, chat=protocol.chat)
+
+
+def perplexities(client: Client, runs: Runs) -> dict[str, float]:
+    """Return the perplexity of each setting's answers under the target at temperature 1, given their prompts.
+
+    An answer that several settings gave is scored once."""
+    answers = {name: [answer for turn in turns for answer in turn.completions] for name, turns in runs.items()}
+    distinct = {_ids(answer): answer for each in answers.values() for answer in each}
+    most = client.describe().max_model_len - 1  # a request has to ask for a token
+    losses = {ids: _loss(client, answer, most) for ids, answer in watched(list(distinct.items()), "perplexity")}
+    found = {}
+    for name, each in answers.items():
+        nats, tokens = map(sum, zip(*(losses[_ids(answer)] for answer in each), strict=True))
+        found[name] = math.exp(nats / max(1, tokens))
+    return found
+
+
+def _ids(answer: Completion) -> tuple[int, ...]:
+    return (*answer.prompt_token_ids, -1, *answer.token_ids)
+
+
+def _loss(client: Client, answer: Completion, most: int) -> tuple[float, int]:
+    """Return the nats of an answer's tokens, and how many tokens were scored."""
+    ids = [*answer.prompt_token_ids, *answer.token_ids][:most]
+    (scored,) = client.generate([ids], _SCORE)
+    entries = (scored.prompt_logprobs or [])[len(answer.prompt_token_ids) - 1 :]
+    return -sum(entry.logprob for entry in entries), len(entries)

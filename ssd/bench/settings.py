@@ -1,4 +1,4 @@
-"""What is compared: ways to decode, by name."""
+"""Names the ways to decode that are compared."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from ssd.config.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.errors import RequestError, UsageError
-from ssd.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.speculation import speculators
 
 
 class Setting(NamedTuple):
-    """One row. `all_cores`: it runs on the engine whose target has all cores."""
+    """A row of a comparison. With `all_cores` it runs on the engine whose target has all cores."""
 
     name: str
     speculation: Speculation
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Modes, and the values to run each of them with; none: as the engine does."""
+    """Modes, and the values to run each with. Where there are no values, the engine's own are used."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...] = ()
@@ -30,9 +30,9 @@ class Sweep(NamedTuple):
     backups: tuple[str, ...] = ()
 
     def settings(self, base: Speculation) -> list[Setting]:
-        """Every mode with every value that concerns it, which it is named after where there are several. What is not
-        swept is as in `base`. Raises UsageError for a sweep that no mode takes part in, and for values that do not fit
-        together."""
+        """Return every mode with every value that concerns it; a value is in the name if there are several.
+
+        The rest comes from `base`. Raises UsageError if no mode uses a swept value, or values do not fit together."""
         self._check()
         lookaheads = self.lookaheads or (base.num_speculative_tokens,)
         whole = product(lookaheads, self.fan_outs or (base.fan_out,), self.backups or (base.backup,))
@@ -63,7 +63,7 @@ class Sweep(NamedTuple):
         if len(self.lookaheads) > 1:
             parts.append(f"K={lookahead or 'auto'}")
         if mode == "ssd" and len(self.fan_outs) > 1:
-            parts.append(f"F={written(fan_out)}")
+            parts.append(f"F={fan_out_text(fan_out)}")
         if mode == "ssd" and len(self.backups) > 1:
             parts.append(backup)
         speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=fan_out, backup=backup)
@@ -74,13 +74,13 @@ class Sweep(NamedTuple):
         return Setting(" ".join(parts), speculation)
 
 
-def written(fan_out: FanOut) -> str:
-    """As `--fan-out` takes it."""
+def fan_out_text(fan_out: FanOut) -> str:
+    """Return a fan-out as `--fan-out` takes it."""
     return ",".join(map(str, fan_out)) or "auto"
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
-    """What an engine has to be started with to have room for all of them."""
+    """Return what an engine must be started with to have room for all settings."""
     speculating = [setting.speculation for setting in settings if setting.speculation.mode != "ar"]
     if not speculating:
         return Speculation("ar")
@@ -91,7 +91,7 @@ def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
 
 
 class Protocol(NamedTuple):
-    """How every request is asked: `tokens` new tokens, as a chat or as it is, through the end of text or up to it."""
+    """What every request asks for: `tokens` new tokens, in chat format or raw, past the end of text or up to it."""
 
     tokens: int
     chat: bool
@@ -99,7 +99,7 @@ class Protocol(NamedTuple):
     seed: int = 0
 
     def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
-        """For prompt number `index`, whose seed is the same in every setting."""
+        """Return the parameters of prompt number `index`; its seed is the same in every setting."""
         return SamplingParams(
             temperature=temperature,
             seed=self.seed + index,

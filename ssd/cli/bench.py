@@ -8,15 +8,14 @@ import click
 from msgspec.structs import replace
 
 from ssd.bench.emulated import Emulation
+from ssd.bench.outputs import check_writable
 from ssd.bench.settings import Setting
-from ssd.cli.bench_job import check_ids, measuring, publish, starting
-from ssd.cli.bench_options import SWEPT, Asked, measured_options
+from ssd.cli.bench_job import base_speculation, check_ids, measuring, publish
+from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.emulation import emulation_options
 from ssd.cli.options import engine_options_but
-from ssd.cli.outputs import check_writable
 from ssd.errors import UsageError
-from ssd.launch_config import EngineOptions
+from ssd.launch.options import EngineOptions
 
 _ALL_CORES = click.option(
     "--all-cores", is_flag=True, help="Add ar and sd on an engine whose target has the draft's cores too."
@@ -32,14 +31,14 @@ def bench() -> None:
 
 
 @bench.command()
-@measured_options
+@bench_options
 @emulation_options
 @_ALL_CORES
 @_PERPLEXITY
 @click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
 @engine_options_but(*SWEPT)
 def latency(
-    asked: Asked,
+    asked: BenchOptions,
     emulation: Emulation | None,
     all_cores: bool,
     perplexity: bool,
@@ -50,7 +49,7 @@ def latency(
     from ssd.bench import profiles
     from ssd.bench.runs import latency as run
 
-    base = starting(engine)
+    base = base_speculation(engine)
     settings = asked.sweep().settings(base)
     misses: dict[int, Setting] = {}
     if profile is not None:
@@ -75,7 +74,7 @@ def latency(
 
 
 @bench.command()
-@measured_options
+@bench_options
 @emulation_options
 @click.option(
     "--batch-size",
@@ -91,7 +90,7 @@ def latency(
 @_PERPLEXITY
 @engine_options_but(*SWEPT)
 def throughput(
-    asked: Asked,
+    asked: BenchOptions,
     emulation: Emulation | None,
     batch_sizes: tuple[int, ...],
     repeats: int,
@@ -102,7 +101,7 @@ def throughput(
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep().settings(starting(engine))
+    settings = asked.sweep().settings(base_speculation(engine))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:

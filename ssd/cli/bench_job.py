@@ -1,4 +1,4 @@
-"""What the commands of `ssd bench` do alike: engines for the settings, and the report at the end."""
+"""What the commands of `ssd bench` share: engines for the settings, and the report at the end."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from msgspec.structs import replace
 
 from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, own_cores
+from ssd.bench.outputs import console
 from ssd.bench.settings import Protocol, Setting, widest
-from ssd.cli.bench_options import Asked
-from ssd.config import EngineConfig
+from ssd.cli.bench_options import BenchOptions
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Speculation
 from ssd.errors import SsdError, UsageError
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Speculation
+from ssd.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
-    from ssd.bench.report import Report
+    from ssd.bench.report import BenchReport
     from ssd.bench.runs import Runs
     from ssd.client import Client, Prompt
 
 
 @dataclass(frozen=True)
 class Job:
-    """What there is to run, and on what."""
+    """A benchmark to run: engines by `Setting.all_cores`, prompts, settings, and the report to fill."""
 
     clients: dict[bool, Client]
     prompts: list[Prompt]
     settings: list[Setting]
     protocol: Protocol
-    report: Report
+    report: BenchReport
 
     def rows(self, runs: Runs, temperature: float, perplexity: bool) -> list[Row]:
+        """Return a row of figures for each setting, with the perplexity of its answers if asked for."""
         from ssd.bench.figures import rows
-        from ssd.bench.perplexity import perplexities
+        from ssd.bench.runs import perplexities
 
         found = rows(self.settings, runs, temperature)
         if perplexity:
@@ -47,40 +49,35 @@ class Job:
         return found
 
 
-def starting(engine: EngineOptions) -> Speculation:
-    """How requests are speculated on where no option says otherwise."""
+def base_speculation(engine: EngineOptions) -> Speculation:
+    """Return how to speculate where no option says otherwise."""
     auto = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
     return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
 
 
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
-    """The options of an engine that has room for all settings, and a draft if one of them needs it."""
-    room = widest(settings, starting(engine))
+    """Return the options of an engine with room for all settings, and with a draft if one needs it."""
+    room = widest(settings, base_speculation(engine))
     if room.mode == "ar":
         return replace(engine, mode="ar")
-    return replace(
-        engine,
-        mode="ssd",
-        num_speculative_tokens=room.num_speculative_tokens,
-        fan_out=(),
-        backup=room.backup,
-        budget=room.budget,
-    )
+    names = ("mode", "num_speculative_tokens", "fan_out", "backup", "budget")
+    return replace(engine, **{name: getattr(room, name) for name in names})
 
 
 @contextmanager
 def measuring(
     benchmark: str,
-    asked: Asked,
+    asked: BenchOptions,
     texts: list[str] | None,
     engine: EngineOptions,
     settings: list[Setting],
     all_cores: bool,
     emulation: Emulation | None,
 ) -> Iterator[Job]:
-    """Engines for as long as the block lasts: one, and with `all_cores` another one for `ar` and `sd`."""
-    from ssd.bench.report import Report
+    """Yield a job whose engines run while the block lasts: one, and with `all_cores` another for `ar` and `sd`."""
+    from ssd.bench.report import BenchReport
     from ssd.cli.session import process_setup, session
+    from ssd.launch.resolve import resolve
 
     if emulation is not None and emulation.times is not None and all_cores:
         raise UsageError("--all-cores: what is emulated is as fast on any cores")
@@ -92,34 +89,30 @@ def measuring(
         stack.enter_context(process_setup())
         configs = {False: config}
         if all_cores:
-            configs[True], more = _whole(options, config, settings)
+            configs[True], more = _on_all_cores(options, config, settings)
             settings = settings + more
         if emulation is not None:
             configs = {key: _emulating(each, emulation) for key, each in configs.items()}
         clients = {key: stack.enter_context(session(each)) for key, each in configs.items()}
         protocol = asked.protocol(clients[False].describe().chat)
         prompts = asked.requests(texts, config.vocab_size)
-        report = Report(
-            benchmark,
-            engine_facts(config),
-            asked.workload(protocol, len(prompts)),
-            hardware(config, all_cores),
-            emulation,
-        )
+        workload, equal = asked.workload(protocol, len(prompts)), hardware(config, all_cores)
+        report = BenchReport(benchmark, engine_facts(config), workload, equal, emulation)
         yield Job(clients, prompts, settings, protocol, report)
 
 
 def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
-    """A scripted pair is one in its weights, where the devices are emulated."""
     if emulation.times is not None:
-        return replace(config, emulate=emulation.times)
+        return replace(config, emulate=emulation.times)  # a stated agreement lies in the scripted pair's weights
     return replace(config, synthetic=emulation.stated)
 
 
-def _whole(
+def _on_all_cores(
     options: EngineOptions, config: EngineConfig, settings: Sequence[Setting]
 ) -> tuple[EngineConfig, list[Setting]]:
-    """An engine whose target has the cores of target and draft, and what to run on it. Raises UsageError."""
+    """Return an engine whose target has the draft's cores too, and the settings to run on it. Raises UsageError."""
+    from ssd.launch.resolve import resolve
+
     if not own_cores(config):
         raise UsageError("--all-cores: target and draft have no cores of their own here, so that it changes nothing")
     cpus = ",".join(map(str, sorted({*config.target_cpus, *config.draft_cpus})))
@@ -133,11 +126,10 @@ def _whole(
     return resolve(replace(options, target_cpus=cpus, draft_cpus=cpus)), more
 
 
-def publish(report: Report, asked: Asked, about: str) -> None:
-    """Print everything, and write it: what a disk has no room for is still told."""
+def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
+    """Print the report, then write and draw it: if the disk is full, it has been printed."""
     from ssd.bench import plot
     from ssd.bench.report import sentences, tables, write
-    from ssd.cli.tables import console
 
     output = console()
     for table in tables(report, about):
@@ -148,12 +140,12 @@ def publish(report: Report, asked: Asked, about: str) -> None:
         write(report.as_json(), asked.out)
         click.echo(f"wrote {asked.out}", err=True)
     if asked.plot is not None:
-        plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.titled}")
+        plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.title_suffix}")
         click.echo(f"wrote {asked.plot}", err=True)
 
 
-def check_ids(report: Report) -> None:
-    """Raises SsdError where they are not those of `ar`."""
+def check_ids(report: BenchReport) -> None:
+    """Raise SsdError if any answer's ids are not those of `ar`."""
     from ssd.bench.figures import differing
 
     if wrong := differing(report.rows):

@@ -8,31 +8,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
+import msgspec
 
 from ssd.bench import datasets
+from ssd.bench.emulated import Emulation
+from ssd.bench.outputs import check_plot, check_writable
+from ssd.bench.quantities import Real, Times
 from ssd.bench.settings import Protocol, Sweep
-from ssd.cli import plots
 from ssd.cli.options import FanOut, Lookahead
-from ssd.cli.outputs import check_writable
-from ssd.cli.quantities import Real
+from ssd.config.emulation import DeviceTimes, ForwardTime
+from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, Mode
+from ssd.config.params import FanOut as FanOutList
+from ssd.emulation.agreement import agreement_of
+from ssd.emulation.devices import PRESETS, Preset
 from ssd.errors import UsageError
-from ssd.params import MAX_LOOKAHEAD, MAX_SEED, Mode
-from ssd.params import FanOut as FanOutList
 
 if TYPE_CHECKING:
     from ssd.client import Prompt
 
 SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_acceptance_length", "synthetic_hit_rate")
-"""Engine options that a measurement has options of its own for: it takes several values, or emulates devices too."""
+"""Engine options for which a benchmark has options of its own: with several values, or for emulated devices too."""
 
-# arXiv 2603.03251: decoding alone, which is what a turn's speed is of.
+# arXiv 2603.03251 measures decoding alone, as a turn's speed does.
 _PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"chat": False, "ignore_eos": True, "tokens": 512, "batch_sizes": ["1"], "max_concurrency": 1}
 }
 
 
 class Modes(click.ParamType):
-    """ "ar,sd,ssd" as a tuple, each mode once."""
+    """Modes such as "ar,sd,ssd"; the value is a tuple, each mode once."""
 
     name = "MODE,MODE,..."
 
@@ -46,12 +50,41 @@ class Modes(click.ParamType):
         return modes
 
 
-class Asked(NamedTuple):
-    """What a measurement is asked to do, whatever it measures."""
+class Emulated(click.ParamType):
+    """Times such as "verify=15ms+60us,depth=2.2ms" as `DeviceTimes`, or a pair of the paper ("llama") as `Preset`."""
+
+    name = "PRESET|verify=TIME[+EACH],depth=TIME[+EACH]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceTimes | Preset:
+        if isinstance(value, (DeviceTimes, Preset)):
+            return value
+        if value in PRESETS:
+            return PRESETS[value]
+        known = DeviceTimes.__struct_fields__
+        given: dict[str, ForwardTime] = {}
+        for part in value.split(","):
+            name, equals, text = (piece.strip() for piece in part.partition("="))
+            if not equals:
+                self.fail(f"{part!r} is neither a preset ({', '.join(PRESETS)}) nor NAME=TIME", param, ctx)
+            if name not in known or name in given:
+                what = "given twice" if name in given else f"none of {', '.join(known)}"
+                self.fail(f"{name!r} is {what}", param, ctx)
+            given[name] = ForwardTime(*Times().convert(text, param, ctx))
+        if missing := [name for name in known if name not in given]:
+            self.fail(f"{value!r} lacks the time of {missing[0]}", param, ctx)
+        try:
+            return msgspec.convert(msgspec.to_builtins(given), DeviceTimes)
+        except msgspec.ValidationError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class BenchOptions(NamedTuple):
+    """The options that all benchmarks share."""
 
     dataset: str
     prompts: int
     input_len: int
+    range_ratio: float
     tokens: int
     modes: tuple[Mode, ...] | None
     lookaheads: tuple[int, ...]
@@ -66,11 +99,11 @@ class Asked(NamedTuple):
     plot: Path | None
 
     def texts(self) -> list[str] | None:
-        """The prompts of the dataset; None: random ones, for which a vocabulary has to be known. Checks everything that
-        can be known before an engine is started. Raises UsageError."""
+        """Return the texts of the data set; None for random ids, which need a vocabulary.
+
+        Raises UsageError for what can be refused before an engine starts."""
         check_writable("--json", self.out)
-        if self.plot is not None:
-            plots.check(self.plot)
+        check_plot(self.plot)
         if self.dataset != datasets.RANDOM:
             return datasets.texts(self.dataset, self.prompts)
         if self.chat:
@@ -80,40 +113,48 @@ class Asked(NamedTuple):
     def requests(self, texts: list[str] | None, vocabulary: int) -> list[Prompt]:
         if texts is not None:
             return list(texts)
-        return list(datasets.random_ids(self.prompts, self.input_len, vocabulary, self.seed))
+        return list(datasets.random_ids(self.prompts, self.input_len, vocabulary, self.seed, self.range_ratio))
 
     def sweep(self, modes: tuple[Mode, ...] = get_args(Mode)) -> Sweep:
-        """`modes` where none are asked for."""
+        """Return the sweep that was asked for, over `modes` if --modes is not given."""
         return Sweep(self.modes or modes, self.lookaheads, self.fan_outs, self.backups)
 
     def protocol(self, chat: bool) -> Protocol:
-        """`chat`: whether the model has a chat format."""
+        """Return what requests ask for. `chat`: whether the model has a chat format."""
         return Protocol(self.tokens, chat if self.chat is None else self.chat, self.ignore_eos, self.seed)
 
     def workload(self, protocol: Protocol, prompts: int) -> dict[str, Any]:
-        """As JSON."""
+        """Return the workload as JSON."""
         facts: dict[str, Any] = {"dataset": self.dataset, "prompts": prompts, "preset": self.preset}
         if self.dataset == datasets.RANDOM:
-            facts["input_len"] = self.input_len
+            facts |= {"input_len": self.input_len, "random_range_ratio": self.range_ratio}
         return facts | protocol._asdict()
 
 
 def _take_preset(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Its values are defaults: what is asked for by name counts more."""
+    """Make the preset's values defaults: options given by name win."""
     if name is not None:
-        ctx.default_map = {**(ctx.default_map or {}), **_PRESETS[name]}
+        _set_defaults(ctx, **_PRESETS[name])
     return name
 
 
-def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `Asked` to a command, which gets them as `asked`."""
+def _set_defaults(ctx: click.Context, **defaults: Any) -> None:
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `BenchOptions` to a command, which receives them as `asked`."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
-        asked = Asked(**{name: values.pop(name) for name in Asked._fields})
+        asked = BenchOptions(**{name: values.pop(name) for name in BenchOptions._fields})
         return function(asked=asked, **values)
 
     return functools.reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), call)
+
+
+def _count(*flags: str, default: int, text: str, least: int = 1) -> Callable[..., Any]:
+    return click.option(*flags, type=click.IntRange(least), default=default, show_default=True, help=text)
 
 
 def _several(*flags: str, text: str, **more: Any) -> Callable[..., Any]:
@@ -122,27 +163,17 @@ def _several(*flags: str, text: str, **more: Any) -> Callable[..., Any]:
 
 _FILE = click.Path(path_type=Path)
 _OPTIONS: list[Callable[..., Any]] = [
-    click.option("--dataset", default="humaneval", show_default=True, help="humaneval, random, or a JSONL file."),
-    click.option("--prompts", "--num-prompts", "prompts", type=click.IntRange(1), default=20, show_default=True),
+    click.option("--dataset", default=datasets.BUILTIN, show_default=True, help=f"Prompts: {datasets.KNOWN}."),
+    _count("--prompts", "--num-prompts", "prompts", default=20, text="Prompts of the data set to use."),
+    _count("--input-len", "--random-input-len", "input_len", default=256, text="Tokens of a random prompt."),
     click.option(
-        "--input-len",
-        "--random-input-len",
-        "input_len",
-        type=click.IntRange(1),
-        default=256,
-        show_default=True,
-        help="Tokens of a random prompt.",
+        "--random-range-ratio",
+        "range_ratio",
+        type=Real(0, 1, max_open=True),
+        default=0.0,
+        help="Random prompts have --input-len tokens, more or less by up to this share.",
     ),
-    click.option(
-        "--tokens",
-        "--output-len",
-        "--random-output-len",
-        "tokens",
-        type=click.IntRange(2),
-        default=128,
-        show_default=True,
-        help="New tokens a prompt.",
-    ),
+    _count("--tokens", "--output-len", "--random-output-len", "tokens", default=128, least=2, text="New tokens each."),
     click.option("--modes", type=Modes(), help="Modes to compare. Default: ar,sd,ssd."),
     _several(
         "-k",
@@ -172,3 +203,84 @@ _OPTIONS: list[Callable[..., Any]] = [
     click.option("--json", "out", type=_FILE, help="Write every figure, and what it was measured on, to a file."),
     click.option("--plot", type=_FILE, help="Draw the figures: FILE.png, .svg or .pdf."),
 ]
+
+
+def _take_devices(ctx: click.Context, param: click.Parameter, value: DeviceTimes | Preset | None) -> Any:
+    """Make the preset's K and fan-out defaults."""
+    if isinstance(value, Preset):
+        _set_defaults(ctx, lookaheads=[str(value.lookahead)], fan_outs=[str(value.fan_out)], dataset=datasets.RANDOM)
+    return value
+
+
+def _take_length(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None:
+        _set_defaults(ctx, dataset=datasets.RANDOM)  # a scripted pair reads no texts
+    return value
+
+
+_EMULATION_OPTIONS = [
+    click.option(
+        "--emulate",
+        "devices",
+        type=Emulated(),
+        is_eager=True,
+        callback=_take_devices,
+        help=f"Let forwards take these times; {' or '.join(PRESETS)}: those, K, fan-out, and a synthetic pair as right "
+        "as the paper's.",
+    ),
+    click.option(
+        "--synthetic-acceptance-length",
+        "length",
+        type=Real(1),
+        is_eager=True,
+        callback=_take_length,
+        help="With --emulate or --load-format dummy: models that agree so that a round of sd takes so many tokens, by "
+        "the first -k.",
+    ),
+    click.option(
+        "--synthetic-hit-rate",
+        "hit_rate",
+        type=Real(0, 1),
+        help="Share of rounds that ssd prepares for, by the first -k and -f. Default: as the paper's Llama pair.",
+    ),
+]
+
+
+def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options of emulation to a command with `BenchOptions`; it receives `emulation`, which may be None."""
+
+    @functools.wraps(function)
+    def call(asked: BenchOptions, devices: Any, length: float | None, hit_rate: float | None, **values: Any) -> Any:
+        return function(asked=asked, emulation=emulation(asked, devices, length, hit_rate), **values)
+
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(_EMULATION_OPTIONS), call)
+
+
+def emulation(
+    asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
+) -> Emulation | None:
+    """Return what is emulated; None if nothing is. Raises UsageError for options that do not go together."""
+    if length is None and hit_rate is not None:
+        raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
+    if devices is None and length is None:
+        return None
+    times = devices.times if isinstance(devices, Preset) else devices
+    if length is not None:
+        agreement = agreement_of(length, hit_rate, *_lengths(asked))
+    elif isinstance(devices, Preset):
+        if len(asked.temperatures) != 1:
+            raise UsageError(f"--emulate {devices.name} needs one temperature, on which its acceptance depends")
+        agreement = devices.agreement(asked.temperatures[0])
+    else:
+        return Emulation(times, None)
+    if asked.dataset != datasets.RANDOM:
+        raise UsageError(f"a scripted pair reads no texts: --dataset {datasets.RANDOM}, not {asked.dataset}")
+    return Emulation(times, agreement)
+
+
+def _lengths(asked: BenchOptions) -> tuple[int, int]:
+    """Return the K and F for which acceptance length and hit rate are stated. Raises UsageError."""
+    lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
+    if not lookahead or len(fan_out) != 1:
+        raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
+    return lookahead, fan_out[0]

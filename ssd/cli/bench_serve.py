@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,27 +12,26 @@ from click.core import ParameterSource
 from msgspec.structs import replace
 
 from ssd.bench.environment import engine_facts, hardware
+from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
-from ssd.cli.bench_job import check_ids, publish, sized, starting
-from ssd.cli.bench_options import SWEPT, Asked, measured_options
+from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
+from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import address_options, engine_options_but, speculation_changes
-from ssd.cli.quantities import Real
+from ssd.config.params import Speculation
 from ssd.errors import SsdError, UsageError
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Speculation
+from ssd.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
-    from ssd.bench.load import Ask, Load
+    from ssd.bench.load import Endpoint, Pass
     from ssd.client import Client, Prompt
-    from ssd.ipc.messages import Description
 
 _DECIDED_THERE = (*EngineOptions.__struct_fields__, "modes", "lookaheads", "fan_outs", "backups", "address", "keys")
 _AS_SERVED = Setting("as served", Speculation("ar"))  # over HTTP nothing is said of speculation
 
 
 class _Traffic(NamedTuple):
-    """How requests arrive."""
+    """How requests arrive: `rate` a second, at most `concurrency` open, all prompts `repeats` times."""
 
     rate: float
     concurrency: int | None
@@ -44,8 +42,19 @@ class _Traffic(NamedTuple):
         return {"request_rate": rate, "max_concurrency": self.concurrency, "repeats": self.repeats}
 
 
+class _LoadTest(NamedTuple):
+    """What to send where, and how often."""
+
+    asked: BenchOptions
+    traffic: _Traffic
+    endpoint: Endpoint
+    prompts: list[Prompt]
+    settings: list[Setting]
+    protocol: Protocol
+
+
 @click.command()
-@measured_options
+@bench_options
 @click.option(
     "--request-rate",
     type=Real(min=0, min_open=True),
@@ -64,7 +73,7 @@ class _Traffic(NamedTuple):
 @click.pass_context
 def serve(
     context: click.Context,
-    asked: Asked,
+    asked: BenchOptions,
     request_rate: float,
     max_concurrency: int | None,
     repeats: int,
@@ -80,10 +89,11 @@ def serve(
     else, in all modes by turns, at an engine of its own."""
     from ssd.cli.session import process_setup, session
     from ssd.client import Client
+    from ssd.launch.resolve import resolve
 
     traffic = _Traffic(request_rate, max_concurrency, repeats)
     if url is not None:
-        _refuse(context)
+        _refuse_engine_options(context)
         with process_setup():
             _at_server(asked, traffic, url, api_key)
     elif address is not None:
@@ -92,27 +102,27 @@ def serve(
         with process_setup(), Client(address, keys=keys) as client:
             served = client.describe()
             settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
-            facts = {"target_name": served.model, "draft_name": served.draft, "address": address}
-            _at_engine(asked, traffic, texts, settings, client, keys, facts, "")
+            job = _at_engine(asked, traffic, texts, settings, client, keys)
+            _report(job, {"target_name": served.model, "draft_name": served.draft, "address": address}, "")
     else:
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
-        settings = asked.sweep().settings(starting(engine))
+        settings = asked.sweep().settings(base_speculation(engine))
         config = resolve(sized(engine, settings))
         with process_setup(), session(config) as client:
-            facts, said = engine_facts(config), hardware(config, False)
-            _at_engine(asked, traffic, texts, settings, client, None, facts, said)
+            job = _at_engine(asked, traffic, texts, settings, client, None)
+            _report(job, engine_facts(config), hardware(config, False))
 
 
-def _refuse(context: click.Context) -> None:
-    """Options that a server of --url has decided already."""
+def _refuse_engine_options(context: click.Context) -> None:
+    """Raise UsageError for options that a server of --url has decided already."""
     for option in context.command.params:
         if option.name in _DECIDED_THERE and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"{option.opts[0]} is not for --url, whose server is used as it is")
 
 
-def _at_server(asked: Asked, traffic: _Traffic, url: str, key: str | None) -> None:
+def _at_server(asked: BenchOptions, traffic: _Traffic, url: str, key: str | None) -> None:
     from ssd.bench.http import Http
 
     texts = asked.texts()
@@ -120,97 +130,78 @@ def _at_server(asked: Asked, traffic: _Traffic, url: str, key: str | None) -> No
         raise UsageError("--dataset random needs an engine whose vocabulary is known: give texts for --url")
     protocol = asked.protocol(chat=False)
     server = Http(url, traffic.concurrency or len(texts), protocol.chat, key)
-    facts = {"target_name": server.model, "url": url}
-    _report(asked, traffic, server, list(texts), [_AS_SERVED], protocol, facts, "")
+    job = _LoadTest(asked, traffic, server, list(texts), [_AS_SERVED], protocol)
+    _report(job, {"target_name": server.model, "url": url}, "")
 
 
 def _at_engine(
-    asked: Asked,
+    asked: BenchOptions,
     traffic: _Traffic,
     texts: list[str] | None,
     settings: list[Setting],
     client: Client,
     keys: Path | None,
-    facts: dict[str, Any],
-    said: str,
-) -> None:
+) -> _LoadTest:
+    """Return the load test for an engine that serves. Raises UsageError if a setting needs a draft and it has none."""
     from ssd.bench.load import ZeroMQ
 
     served = client.describe()
-    _check_draft(settings, served)
-    protocol = asked.protocol(served.chat)
-    ask = ZeroMQ(client.address, keys, protocol.chat)
-    _report(asked, traffic, ask, asked.requests(texts, served.vocab_size), settings, protocol, facts, said)
-
-
-def _check_draft(settings: Sequence[Setting], served: Description) -> None:
     drafting = [setting.name for setting in settings if setting.speculation.mode != "ar"]
     if drafting and not served.draft:
         raise UsageError(f"mode {drafting[0]} needs a draft, and the engine of --address runs without one")
+    protocol = asked.protocol(served.chat)
+    endpoint = ZeroMQ(client.address, keys, protocol.chat)
+    return _LoadTest(asked, traffic, endpoint, asked.requests(texts, served.vocab_size), settings, protocol)
 
 
-def _report(
-    asked: Asked,
-    traffic: _Traffic,
-    ask: Ask,
-    prompts: list[Prompt],
-    settings: list[Setting],
-    protocol: Protocol,
-    facts: dict[str, Any],
-    said: str,
-) -> None:
+def _report(job: _LoadTest, facts: dict[str, Any], equal_hardware: str) -> None:
+    """Measure, then print and write the report. `facts` describe the engine."""
     from ssd.bench.figures import described, plain
-    from ssd.bench.load_figures import equal_answers, load_figures
-    from ssd.bench.report import Report
+    from ssd.bench.load import equal_answers, load_figures
+    from ssd.bench.report import BenchReport
 
-    report = Report("serve", facts, asked.workload(protocol, len(prompts)) | traffic.as_json(), said)
+    asked, traffic, settings = job.asked, job.traffic, job.settings
+    workload = asked.workload(job.protocol, len(job.prompts)) | traffic.as_json()
+    report = BenchReport("serve", facts, workload, equal_hardware)
     read = len(settings) * traffic.repeats * len(asked.temperatures) > 1
     for temperature in asked.temperatures:
-        loads = asyncio.run(_measure(ask, prompts, settings, temperature, protocol, traffic, read))
+        passes = asyncio.run(_measure(job, temperature, read))
         reference = plain(settings) if len(settings) > 1 else None
         for setting in settings:
-            row = described(setting, temperature) | traffic.as_json() | load_figures(loads[setting.name])
+            row = described(setting, temperature) | traffic.as_json() | load_figures(passes[setting.name])
             if reference is not None and not setting.speculation.ratio_rule(temperature):
-                row |= equal_answers(loads[setting.name], loads[reference.name])
+                row |= equal_answers(passes[setting.name], passes[reference.name])
             report.rows.append(row)
     if read:
         report.notes.append("Prompts were read before: the first token does not wait for a prompt that was kept.")
     for row in report.rows:
         if not row["completed"]:
             raise SsdError(f"{row['mode']}: no request was completed; failures by code: {row['errors']}")
-    publish(report, asked, f"{len(prompts)} requests of {asked.tokens} tokens, {traffic.rate:g} a second")
+    publish(report, asked, f"{len(job.prompts)} requests of {asked.tokens} tokens, {traffic.rate:g} a second")
     check_ids(report)
 
 
-async def _measure(
-    ask: Ask,
-    prompts: Sequence[Prompt],
-    settings: Sequence[Setting],
-    temperature: float,
-    protocol: Protocol,
-    traffic: _Traffic,
-    read: bool,
-) -> dict[str, list[Load]]:
-    """Passes of each setting, by turns, after a warm-up; with `read`, prompts are read before, so that no setting's
-    pass is the one that reads them."""
+async def _measure(job: _LoadTest, temperature: float, read: bool) -> dict[str, list[Pass]]:
+    """Run the passes of each setting, by turns, after a warm-up.
+
+    With `read`, prompts are read before, so that no setting's pass has to read them."""
     from ssd.bench.load import drive, poisson
     from ssd.bench.runs import WARM_UP, readers
 
-    async with ask:
-        at_once = [0.0] * len(prompts)
+    endpoint, prompts, settings, params = job.endpoint, job.prompts, job.settings, job.protocol.params
+    most = job.traffic.concurrency
+    async with endpoint:
         warm_up: Prompt = "Warm up." if isinstance(prompts[0], str) else WARM_UP  # a server may take one kind only
         for setting in settings:
-            await ask(warm_up, replace(protocol.params(setting, 0.0, 0), max_tokens=16))
+            await endpoint(warm_up, replace(params(setting, 0.0, 0), max_tokens=16))
         for setting in readers(settings) if read else ():
-            short = replace(protocol.params(setting, 0.0, 0), max_tokens=2)
-            await drive(ask, [(prompt, short) for prompt in prompts], at_once, traffic.concurrency, "prompts")
-        arrivals = poisson(len(prompts), traffic.rate, protocol.seed)
-        loads: dict[str, list[Load]] = {setting.name: [] for setting in settings}
-        for _ in range(traffic.repeats):
+            short = replace(params(setting, 0.0, 0), max_tokens=2)
+            await drive(endpoint, [(prompt, short) for prompt in prompts], [0.0] * len(prompts), most, "prompts")
+        arrivals = poisson(len(prompts), job.traffic.rate, job.protocol.seed)
+        passes: dict[str, list[Pass]] = {setting.name: [] for setting in settings}
+        for _ in range(job.traffic.repeats):
             for setting in settings:
-                params = [protocol.params(setting, temperature, index) for index in range(len(prompts))]
-                requests = list(zip(prompts, params, strict=True))
-                loads[setting.name].append(
-                    await drive(ask, requests, arrivals, traffic.concurrency, f"{setting.name}, T = {temperature:g}")
-                )
-    return loads
+                requests = [(prompt, params(setting, temperature, index)) for index, prompt in enumerate(prompts)]
+                title = f"{setting.name}, T = {temperature:g}"
+                passes[setting.name].append(await drive(endpoint, requests, arrivals, most, title))
+    return passes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -10,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
+from msgspec.structs import replace
 
-from ssd.cli.conversation import Conversation
-from ssd.cli.options import address_options, engine_options, sampling_options, speculation_changes
+from ssd.cli.options import GroupedCommand, address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import Terminated, connect, process_setup, speculating, summary
 from ssd.client import Client, Completion
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
-from ssd.ipc.messages import Generate
-from ssd.launch_config import EngineOptions
-from ssd.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Generate, Metrics
+from ssd.launch.options import EngineOptions
 
 _MAX_TOKENS = 1024
+_PARAMETERS = SamplingParams.__struct_fields__
+_WORDS = {"none": None, "true": True, "false": False}
 _HELP = """\
 /set               show the sampling parameters
 /set NAME VALUE    change one, as /set temperature 0.7 or /set stop ["END"]
@@ -33,7 +38,7 @@ _HELP = """\
 Ctrl-C stops an answer. A line that begins with a space is never a command."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--system", help="What to tell the model before the conversation.")
 @sampling_options(max_tokens=_MAX_TOKENS)
 @address_options
@@ -47,11 +52,10 @@ def chat(
     engine: EngineOptions,
     **sampling: Any,
 ) -> None:
-    """Talk with a model; /help lists what can be said to the program instead.
+    """Talk with a model; /help lists the program's own commands.
 
     Without a terminal, each line of standard input is a message, and the first failure ends the chat. Answers go to
-    standard output, everything else to standard error.
-    """
+    standard output, everything else to standard error."""
     conversation = Conversation(SamplingParams(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
@@ -76,7 +80,7 @@ class _Chat:
         }
 
     def run(self) -> None:
-        """Until the input ends or /exit."""
+        """Talk until the input ends or /exit comes."""
         if self._interactive:
             _tell(f"{self._model}. /help lists the commands, Ctrl-D ends.")
         for line in _lines(self._interactive):
@@ -118,7 +122,7 @@ class _Chat:
         click.secho("stopped" if completion is None else self._counted(completion), dim=True, err=True)
 
     def _counted(self, completion: Completion) -> str:
-        """The line under an answer."""
+        """Count an answer, and return the line under it."""
         tokens, why = completion.usage.completion_tokens, ""
         self._conversation.count(tokens, completion.metrics)
         if completion.finish_reason == "length":
@@ -147,7 +151,7 @@ class _Chat:
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """What the user enters."""
+    """Yield the lines that the user enters."""
     if not interactive:
         try:
             with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as lines:  # whatever the locale
@@ -171,7 +175,7 @@ def _tell(text: str) -> None:
 
 @contextmanager
 def _display() -> Iterator[Callable[[str], None]]:
-    """What shows an answer as it comes: drawn Markdown on a terminal, else the text itself and a newline after it."""
+    """Yield what shows pieces of an answer: drawn Markdown on a terminal, else the text and a newline at the end."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -192,3 +196,112 @@ def _display() -> Iterator[Callable[[str], None]]:
     finally:
         if begun:
             click.echo()
+
+
+class Conversation:
+    """A chat's state: what was said, how the next answer is sampled, what the answers took. No input, no output.
+
+    `system` is the system message, which stays first."""
+
+    def __init__(self, params: SamplingParams, system: str | None = None) -> None:
+        self.params = params
+        self.answers = self.tokens = 0
+        self.metrics = Metrics()
+        self._beginning = [] if system is None else [ChatMessage("system", system)]
+        self.messages = list(self._beginning)
+
+    def question(self, text: str) -> list[ChatMessage]:
+        """Return the messages to send when the user says `text`. Only `keep` remembers them."""
+        return [*self.messages, ChatMessage("user", text)]
+
+    def keep(self, text: str, answer: str) -> None:
+        """Remember an exchange, also where the answer was stopped early. Without any answer, forget it."""
+        if answer:
+            self.messages = [*self.question(text), ChatMessage("assistant", answer)]
+
+    def count(self, tokens: int, metrics: Metrics) -> None:
+        """Add the figures of an answer to the session's."""
+        self.answers += 1
+        self.tokens += tokens
+        self.metrics = _merged(self.metrics, metrics)
+
+    def clear(self) -> None:
+        """Forget what was said; parameters and figures stay."""
+        self.messages = list(self._beginning)
+
+    def set(self, argument: str) -> str:
+        """Set a sampling parameter, as "temperature 0.7", and return its value. A name alone returns its value, nothing
+        returns all of them.
+
+        Values are JSON, or bare texts. Raises UsageError, which names the parameter and its bounds."""
+        name, *value = re.split(r"[\s=]+", argument.strip(), maxsplit=1)
+        if not name:
+            return "\n".join(map(self._shown, _PARAMETERS))
+        if name not in _PARAMETERS:
+            raise UsageError(f"no parameter {name!r}; there are {', '.join(_PARAMETERS)}")
+        if value and value[0]:
+            self.params = _changed(self.params, name, value[0])
+        return self._shown(name)
+
+    def _shown(self, name: str) -> str:
+        return f"{name} {msgspec.json.encode(getattr(self.params, name)).decode()}"
+
+    def as_json(self, model: str) -> str:
+        document = {"model": model, "params": self.params, "messages": self.messages}
+        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+    def as_markdown(self, model: str) -> str:
+        parts = [f"**{message.role}**\n\n{message.content}" for message in self.messages]
+        return "\n\n".join([f"# A conversation with {model}", *parts]) + "\n"
+
+
+def _changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
+    """Return `params` with one parameter as typed. Raises UsageError."""
+    value = _typed(text)
+    if isinstance(getattr(SamplingParams(), name), tuple) and not isinstance(value, list):
+        value = [] if value is None else [value]
+    try:
+        # By way of JSON, whose decoder knows the bounds and takes text for the keys of logit_bias.
+        decoded = msgspec.json.decode(msgspec.json.encode({name: value}), type=SamplingParams)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{name} {text}: {str(error).split(' - at ')[0]}") from None
+    changed = replace(params, **{name: getattr(decoded, name)})
+    changed.check()
+    return changed
+
+
+def _typed(text: str) -> Any:
+    """Return a value as a person types it: JSON, or else a text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _merged(a: Metrics, b: Metrics) -> Metrics:
+    """Return the figures of two lots of requests together: sums, and weighted means."""
+    rounds = max(1, a.rounds + b.rounds)
+    seconds = a.generation_time_ms + b.generation_time_ms
+    decoded = a.tokens_per_second * a.generation_time_ms + b.tokens_per_second * b.generation_time_ms
+    hits, misses, accepted = a.hits + b.hits, a.misses + b.misses, a.accepted_tokens + b.accepted_tokens
+
+    def mean(name: str) -> float:
+        each: float = getattr(a, name) * a.rounds + getattr(b, name) * b.rounds
+        return each / rounds
+
+    return Metrics(
+        mode=b.mode,
+        rounds=a.rounds + b.rounds,
+        accepted_tokens=accepted,
+        hits=hits,
+        misses=misses,
+        mean_acceptance_length=1 + accepted / rounds,
+        hit_rate=hits / max(1, hits + misses),
+        tokens_per_second=decoded / seconds if seconds else 0.0,
+        generation_time_ms=seconds,
+        verify_ms=mean("verify_ms"),
+        draft_wait_ms=mean("draft_wait_ms"),
+        round_overhead_ms=mean("round_overhead_ms"),
+    )

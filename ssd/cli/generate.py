@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
 
-from ssd.cli.options import address_options, engine_options, sampling_options, speculation_changes
+from ssd.bench.datasets import read_prompts
+from ssd.cli.options import GroupedCommand, address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
-from ssd.ipc.messages import Generate
-from ssd.launch_config import EngineOptions
-from ssd.params import SamplingParams
-from ssd.prompts import read_prompts
+from ssd.ipc.public import Generate
+from ssd.launch.options import EngineOptions
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
 @sampling_options(max_tokens=128)
@@ -52,42 +52,34 @@ def generate(
             for completion in _completed(client, prompts, params, as_chat):
                 click.echo(msgspec.json.encode(completion).decode())
         else:
-            completion = show(client, prompts[0].text, params, as_chat)
+            completion = show(client, prompts[0][1], params, as_chat)
             click.echo(summary(completion.usage.completion_tokens, completion.metrics), err=True)
 
 
-class _Prompt(NamedTuple):
-    """A text, and the line of a file where it stands, "" for one that does not."""
+def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[tuple[str, str]]:
+    """Return the prompts to complete: the file and line ("" for the command line) and the text of each.
 
-    text: str
-    line: str = ""
-
-
-def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[_Prompt]:
-    """The prompts to complete, everything about them checked that can be without an engine."""
+    They are checked as far as that needs no engine. Raises UsageError."""
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT or --prompts-file")
     params.check()
-    if file is None:
-        found = [_Prompt(prompt or "")]
-    else:
-        found = [_Prompt(text, line) for line, text in read_prompts(file)]
-    for one in found:
-        if not one.text:
+    found = [("", prompt or "")] if file is None else list(read_prompts(file))
+    for line, text in found:
+        if not text:
             raise UsageError("the prompt is empty")
         try:
-            validate(Generate(0, one.text, params=params))
+            validate(Generate(0, text, params=params))
         except RequestError as error:
-            raise UsageError(f"{one.line or 'the prompt'}: {error}") from None
+            raise UsageError(f"{line or 'the prompt'}: {error}") from None
     return found
 
 
-def _completed(client: Client, prompts: list[_Prompt], params: SamplingParams, chat: bool) -> list[Completion]:
-    """All of them; a request that fails says which line it is of."""
+def _completed(client: Client, prompts: list[tuple[str, str]], params: SamplingParams, chat: bool) -> list[Completion]:
+    """Complete all prompts. The error of a request names its line."""
     try:
-        return client.generate([prompt.text for prompt in prompts], params, chat=chat)
+        return client.generate([text for _, text in prompts], params, chat=chat)
     except RequestError as error:
-        line = "" if error.index is None else prompts[error.index].line
+        line = "" if error.index is None else prompts[error.index][0]
         if not line:
             raise
         raise RequestError(error.code, f"{line}: {error}", error.param) from None

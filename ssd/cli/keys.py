@@ -13,9 +13,8 @@ _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_ok
 def keys() -> None:
     """Make and list the keys for ZeroMQ over TCP (CURVE).
 
-    DIRECTORY is the engine's. `authorized` in it has one public key for each client that may connect: remove a file to
-    shut that client out from its next connection on. `clients/NAME` is what client NAME needs: bring it there unseen.
-    """
+    DIRECTORY is the engine's. `authorized` in it has a public key for each client that may connect: remove a file to
+    refuse that client's next connection. `clients/NAME` is what client NAME needs: copy it there by a safe way."""
 
 
 @keys.command()

@@ -1,31 +1,109 @@
-"""`ssd launch`: an engine that stays up."""
+"""`ssd launch`, also `ssd serve`: an engine that stays up. Options: how clients reach it, a configuration file."""
 
 from __future__ import annotations
 
+import functools
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
+from click.core import ParameterSource
+from msgspec.structs import replace
 
-from ssd.cli.options import engine_options
-from ssd.cli.server_options import config_file, server_options
+from ssd.cli.options import GroupedCommand, as_flag, engine_options, with_options
 from ssd.cli.session import loading, process_setup
-from ssd.config import EngineConfig
-from ssd.errors import SsdError
-from ssd.launch_config import EngineOptions, resolve
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.config.engine import EngineConfig
+from ssd.errors import SsdError, UsageError
+from ssd.files import read_bounded
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
+
+_MOST_BYTES = 2**20  # of a configuration file
+_SERVER = {
+    "http": "Serve HTTP beside ZeroMQ.",
+    "host": "Address that HTTP listens on.",
+    "port": "Its port; 0: any free one.",
+    "uds": "Listen on this Unix socket instead.",
+    "api_key_file": "File with the keys that clients must show, one a line; only its owner may read it.",
+    "allowed_host": "Another host name that HTTP without keys answers to, as of a proxy. Repeatable.",
+    "zmq_bind": "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555.",
+    "zmq_keys": "Folder of `ssd keys` with the engine's key and the list of clients.",
+    "insecure": "Let other machines in without keys.",
+    "served_model_name": "The model's name for clients. Repeatable. Default: --target.",
+    "metrics_compat": "Give the metrics under vLLM's names, too.",
+    "cache_report": "Tell clients how much of a prompt was cached.",
+    "max_open_requests": "Most requests that run or wait; more are refused (503).",
+    "max_n": "Most choices of one prompt.",
+    "max_prompts": "Most prompts of one HTTP request.",
+    "max_body_bytes": "Largest HTTP body.",
+    "max_header_bytes": "Largest headers of an HTTP request, together.",
+    "max_header_lines": "Most headers of an HTTP request.",
+    "slow_reader_tokens": "Tokens a client may leave unread before it is cut off.",
+    "slow_reader_seconds": "Seconds a client may leave tokens unread.",
+}
 
 
-@click.command()
+def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the server options to a command, which gets them as `server`, a `ServerOptions`."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        server = ServerOptions(**{name: values.pop(name) for name in _SERVER})
+        return function(server=server, **values)
+
+    return with_options(call, _SERVER, ServerOptions())
+
+
+def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Take the options in a TOML file as defaults."""
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(read_bounded(path, _MOST_BYTES, pipe=True).decode())
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
+    options = [option for option in ctx.command.params if isinstance(option, click.Option)]
+    known = {option.name: option for option in options if option.name not in (param.name, "dry_run")}
+    given = {key.replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise click.BadParameter(f"{path}: unknown option {unknown[0].replace('_', '-')}", ctx, param)
+    ctx.default_map = {name: as_flag(value, known[name]) for name, value in given.items()}
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("model", required=False)
 @engine_options
-@server_options
-@config_file
+@_server_options
+@click.option(
+    "--config",
+    envvar="SSD_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=_read_config,
+    is_eager=True,
+    expose_value=False,
+    help="TOML file with any of these options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the configuration that would be used, as JSON, and end.")
-def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
-    """Start an engine, print where it is served (`http: URL`, `zmq: ADDRESS` of --zmq-bind, `ready: ADDRESS`), and stay
-    up.
+@click.pass_context
+def launch(
+    context: click.Context, model: str | None, engine: EngineOptions, server: ServerOptions, dry_run: bool
+) -> None:
+    """Start an engine for MODEL (or --target) and keep it up.
 
-    Ctrl-C or SIGTERM lets open requests finish, within --shutdown-timeout, and ends; a second one ends at once. A node
-    that only follows prints `ready: node N of M` and ends when node 0 does.
-    """
+    Prints where it is served: `http: URL`, `zmq: ADDRESS` of --zmq-bind, and `ready: ADDRESS` last. Ctrl-C or SIGTERM
+    lets open requests finish within --shutdown-timeout, then ends; a second one ends at once. A machine other than
+    number 0 of --nnodes prints `ready: node N of M` and ends when machine 0 does."""
+    if model is not None:
+        if context.get_parameter_source("target") is ParameterSource.COMMANDLINE:
+            raise UsageError("give the target as MODEL or as --target, not as both")
+        engine = replace(engine, target=model)
     config = resolve(engine, server)
     if dry_run:
         import msgspec
@@ -39,8 +117,8 @@ def launch(engine: EngineOptions, server: ServerOptions, dry_run: bool) -> None:
 
 
 def _follow(config: EngineConfig) -> None:
-    """A node of several, which ends when node 0 ends."""
-    from ssd.follower_node import FollowerNode
+    """Run the ranks of a machine other than number 0, until machine 0 ends."""
+    from ssd.launch.follower_node import FollowerNode
 
     assert config.nodes is not None
     ranks, node = config.ranks, config.nodes

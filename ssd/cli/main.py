@@ -1,4 +1,4 @@
-"""`ssd`: the group of commands, each loaded only when it is called, and the one place where errors become text."""
+"""`ssd`: the group of commands. A command is loaded when it is called. Errors become text here and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import click
 
 from ssd import __version__
-from ssd.errors import SsdError
+from ssd.errors import SsdError, UsageError
 
-# name -> (module:attribute, one line of help), so that `ssd --help` imports none of them
+# name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "chat": ("ssd.cli.chat:chat", "Talk with a model."),
@@ -23,7 +23,7 @@ _COMMANDS = {
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
-    "pull": ("ssd.cli.pull:pull", "Fetch a model before it is needed."),
+    "pull": ("ssd.cli.models:pull", "Fetch a model before it is needed."),
     "models": ("ssd.cli.models:models", "List what can be run here."),
 }
 _ALIASES = {"serve": "launch"}
@@ -36,7 +36,12 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
         if entry is None:
-            return None
+            from difflib import get_close_matches
+
+            close = get_close_matches(cmd_name, (*_COMMANDS, *_ALIASES), 1)
+            if not close or ctx.resilient_parsing:  # a shell that completes wants no error
+                return None
+            raise UsageError(f"no such command {cmd_name!r}; did you mean {close[0]!r}?")
         module, attribute = entry[0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
@@ -46,7 +51,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run a command; an error ends as one line on stderr and its exit status."""
+        """Run a command. An error ends as one line on stderr and an exit status."""
         _open_standard_streams()
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}) or 0)
@@ -60,7 +65,7 @@ class _LazyGroup(click.Group):
         except click.Abort as error:
             sys.exit(getattr(error.__cause__, "exit_code", 130))  # click makes an Abort of what interrupted
         except BrokenPipeError:
-            # Who read our output has left; nothing more can be said, not even by the interpreter at its exit.
+            # The reader of our output has left: nothing more can be said, not even by the interpreter at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except UnicodeEncodeError as error:  # bytes of an argument, kept as surrogates
@@ -70,7 +75,7 @@ class _LazyGroup(click.Group):
 
 
 def _open_standard_streams() -> None:
-    """On /dev/null, where they were closed: else pipes and files that are opened later would get their numbers."""
+    """Open closed standard streams on /dev/null: pipes and files opened later would get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free

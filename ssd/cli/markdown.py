@@ -9,7 +9,6 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,9 +25,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class GrowingMarkdown:
     """Shows an answer as it grows, for as long as the `with` block lasts.
 
-    Finished blocks (paragraphs, lists, code) are printed once and scroll away like any output. Only the last block is
-    drawn anew, of that no more than the screen holds, its end; all of it is printed when it is finished.
-    """
+    A finished block (a paragraph, a list, code) is printed once and scrolls away. Only the last block is drawn anew:
+    the end of it that fits the screen, and all of it when it is finished."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._text = console, ""
@@ -39,32 +37,28 @@ class GrowingMarkdown:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _uninterrupted():
             self._ended = True
             self._live.stop()
 
     def add(self, text: str) -> None:
-        """More of the answer; control characters are left out."""
+        """Show more of the answer, without control characters."""
         with _uninterrupted():
-            self._add(_CONTROL.sub("", text))
-
-    def _add(self, text: str) -> None:
-        self._text += text
-        finished = ""
-        if "\n" in text:
-            finished, self._text = split(self._text)
-        if finished:
-            self._console.print(rendered(finished), "")
-            self._shown = time.monotonic()
-        elif time.monotonic() >= self._shown + _REFRESH_S:
-            self._live.refresh()
+            self._text += _CONTROL.sub("", text)
+            finished = ""
+            if "\n" in text:
+                finished, self._text = split(self._text)
+            if finished:
+                self._console.print(rendered(finished), "")
+            elif time.monotonic() >= self._shown + _REFRESH_S:
+                self._live.refresh()
+            else:
+                return
             self._shown = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The last block: its end while it grows, all of it when it has ended."""
+        """Yield the last block: its end while it grows, all of it once it has ended."""
         lines = console.render_lines(rendered(self._text), options, pad=False)
         if not self._ended:
             lines = lines[-max(1, options.size.height - 1) :]
@@ -75,7 +69,7 @@ class GrowingMarkdown:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """What is typed meanwhile, Ctrl-C too, does not appear where the cursor happens to be, if this is a terminal."""
+    """Keep what is typed meanwhile, Ctrl-C too, from appearing in the middle of the answer."""
     if not sys.stdin.isatty():
         yield
         return
@@ -91,7 +85,7 @@ def unechoed() -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: what rich is interrupted in, it writes again."""
+    """Let Ctrl-C wait for the end of the block: what rich is interrupted in, it writes again."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
@@ -103,7 +97,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Blocks that more text cannot change, and the last one, with the line that is being written."""
+    """Return the blocks that more text cannot change, and the rest."""
     whole = text.rfind("\n") + 1
     starts = [token.map[0] for token in _PARSER.parse(text[:whole]) if token.level == 0 and token.map is not None]
     if len(starts) < 2:
@@ -113,7 +107,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def rendered(text: str) -> Markdown:
-    """`text` for a console."""
+    """Return `text` as Markdown for a console."""
     markdown = Markdown("")
     markdown.parsed = _PARSER.parse(text)
     return markdown

@@ -1,31 +1,66 @@
-"""Options that commands share. Every engine option can also be set as SSD_<NAME> in the environment."""
+"""The options that commands share, and the headings of their help.
+
+Every engine option can also be set in the environment, as SSD_<NAME>."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
+import msgspec
 from click.core import ParameterSource
+from msgspec import inspect
 
-from ssd.cli.quantities import Real
-from ssd.config import MAX_RANKS
+from ssd.bench.quantities import Real
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
 from ssd.errors import UsageError
-from ssd.launch_config import EngineOptions
-from ssd.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
+from ssd.launch.options import EngineOptions
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-Row: TypeAlias = tuple[tuple[str, ...], Any, str]  # flags, type, help
+_Command: TypeAlias = Callable[..., Any]
+_Function = TypeVar("_Function", bound=_Command)
 
 _SPECULATION = Speculation.__struct_fields__  # the engine options that a single request may set too
 
+_MAIN = "target draft mode num_speculative_tokens device draft_device max_model_len max_num_seqs"
+_HEADINGS = {
+    "Main options": f"{_MAIN} host port max_tokens temperature",
+    "Input and output": "prompts_file system as_json chat address keys",
+    "Speculation": "fan_out budget backup sampler saguaro_c speculative_config",
+    "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
+    "Weights": "dtype draft_dtype quantize draft_quantize load_format revision draft_revision",
+    "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
+    "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus attention enforce_eager "
+    "deterministic",
+    "Clients": "http uds api_key_file allowed_host zmq_bind zmq_keys insecure served_model_name metrics_compat "
+    "cache_report",
+    "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
+    "slow_reader_seconds shutdown_timeout step_timeout",
+}
+"""Headings of the help, each with the names of its options. All others stand under "Other options", at the end."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under headings, the ten that matter most first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}
+        groups = {heading: names.split() for heading, names in _HEADINGS.items()}
+        grouped = {name for names in groups.values() for name in names}
+        groups["Other options"] = [name for name in params if name not in grouped]
+        for heading, names in groups.items():
+            records = [params[name].get_help_record(ctx) for name in names if name in params]
+            if shown := [record for record in records if record is not None]:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+
 
 class Lookahead(click.IntRange):
-    """A number, or "auto" as 0."""
+    """A number; "auto" becomes 0."""
 
     name = "auto|N"
 
@@ -37,14 +72,14 @@ class Lookahead(click.IntRange):
 
 
 class Names(click.types.StringParamType):
-    """A name; an environment variable holds several, with commas between them."""
+    """A name. The flag may be given several times; an environment variable holds several names between commas."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [name.strip() for name in rv.split(",")]
 
 
 class FanOut(click.ParamType):
-    """ "3", "3,2,1" or "[3,2,1]" as a tuple of numbers; "auto" as none."""
+    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple."""
 
     name = "auto|N|list"
 
@@ -63,28 +98,27 @@ class FanOut(click.ParamType):
 
 
 def as_flag(value: object, option: click.Parameter) -> str | list[str]:
-    """A value of JSON or TOML as it would stand behind a flag, so that the flag's own checks see it."""
+    """Return a value of JSON or TOML as its flag would take it, so that the flag's own checks apply."""
     if getattr(option, "multiple", False):
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: object) -> Callable[..., Any]:
-    """Add an option for each row to a command. Its first long flag names a field of `defaults`, the parameter of the
-    command, and (SSD_ before it, in capitals) a variable of the environment."""
-    for flags, kind, text in reversed(table):
-        name = _field((flags, kind, text))
-        default = getattr(defaults, name)
-        several = isinstance(kind, Names)
-        if isinstance(default, tuple) and not several:
-            default = ",".join(map(str, default)) or "auto"
-        if isinstance(kind, Lookahead):
-            default = default or "auto"
+def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.Struct) -> _Command:
+    """Add an option to a command for each entry of `helps`, which names a field of `defaults`.
+
+    The field's type says what the option takes. `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has
+    the field's name, and so has the environment variable, in capitals after `SSD_`."""
+    types = {field.name: field.type for field in inspect.type_info(type(defaults)).fields}  # type: ignore[attr-defined]
+    for name, text in reversed(helps.items()):
+        kind, default = _SPECIAL.get(name) or _click_type(types[name]), getattr(defaults, name)
+        flag = name.replace("_", "-")
         option = click.option(
-            *flags,
+            f"--{flag}/--no-{flag}" if isinstance(kind, click.types.BoolParamType) else f"--{flag}",
+            *_MORE_FLAGS.get(name, ()),
             type=kind,
-            default=default,
-            multiple=several,
+            default="auto" if name in _SPECIAL else default,
+            multiple=isinstance(kind, Names),
             show_default=True,
             envvar=f"SSD_{name.upper()}",
             help=text,
@@ -93,120 +127,99 @@ def with_options(function: Callable[..., Any], table: Sequence[Row], defaults: o
     return function
 
 
-def _field(row: Row) -> str:
-    """The field that an option sets."""
-    return row[0][0].split("/")[0].removeprefix("--").replace("-", "_")
+def _click_type(of: inspect.Type) -> click.ParamType:
+    """Return what an option for a field takes, with the field's own bounds."""
+    match of:
+        case inspect.UnionType():  # with None
+            return _click_type(of.types[0])
+        case inspect.LiteralType():
+            return click.Choice(of.values)
+        case inspect.BoolType():
+            return click.BOOL
+        case inspect.IntType():
+            return click.IntRange(of.ge, of.le)
+        case inspect.FloatType():
+            return Real(of.ge if of.gt is None else of.gt, of.le, min_open=of.gt is not None)
+        case inspect.VarTupleType():
+            return Names()
+        case _:
+            return click.STRING
 
 
+_MORE_FLAGS = {
+    "target": ("--model", "-m"),
+    "num_speculative_tokens": ("-k",),
+    "fan_out": ("-f",),
+    "tensor_parallel_size": ("-tp",),
+}
+_SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
+_ENGINE = {
+    "target": "Model to run: a built-in name, a folder, a GGUF file or a hub name.",
+    "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
+    "mode": "Plain, speculative, or speculative speculative decoding.",
+    "num_speculative_tokens": "K: tokens the draft proposes per round.",
+    "fan_out": "Outcomes prepared for each accepted length: one number, or K + 1 numbers for 0 to K accepted tokens.",
+    "budget": "Most outcomes prepared per round when the fan-out is auto.",
+    "backup": "What a cache miss does: auto, jit (wait for the draft), ngram, none, or a plugin's name.",
+    "sampler": "At temperature > 0. coupled: the very tokens of ar. rejection: the same distribution, other tokens.",
+    "saguaro_c": "With --sampler rejection: weight of prepared tokens in the draft's distribution.",
+    "dtype": "Type of weights and activations.",
+    "draft_dtype": "The draft's type. Default: the one that is fast here.",
+    "quantize": "int8: round weights to 8 bits, on a CPU. A quarter of the bytes to read.",
+    "draft_quantize": "The draft's. Default: the target's, or int8 where that is faster.",
+    "max_model_len": "Longest prompt and answer together, in tokens.",
+    "max_num_seqs": "Most requests that run at the same time.",
+    "max_num_batched_tokens": "Most tokens of one step.",
+    "kv_cache_memory_bytes": "The target's KV cache. Default: a quarter of the memory at most, or the rest of a GPU.",
+    "gpu_memory_utilization": "Share of a GPU's memory for target and draft together.",
+    "tensor_parallel_size": "Split the target over this many GPUs, or equal groups of cores.",
+    "nnodes": "Machines to split the target over, with equally many ranks each.",
+    "node_rank": "This machine's number. Only number 0 takes requests.",
+    "rdzv_endpoint": "Where the machines meet: HOST:PORT, an address of machine 0.",
+    "target_cpus": "The target's cores, as 0-2,5. Default: all but the draft's.",
+    "draft_cpus": "The draft's cores.",
+    "device": "Where the target runs: cpu, cuda or cuda:N.",
+    "draft_device": "Where the draft runs.",
+    "deterministic": "Make results independent of batch shapes. Slower.",
+    "attention": "Attention backend on a GPU. auto: triton if it is installed.",
+    "enforce_eager": "Capture no CUDA graphs: slower, less memory, quick to start.",
+    "load_format": "dummy: random weights. mock: no model, scripted tokens, to test clients.",
+    "synthetic_acceptance_length": "With --load-format dummy: let a round of sd commit so many tokens at this -k, -f.",
+    "synthetic_hit_rate": "Hit rate for --synthetic-acceptance-length. Default: that of the paper's Llama pair.",
+    "revision": "Branch, tag or commit of a target from the hub.",
+    "draft_revision": "The draft's. Several drafts: one each, in their order; empty for none.",
+    "shutdown_timeout": "Seconds that open requests get at the end.",
+    "step_timeout": "Seconds a step may take before its process is restarted.",
+    "telemetry": "Record what target and draft do, for ssd top and ssd trace.",
+}
 _POSITIVE, _COUNT = click.IntRange(min=1), click.IntRange(0, 2**31 - 1)
-_QUANTIZE = click.Choice(["none", "int8"])
-_ENGINE: list[Row] = [
-    (("--target",), str, "Model to run: a built-in name, a folder, or a hub name."),
-    (
-        ("--draft",),
-        Names(),
-        "Model or EAGLE-3 head that speculates; several models, smallest first, are a cascade. Default: the built-in "
-        "one for its target.",
-    ),
-    (("--mode",), click.Choice(["ar", "sd", "ssd"]), "Plain, speculative, or speculative speculative decoding."),
-    (("--num-speculative-tokens", "-k"), Lookahead(1, MAX_LOOKAHEAD), "Tokens the draft proposes per round."),
-    (
-        ("--fan-out", "-f"),
-        FanOut(),
-        "Guesses prepared for each accepted length: N, or K + 1 numbers, the last one for all accepted.",
-    ),
-    (("--budget",), click.IntRange(2, MAX_CHAINS), "Most guesses prepared in a round where the fan-out is auto."),
-    (("--backup",), str, "What to do when no prepared guess fits: auto, jit (wait), ngram, none, or a plugin's name."),
-    (
-        ("--sampler",),
-        click.Choice(["coupled", "rejection"]),
-        "At temperature > 0: the tokens of ar, or their law alone.",
-    ),
-    (("--saguaro-c",), Real(0, 1), "Weight of prepared tokens in what is drafted, for rejection."),
-    (("--dtype",), click.Choice(["float32", "bfloat16", "float16"]), "Type of weights and activations."),
-    (("--draft-dtype",), click.Choice(["float32", "bfloat16", "float16"]), "The draft's. Default: what is fast here."),
-    (("--quantize",), _QUANTIZE, "int8: weights in 8 bits, a quarter of the bytes to read, on a CPU."),
-    (("--draft-quantize",), _QUANTIZE, "The draft's. Default: as the target, or what is fast."),
-    (("--max-model-len",), _POSITIVE, "Longest prompt and completion together, in tokens."),
-    (("--max-num-seqs",), click.IntRange(1, 1024), "Requests run at the same time."),
-    (("--max-num-batched-tokens",), click.IntRange(1, 65536), "Tokens of one step."),
-    (
-        ("--kv-cache-memory-bytes",),
-        _POSITIVE,
-        "Memory of the target's KV cache. Default: on a CPU at most a quarter of it all, on a GPU what is left.",
-    ),
-    (
-        ("--gpu-memory-utilization",),
-        Real(0, 1, min_open=True),
-        "Share of a GPU's memory that target and draft may use together.",
-    ),
-    (
-        ("--tensor-parallel-size", "-tp"),
-        click.IntRange(1, MAX_RANKS),
-        "Processes the target is split over: on a GPU or an equal part of its cores each.",
-    ),
-    (("--nnodes",), click.IntRange(1, MAX_RANKS), "Machines that these processes run on, equally many on each."),
-    (("--node-rank",), click.IntRange(0, MAX_RANKS - 1), "Which of them this is; those but 0 only follow."),
-    (("--rdzv-endpoint",), str, "Where they meet: HOST:PORT, an address of node 0."),
-    (("--target-cpus",), str, "Cores of the target, as 0-2,5. Default: apart from the draft's."),
-    (("--draft-cpus",), str, "Cores of the draft."),
-    (("--device",), str, "Where the target runs: cpu, cuda or cuda:N."),
-    (("--draft-device",), str, "Where the draft runs."),
-    (("--deterministic/--no-deterministic",), None, "Make results independent of batch shapes, at some cost."),
-    (
-        ("--attention",),
-        click.Choice(["auto", "torch", "triton", "flash-attn"]),
-        "Kernels of attention on a GPU. auto: triton where it is installed.",
-    ),
-    (("--enforce-eager/--no-enforce-eager",), None, "Record no CUDA graphs: slower, less memory, quick to start."),
-    (
-        ("--load-format",),
-        click.Choice(["auto", "dummy", "mock"]),
-        "dummy: random weights. mock: no model, tokens at once, for testing clients.",
-    ),
-    (
-        ("--synthetic-acceptance-length",),
-        Real(1, MAX_LOOKAHEAD + 1),
-        "With --load-format dummy: models agree so that a round of sd takes so many tokens, by -k and -f.",
-    ),
-    (
-        ("--synthetic-hit-rate",),
-        Real(0, 1),
-        "Share of rounds that ssd prepares for then. Default: as the paper's Llama pair.",
-    ),
-    (("--revision",), str, "Branch, tag or commit of a target from the hub."),
-    (("--draft-revision",), Names(), "The draft's; of several drafts one each, in their order, empty for none."),
-    (("--shutdown-timeout",), Real(0, 86400), "Seconds that open requests get at the end."),
-    (("--step-timeout",), Real(1, 86400), "Seconds one step may take before its process is restarted."),
-    (("--telemetry/--no-telemetry",), None, "Record what target and draft do, for ssd top and ssd trace."),
-]
 
 
 def address_options(function: _Function) -> _Function:
-    """Add `address`, that of a running engine, and `keys`, a client's folder for it."""
+    """Add `address`, a running engine's, and `keys`, the folder with a client's keys for it."""
     keys = click.option(
         "--keys",
         type=click.Path(path_type=Path, file_okay=False),
-        help="The folder that ssd keys made for this client; for a tcp address with keys.",
+        help="Folder that ssd keys made for this client, for a tcp address with keys.",
     )
     return click.option("--address", help="Use the running engine at this address.")(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
-    """Add options that are named as fields of `SamplingParams`; `max_tokens` is the default of that one."""
+    """Add options named as fields of `SamplingParams`. `max_tokens` is the default of --max-tokens."""
     options = [
         click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top-k", type=_COUNT, default=0, help="Sample from the K likeliest; 0: all."),
+        click.option("--top-k", type=_COUNT, default=0, help="Sample from the K likeliest tokens; 0: all."),
         click.option(
             "--top-p",
             type=Real(0, 1, min_open=True),
             default=1.0,
-            help="Sample from the likeliest that make up this share.",
+            help="Sample from the likeliest tokens that make up this share.",
         ),
+        click.option("--min-p", type=Real(0, 1), default=0.0, help="Drop tokens below this share of the likeliest."),
         click.option(
-            "--min-p", type=Real(0, 1), default=0.0, help="Leave out tokens below this share of the likeliest's."
+            "--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True, help="Longest answer, in tokens."
         ),
-        click.option("--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True),
         click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same tokens. Default: random."),
         click.option("--stop", multiple=True, help="Text to stop before; up to four times."),
         click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),
@@ -215,7 +228,9 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
 
 
 def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
-    """What flags and environment ask of a running engine's way to speculate. The rest it has decided already."""
+    """Return the speculation settings that flags and environment ask a running engine for.
+
+    Raises UsageError for any other engine option that was given as a flag: a running engine has settled it."""
     sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
@@ -224,26 +239,28 @@ def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[s
     return {name: getattr(engine, name) for name in _SPECULATION if sources[name] not in unsaid}
 
 
-def engine_options_but(*left_out: str) -> Callable[[_Function], Callable[..., Any]]:
-    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`. Fields that are `left_out`
-    keep their defaults; there is no --speculative-config then, which could set them all the same."""
-    table = [row for row in _ENGINE if _field(row) not in left_out]
+def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
+    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`.
 
-    def decorate(function: _Function) -> Callable[..., Any]:
+    Fields that are `left_out` keep their defaults. The command then has no --speculative-config, which could set them.
+    """
+    helps = {name: text for name, text in _ENGINE.items() if name not in left_out}
+
+    def decorate(function: _Function) -> _Command:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
             if not left_out:
                 values |= _speculative(values.pop("speculative_config"))
-            engine = EngineOptions(**{name: values.pop(name) for name in map(_field, table)})
+            engine = EngineOptions(**{name: values.pop(name) for name in helps})
             return function(engine=engine, **values)
 
-        return with_options(call if left_out else whole(call), table, EngineOptions())
+        return with_options(call if left_out else whole(call), helps, EngineOptions())
 
     whole = click.option(
         "--speculative-config",
         metavar="JSON",
         envvar="SSD_SPECULATIVE_CONFIG",
-        help=f"The options of speculation at once, as an object with any of {', '.join(_SPECULATION)}.",
+        help=f"All options of speculation at once: an object with any of {', '.join(_SPECULATION)}.",
     )
     return decorate
 
@@ -255,7 +272,8 @@ _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterS
 
 
 def _speculative(text: str | None) -> dict[str, Any]:
-    """The options in `text`, which count less than those that the same source, or a stronger one, gives by name."""
+    """Return the options in `text`. One that is also given by name, by the same source or a stronger one, is left
+    out: the name counts more."""
     if text is None:
         return {}
     try:

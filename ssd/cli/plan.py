@@ -3,55 +3,49 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
+import msgspec
 
-from ssd import profile as profiles
-from ssd.cli import plan_plot, plan_report, plots
-from ssd.cli.quantities import Duration, Rates, Real, Times, Wholes
+from ssd.bench.outputs import COLOURS, check_plot, console, grid, save_plot
+from ssd.bench.quantities import Duration, Rates, Real, Times, Wholes, time_text
+from ssd.config.emulation import ForwardTime
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
-from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
-from ssd.profile import FIGURES, PAPER, Misses, Profile
-from ssd.speculation.break_even import MAX_BATCH, break_even, paying_batches
-from ssd.speculation.planning import Grid, forecast
+from ssd.planning import profile as profiles
+from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
+from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
+from ssd.planning.profile import FIGURES, PAPER, Misses, Profile
+from ssd.speculation.theory import acceptance_rate
+
+_MOST_COLUMNS = 8
+_Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]], int]  # arguments of `ssd.bench.outputs.grid`
+
+
+def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[..., Any]:
+    """Return an option that takes several values, with the help `text`."""
+    return click.option(*names, type=values, default=default, show_default=True, help=text)
 
 
 @click.command()
 @click.option("--profile", "file", type=click.Path(path_type=Path), help="JSON of measured figures (docs/planning.md).")
-@click.option("--verify", type=Times(), help="Forward of the target, and each token: 18.2ms+64us.")
-@click.option("--step", type=Times(), help="Forward of the draft, and each chain.")
-@click.option("--overhead", "overhead_s", type=Duration(), help="What a round with a draft takes beside its forwards.")
-@click.option("--acceptance", type=Rates(most=1), help="Rate of each draft token, or rates by position; last repeats.")
-@click.option("--misses", type=Rates(2), help="c,r: misses are c F^-r for fan-out F.")
-@click.option("--target-gpus", type=Real(min=0, min_open=True), help="Devices of the target.")
-@click.option("--draft-gpus", type=Real(min=0), help="Devices of the draft; 0: none that count.")
+@click.option("--verify", type=Times(), help="A forward of the target, plus each token: 18.2ms+64us.")
+@click.option("--step", type=Times(), help="A forward of the draft, plus each chain.")
+@click.option("--overhead", "overhead_s", type=Duration(), help="Time of a round beside its forwards.")
 @click.option(
-    "-k",
-    "--num-speculative-tokens",
-    "lookaheads",
-    type=Wholes(1, MAX_LOOKAHEAD),
-    default="1-8",
-    show_default=True,
-    help="K.",
+    "--acceptance", type=Rates(most=1), help="Rate of every draft token, or rates by position; the last repeats."
 )
-@click.option(
-    "--budget",
-    "budgets",
-    type=Wholes(2, MAX_CHAINS),
-    default="8,16,24,32",
-    show_default=True,
-    help="B: chains a sequence.",
-)
-@click.option(
-    "--batch",
-    "batches",
-    type=Wholes(1, MAX_BATCH),
-    default="1,2,4,8,16,32",
-    show_default=True,
-    help="Sequences at once.",
-)
+@click.option("--misses", type=Rates(2), help="c,r: the miss rate is c F^-r at fan-out F.")
+@click.option("--target-gpus", type=Real(min=0, min_open=True), help="GPUs of the target.")
+@click.option("--draft-gpus", type=Real(min=0), help="GPUs of the draft; 0: it costs none.")
+@_swept("K: draft tokens per round.", Wholes(1, MAX_LOOKAHEAD), "1-8", "-k", "--num-speculative-tokens", "lookaheads")
+@_swept("B: outcomes prepared per sequence.", Wholes(2, MAX_CHAINS), "8,16,24,32", "--budget", "budgets")
+@_swept("Sequences at the same time.", Wholes(1, MAX_BATCH), "1,2,4,8,16,32", "--batch", "batches")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw tok/s over the batch: FILE.png, .svg or .pdf.")
 def plan(
@@ -65,31 +59,30 @@ def plan(
 ) -> None:
     """Predict tok/s of ar, sd and ssd over K, budget and batch, the best settings, and when a draft device pays.
 
-    Figures come from a profile and from options, which win; what neither says is that of the paper's Llama pair
-    (Llama-3.1-70B on 4 H100 with Llama-3.2-1B on a fifth). Nothing is loaded or run."""
+    Figures come from options first, then from the profile, then from the paper's Llama pair (Llama-3.1-70B on 4 H100,
+    Llama-3.2-1B on a fifth). Nothing is loaded or run."""
     grid = Grid(lookaheads, budgets)
     try:
         grid.check()
     except ValueError as error:
         raise UsageError(f"--budget, -k: {error}") from None
-    if plot is not None:
-        plots.check(plot)
+    check_plot(plot)
     profile, sources = _profile(file, {name: value for name, value in figures.items() if value is not None})
     pair = profile.pair()
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
-    report = plan_report.Report(profile, pair, sources, grid, forecasts, break_evens, paying_batches(pair, grid))
+    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying_batches(pair, grid))
     if plot is not None:
-        plan_plot.draw(plot, pair, forecasts, profile.name)
+        _draw(plot, pair, forecasts, profile.name)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        click.echo(json.dumps(plan_report.as_json(report), indent=1))
+        click.echo(json.dumps(_as_json(report), indent=1))
     else:
         _print(report)
 
 
 def _profile(file: Path | None, given: dict[str, Any]) -> tuple[Profile, dict[str, str]]:
-    """The figures to plan with, and where each of them comes from. Raises UsageError."""
+    """Return the figures to plan with, and where each comes from. Raises UsageError."""
     base = PAPER if file is None else profiles.read(file)
     name = base.name if file is None else f"profile {file.name}"
     sources = dict.fromkeys(FIGURES, name)
@@ -97,7 +90,7 @@ def _profile(file: Path | None, given: dict[str, Any]) -> tuple[Profile, dict[st
     sources |= dict.fromkeys(given, "option")
     for figure in ("verify", "step"):
         if figure in given:
-            given[figure] = profiles.Times.of(given[figure])
+            given[figure] = ForwardTime(*given[figure])
     if "misses" in given:
         given["misses"] = Misses(*given["misses"])
     if not given:
@@ -106,11 +99,194 @@ def _profile(file: Path | None, given: dict[str, Any]) -> tuple[Profile, dict[st
     return profiles.checked(base, name=f"{base.name}, with options", assumed=assumed, **given), sources
 
 
-def _print(report: plan_report.Report) -> None:
-    from ssd.cli.tables import console
-
+def _print(report: PlanReport) -> None:
     output = console()
-    for table in plan_report.tables(report):
-        output.print(table)
-    for line in plan_report.sentences(report):
+    for table in _tables(report):
+        output.print(grid(*table))
+    for line in _sentences(report):
         output.print(f"- {line}", soft_wrap=True, highlight=False)
+
+
+def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> None:
+    """Plot tok/s over the batch size, each mode at its best: of all devices together, and per device.
+
+    matplotlib, an optional extra, is loaded only here. Raises UsageError where the file cannot be written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    together, apart = figure.subplots(1, 2)
+    batches = [found.batch for found in forecasts]
+    for mode, colour in COLOURS.items():
+        together.plot(batches, [found.speeds[mode] for found in forecasts], "o-", color=colour, label=mode)
+        apart.plot(batches, [found.per_gpu(pair)[mode] for found in forecasts], "o-", color=colour, label=mode)
+    together.set_ylabel("predicted tok/s")
+    both = pair.target_gpus + pair.draft_gpus
+    apart.set_ylabel(f"predicted tok/s per GPU (ssd: of {both:g}; ar, sd: of {pair.target_gpus:g})")
+    for axes in (together, apart):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [str(batch) for batch in batches])
+        axes.minorticks_off()
+        axes.set_xlabel("batch")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(name)
+    save_plot(figure, file)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """All that was worked out. `sources` says where each figure of the profile comes from."""
+
+    profile: Profile
+    pair: Pair
+    sources: Mapping[str, str]
+    grid: Grid
+    forecasts: tuple[Forecast, ...]
+    break_evens: tuple[BreakEven, ...]
+    paying_batches: Ranges
+
+
+def _as_json(report: PlanReport) -> dict[str, Any]:
+    """Return the report with speeds in tok/s of the whole batch. A `critical_batch` of null: the neural backup is
+    better at every batch size."""
+    return {
+        "profile": msgspec.to_builtins(report.profile),
+        "sources": dict(report.sources),
+        "batches": [
+            _batch_json(report.pair, found, even)
+            for found, even in zip(report.forecasts, report.break_evens, strict=True)
+        ],
+        "paying_batches": report.paying_batches,
+    }
+
+
+def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
+    lookahead, speed = found.best_sd
+    critical = neural_below(pair, found.best.fan_out)
+    return {
+        "batch": found.batch,
+        "ar": found.ar,
+        "sd": [{"lookahead": k, "speed": value} for k, value in found.sd],
+        "ssd": [setting._asdict() for setting in found.settings],
+        "best": {"sd": {"lookahead": lookahead, "speed": speed}, "ssd": found.best._asdict()},
+        "fastest": _fastest(found.speeds),
+        "per_gpu": found.per_gpu(pair),
+        "strict": strict(pair, found.batch, found.best.fan_out)._asdict(),
+        "critical_batch": critical if math.isfinite(critical) else None,
+        "break_even": {key: value for key, value in even._asdict().items() if key != "batch"},
+    }
+
+
+def _tables(report: PlanReport) -> Iterator[_Table]:
+    """Yield the tables in reading order."""
+    yield _inputs(report)
+    for found in report.forecasts:
+        yield _speeds(found, report.grid)
+    yield _best(report)
+    yield _break_even(report)
+    yield _strict(report)
+
+
+def _sentences(report: PlanReport) -> Iterator[str]:
+    """Yield what the tables come to."""
+    pair = report.pair
+    both = f"{pair.target_gpus:g} + {pair.draft_gpus:g} GPUs"
+    sizes = " and ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in report.paying_batches)
+    if not sizes:
+        yield f"Per GPU, ssd on {both} is behind at every batch size up to {MAX_BATCH}: a draft GPU does not pay."
+    else:
+        last = report.paying_batches[-1][1]
+        beyond = "" if last >= MAX_BATCH else f", and no longer from {last + 1:g} on"
+        yield f"Per GPU, ssd on {both} is ahead of ar and sd on {pair.target_gpus:g} at batch {sizes}{beyond}."
+    longest = max(report.grid.lookaheads)
+    rate = acceptance_rate(pair.acceptance, longest)
+    yield "=sd, =ar: the rate from which on ssd per GPU is not below theirs. Worth: GPUs that the draft may take."
+    yield f"Acceptance rates are over K = {longest}, all positions changed alike; now {rate:.3f}."
+    if any(found.best.lookahead == longest for found in report.forecasts):
+        yield "The best K is the largest one asked for: a wider range, such as -k 1-16, may hold a better one."
+    paper = [_said(figure) for figure, source in report.sources.items() if source == PAPER.name]
+    if paper:
+        yield f"{', '.join(paper)}: {PAPER.name}'s, not your machine's. Give a --profile or options."
+
+
+def _inputs(report: PlanReport) -> _Table:
+    pair = report.pair
+    values = {
+        "verify": time_text(pair.verify) + (" a token" if pair.verify.each else ""),
+        "step": time_text(pair.step) + (" a chain" if pair.step.each else ""),
+        "overhead_s": time_text(pair.overhead),
+        "acceptance": ", ".join(f"{rate:.3g}" for rate in pair.acceptance),
+        "misses": f"{pair.misses[0]:.3g} F^-{pair.misses[1]:.3g}",
+        "target_gpus": f"{pair.target_gpus:g}",
+        "draft_gpus": f"{pair.draft_gpus:g}",
+    }
+    rows = [(_said(name), value, report.sources[name]) for name, value in values.items()]
+    return f"Profile: {report.profile.name}", ("figure", "value", "from"), rows, 3
+
+
+def _speeds(found: Forecast, asked: Grid) -> _Table:
+    """Return tok/s by K (rows) and B (columns)."""
+    shown = asked.budgets if len(asked.budgets) <= _MOST_COLUMNS else ()
+    speeds = {(setting.lookahead, setting.budget): setting.speed for setting in found.settings}
+    rows = []
+    for lookahead, sd in found.sd:
+        best = max(speed for (k, _), speed in speeds.items() if k == lookahead)
+        cells = [_number(speeds.get((lookahead, budget))) for budget in shown]
+        ratios = (f"{sd / found.ar:.2f}", f"{best / found.ar:.2f}", f"{best / sd:.2f}")
+        rows.append((str(lookahead), _number(sd), *cells, _number(best), *ratios))
+    columns = ("K", "sd", *(f"ssd B={budget}" for budget in shown), "ssd, best", "sd/ar", "ssd/ar", "ssd/sd")
+    return f"Batch {found.batch}: predicted tok/s; ar {found.ar:.1f}", columns, rows, 0
+
+
+def _best(report: PlanReport) -> _Table:
+    rows = []
+    for found in report.forecasts:
+        best, (lookahead, speed) = found.best, found.best_sd
+        fan_out = ",".join(map(str, best.fan_out))
+        sd, ssd = f"{speed:.1f} (K {lookahead})", f"{best.speed:.1f} (K {best.lookahead}, B {best.budget})"
+        rows.append((str(found.batch), f"{found.ar:.1f}", sd, ssd, fan_out, f"{best.hits:.1%}", _fastest(found.speeds)))
+    columns = ("batch", "ar", "sd", "ssd", "fan-out of ssd", "hit rate", "fastest")
+    return "Best settings, tok/s of the whole batch", columns, rows, 0
+
+
+def _break_even(report: PlanReport) -> _Table:
+    rows = []
+    for found, even in zip(report.forecasts, report.break_evens, strict=True):
+        per_gpu = [f"{speed:.1f}" for speed in found.per_gpu(report.pair).values()]
+        thresholds = (even.acceptance_over_sd, even.acceptance_over_ar, even.hits_over_sd)
+        pays = "yes" if even.pays else "no"
+        rows.append((str(found.batch), *per_gpu, pays, f"{even.worth:.2f}", *map(_ranges, thresholds)))
+    columns = ("batch", "ar", "sd", "ssd", "pays", "worth GPUs", "acceptance =sd", "acceptance =ar", "hit rate =sd")
+    title = f"Break-even, tok/s per GPU: ar and sd on {report.pair.target_gpus:g}, ssd on "
+    return f"{title}{report.pair.target_gpus:g} + {report.pair.draft_gpus:g}", columns, rows, 0
+
+
+def _strict(report: PlanReport) -> _Table:
+    rows = []
+    for found in report.forecasts:
+        speeds = strict(report.pair, found.batch, found.best.fan_out)
+        below = neural_below(report.pair, found.best.fan_out)
+        better = "neural" if speeds.neural > speeds.cheap else "cheap"
+        critical = f"{below:.2f}" if math.isfinite(below) else "every batch"
+        rows.append((str(found.batch), f"{speeds.neural:.1f}", f"{speeds.cheap:.1f}", better, critical))
+    columns = ("batch", "neural backup", "cheap backup", "better", "neural below (Theorem 17)")
+    return "The paper's strict engine at the same setting (Corollary 16), tok/s", columns, rows, 0
+
+
+def _ranges(ranges: Ranges) -> str:
+    """Return ranges as text: "0.350-0.500", or "0.350 up" for one that reaches the top."""
+    return ", ".join(f"{a:.3f} up" if b > 0.999 else f"{a:.3f}-{b:.3f}" for a, b in ranges) or "never"
+
+
+def _said(figure: str) -> str:
+    """Return a figure's name as its option has it."""
+    return figure.removesuffix("_s").replace("_", "-")
+
+
+def _number(speed: float | None) -> str:
+    return "-" if speed is None else f"{speed:.1f}"
+
+
+def _fastest(speeds: Mapping[str, float]) -> str:
+    return max(speeds, key=lambda mode: speeds[mode])

@@ -1,4 +1,4 @@
-"""What commands that run an engine share: signals, logs, a sign of life, the cause of a death, text as it comes."""
+"""What commands that run an engine share: signals, logs, progress, the cause of a death, text as it comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -15,25 +15,26 @@ import click
 from msgspec.structs import replace
 
 from ssd.client import Client, Completion
-from ssd.config import EngineConfig
-from ssd.errors import EngineDeadError, UsageError
-from ssd.ipc.messages import ChatMessage, Description, Metrics
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams
+from ssd.errors import UsageError
 from ssd.ipc.process import log_level
-from ssd.launch_config import EngineOptions, resolve
-from ssd.llm import cause, running
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
+from ssd.ipc.public import ChatMessage, Description, Metrics
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
+from ssd.llm import running
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which unwinds like Ctrl-C."""
+    """SIGTERM as an exception, which unwinds like Ctrl-C."""
 
     exit_code = 143
 
 
 @contextmanager
 def process_setup() -> Iterator[None]:
-    """Logs to stderr and SIGTERM as an exception, for as long as a command runs."""
+    """Log to stderr and raise SIGTERM as an exception, for as long as the block lasts."""
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
@@ -53,20 +54,17 @@ def process_setup() -> Iterator[None]:
 
 @contextmanager
 def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
-    """A client of an engine that lives as long as the block. When the engine dies in it, its cause is raised. Unless
-    `quiet`, a terminal sees it load."""
-    with ExitStack() as stack:
-        engine, client = stack.enter_context(running(config, nullcontext if quiet else loading))
-        try:
-            yield client
-        except EngineDeadError as error:
-            raise cause(engine, error) from None
+    """Run an engine for as long as the block lasts, and yield a client of it. Raises the cause if the engine dies.
+
+    Unless `quiet`, a terminal sees it load."""
+    with running(config, nullcontext if quiet else loading) as (_, client):
+        yield client
 
 
 def connect(
     address: str | None, keys: Path | None, engine: EngineOptions, quiet: bool = False
 ) -> AbstractContextManager[Client]:
-    """A client of the running engine at `address`, with the keys in a folder if it wants some, or of one of its own."""
+    """Return a client of the running engine at `address`, with the client's `keys`, or of a new engine."""
     if address is not None:
         return Client(address, keys=keys)
     if keys is not None:
@@ -75,12 +73,12 @@ def connect(
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:
-    """`params` for a running engine that speculates as `served`, but for the `changes` to that."""
+    """Return `params` for a running engine, with `changes` to the way it speculates."""
     return replace(params, speculation=replace(served.speculation, **changes)) if changes else params
 
 
 def summary(tokens: int, metrics: Metrics) -> str:
-    """What `tokens` tokens took, in a line."""
+    """Return what `tokens` tokens took, in a line."""
     parts = [f"{tokens} tokens", f"{metrics.tokens_per_second:.1f} tok/s", metrics.mode]
     if metrics.mode != "ar":
         parts.append(f"acceptance length {metrics.mean_acceptance_length:.2f}")
@@ -91,7 +89,7 @@ def summary(tokens: int, metrics: Metrics) -> str:
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:
-    """A sign of life on stderr, on a terminal only."""
+    """Show a sign of life on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
@@ -100,7 +98,7 @@ def spinner(text: str) -> AbstractContextManager[Any]:
 
 
 def loading(engine: Engine) -> AbstractContextManager[Any]:
-    """How far the weights are, on stderr, while the block lasts; on a terminal only."""
+    """Show how much of the weights is read, on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
@@ -121,7 +119,7 @@ def loading(engine: Engine) -> AbstractContextManager[Any]:
 
 
 def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:
-    """Complete `prompt` with its text on stdout as it comes."""
+    """Complete `prompt`, with its text on stdout as it comes."""
     if chat:
         chunks = client.stream(params=params, messages=[ChatMessage("user", prompt)])
     else:

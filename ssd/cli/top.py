@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import sys
+import termios
 import time
+import tty
 from io import StringIO
 from pathlib import Path
-from typing import Protocol
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.control import Control
+from rich.screen import Screen
 
-from ssd.cli.full_screen import FullScreen
-from ssd.cli.quantities import Real
-from ssd.cli.session import process_setup
+from ssd.bench.quantities import Real
+from ssd.cli.session import Terminated, process_setup
 from ssd.errors import SsdError
 from ssd.monitor.demo import Demo
 from ssd.monitor.history import History
-from ssd.monitor.messages import Snapshot
 from ssd.monitor.statistics import Figures, figures
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.view.pipeline import strips
@@ -32,16 +37,7 @@ _REST = 10  # times the processor's time for a picture
 _FIRST_LOOK_S = 1.5  # rates need some time
 _PATIENCE_S = 10.0
 _HEIGHT, _WIDTH = 40, 120  # where there is no terminal
-
-
-class Source(Protocol):
-    """Where snapshots come from; `here` is whether there is an engine."""
-
-    here: bool
-    address: str
-
-    def receive(self, timeout: float) -> Snapshot | None: ...
-    def close(self) -> None: ...
+_ENDS = (signal.SIGHUP, signal.SIGQUIT)  # SIGINT and SIGTERM raise anyway
 
 
 @click.command()
@@ -58,10 +54,9 @@ def top(
     """Watch a running engine: processes, speed, latency, speculation, and what target and draft do all the time.
 
     Keys: q leave, h help, p pause, + and - faster and slower, 1 overview, 2 pipeline, 3 requests. Without a terminal, a
-    line every interval.
-    """
+    line every interval."""
     with process_setup():
-        source: Source = Demo() if demo else Subscriber(address)
+        source = Demo() if demo else Subscriber(address)
         try:
             top = _Top(source, interval, window)
             if svg is not None:
@@ -75,7 +70,7 @@ def top(
 
 
 class _Top:
-    def __init__(self, source: Source, interval: float, window: float) -> None:
+    def __init__(self, source: Demo | Subscriber, interval: float, window: float) -> None:
         self._source, self._interval, self._window = source, interval, window
         self._history = History()
         self._page, self._help, self._paused = "1", False, False
@@ -83,7 +78,7 @@ class _Top:
     # -- without a terminal -----------------------------------------------------------------------------------------
 
     def write(self, once: bool, as_json: bool) -> None:
-        """Lines on standard output, or one picture."""
+        """Write lines to standard output, or one picture."""
         self._first()
         while True:
             found = self._figures()
@@ -99,7 +94,7 @@ class _Top:
             self._hear(self._interval)
 
     def draw(self, file: Path) -> None:
-        """One picture as SVG."""
+        """Write one picture as SVG."""
         self._first()
         console = Console(record=True, width=_WIDTH, file=StringIO(), color_system="truecolor")
         self._picture(console, self._figures())
@@ -111,7 +106,7 @@ class _Top:
         console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
-        """Wait for the engine's first words."""
+        """Wait for the engine's first snapshots. Raises SsdError where none come."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._history.last is None:
             self._hear(_TICK_S)
@@ -120,7 +115,7 @@ class _Top:
         self._hear(_FIRST_LOOK_S)
 
     def _hear(self, seconds: float) -> None:
-        """Take in what comes in so many seconds."""
+        """Take in snapshots for so many seconds."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             snapshot = self._source.receive(min(left, _TICK_S))
@@ -134,7 +129,7 @@ class _Top:
     # -- on a terminal ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until q."""
+        """Draw pictures until q is typed."""
         console = Console()
         shown, due, size = None, 0.0, console.size
         with FullScreen(console) as full_screen:
@@ -171,3 +166,64 @@ class _Top:
         if self._paused:
             notes.append("paused")
         return Look(self._page, self._help, ", ".join(notes))
+
+
+class FullScreen:
+    """The whole terminal for pictures, with single keys; given back as it was however the block ends.
+
+    Ctrl-Z gives it back too, until the process goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else -1
+        self._stop = False
+
+    def __enter__(self) -> FullScreen:
+        self._before = {number: signal.signal(number, _terminate) for number in _ENDS}
+        self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._asked_to_stop)
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def show(self, renderable: RenderableType) -> None:
+        self._console.print(Control.home(), Screen(renderable), sep="", end="")
+
+    def keys(self) -> str:
+        """Return what has been typed since the last call."""
+        if self._stop:
+            self._suspend()
+        if self._keyboard < 0 or not select.select([self._keyboard], [], [], 0)[0]:
+            return ""
+        return os.read(self._keyboard, 1024).decode(errors="replace")
+
+    def _take(self) -> None:
+        if self._keyboard >= 0:
+            self._settings: list[Any] = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard, termios.TCSANOW)
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
+
+    def _give_back(self) -> None:
+        try:
+            self._console.show_cursor(True)
+            self._console.set_alt_screen(False)
+        finally:
+            if self._keyboard >= 0:
+                termios.tcsetattr(self._keyboard, termios.TCSANOW, self._settings)
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True  # not in the middle of a picture
+
+    def _suspend(self) -> None:
+        self._stop = False
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated

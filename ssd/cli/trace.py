@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import click
+import msgspec
 
-from ssd.cli.outputs import check_writable
-from ssd.cli.quantities import Real
+from ssd.bench.outputs import check_writable
+from ssd.bench.quantities import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
 from ssd.monitor.history import History
@@ -25,16 +26,15 @@ _STEP_S = 0.2
 
 
 @click.command()
-@click.option("--last", type=_SECONDS, help=f"The last so many seconds, as far as known. Default: {_LAST_S:g}.")
-@click.option("--next", "following", type=_SECONDS, help="The next so many seconds instead.")
+@click.option("--last", type=_SECONDS, help=f"Seconds before now, as far as known. Default: {_LAST_S:g}.")
+@click.option("--next", "following", type=_SECONDS, help="Seconds from now on, instead.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="trace.json", show_default=True)
 @click.option("--address", help="The engine at this address. Default: the only one that runs here.")
 def trace(last: float | None, following: float | None, output: Path, address: str | None) -> None:
     """Write what target and draft of a running engine did, state by state, as a trace.
 
-    Open the file at https://ui.perfetto.dev or chrome://tracing. Each process is a lane; arrows lead from a
-    verification to what the cache had for its outcomes and on to the draft, which goes on from there.
-    """
+    Open the file at https://ui.perfetto.dev or chrome://tracing. Each process has a track. Arrows lead from a
+    verification to its cache lookup, and from there to the draft, which goes on from the outcome."""
     if last is not None and following is not None:
         raise UsageError("give --last or --next, not both")
     check_writable("--output", output)
@@ -45,19 +45,19 @@ def trace(last: float | None, following: float | None, output: Path, address: st
         finally:
             subscriber.close()
     begin = first.at if following is not None else history.now - int(1e9 * (last or _LAST_S))
-    lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
-    if not any(states for states, _ in lanes.values()):
+    traces = {role: trace.since(begin, history.now) for role, trace in history.traces.items()}
+    if not any(states for states, _ in traces.values()):
         raise SsdError("there is nothing to write: the engine runs with --no-telemetry")
     ended = [end for end in history.ended if end.at >= begin]
-    about = {"model": first.model, "draft": first.draft, "speculation": _plain(first)}
-    begin = min([span.begin for states, _ in lanes.values() for span in states[:1]])
-    output.write_text(json.dumps(document(lanes, ended, begin, about)))
-    rounds = sum(len(moments) for _, moments in lanes.values())
+    about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
+    begin = min([span.begin for states, _ in traces.values() for span in states[:1]])
+    output.write_text(json.dumps(document(traces, ended, begin, about)))
+    rounds = sum(len(moments) for _, moments in traces.values())
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
-    """All that is known, and what comes in so many seconds, or until the engine goes; and the first snapshot."""
+    """Return what is known, with what comes in `following` seconds or until the engine goes; and the first snapshot."""
     history, first = History(_RECORDS), None
     deadline = time.monotonic() + _PATIENCE_S
     until: int | None = None
@@ -76,10 +76,3 @@ def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Sn
             first, until = snapshot, snapshot.at + int(1e9 * (following or 0))
     assert first is not None, "the time began with it"
     return history, first
-
-
-def _plain(snapshot: Snapshot) -> dict[str, object]:
-    import msgspec
-
-    found: dict[str, object] = msgspec.to_builtins(snapshot.speculation)
-    return found

@@ -1,4 +1,4 @@
-"""The library other programs talk to a running engine with.
+"""The library with which other programs talk to a running engine.
 
     with Client("ipc:///tmp/ssd-xyz/client.sock") as client:
         for chunk in client.stream("Why is the sky blue?"):
@@ -7,8 +7,7 @@
     async with AsyncClient("tcp://engine.example:5555", keys="keys/laptop") as client:
         completions = await asyncio.gather(*[client.generate(prompt) for prompt in prompts])
 
-What goes over the wire is in docs/protocol.md.
-"""
+docs/protocol.md describes what goes over the wire."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ __all__ = ["AsyncClient", "Client", "Completion", "Prompt", "StreamChunk"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load asyncio for who asks for it: it takes as long as all the rest."""
+    """Imports asyncio only for programs that use it: it takes as long as all the rest."""
     if name != "AsyncClient":
         raise AttributeError(f"module 'ssd.client' has no attribute {name!r}")
     from ssd.client.asynchronous import AsyncClient

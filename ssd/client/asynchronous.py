@@ -11,26 +11,25 @@ from typing import TypeVar, overload
 
 from ssd.client.results import Completion, Prompt, StreamChunk
 from ssd.client.steps import ClientSteps, Steps, Wait
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError
-from ssd.ipc.messages import ChatMessage, Description
-from ssd.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Description
 
 _Result = TypeVar("_Result")
 
-_PER_TURN = 256  # messages sorted in before other tasks get their turn, to read them
+_PER_TURN = 256  # messages sorted in before other tasks get a turn to read them
 
 
 class AsyncClient(ClientSteps):
-    """`Client` for asyncio: any number of tasks of one event loop share its connection.
+    """`Client` for asyncio: all tasks of one event loop share its connection.
 
     It connects with the first call, or on entering its context. Cancelling a task or closing a generator cancels the
     request at the engine. Arguments, errors, time-outs and reconnecting are those of `Client`.
 
-    The socket is read only while some task waits for it. While none does, as when all are busy or the loop is blocked,
+    The socket is read only while some task waits for it. While none does, because all are busy or the loop is blocked,
     messages wait in the transport, and after 30 s the engine aborts the streams (code `slow_reader`). What arrives for
-    one stream while other tasks wait is kept, up to 4096 tokens: then that stream ends with `slow_reader` too.
-    `generate` keeps everything.
-    """
+    one stream while other tasks wait is kept, up to 4096 tokens; beyond that the stream ends with `slow_reader` too.
+    `generate` keeps everything."""
 
     def __init__(
         self,
@@ -44,11 +43,11 @@ class AsyncClient(ClientSteps):
         self._senders: set[asyncio.Future[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: tuple[int, ...] = ()
-        self._describes = asyncio.Lock()  # the answer does not say to which question it belongs
+        self._describes = asyncio.Lock()  # an answer does not name its question
         super().__init__(address, timeout, request_timeout, keys)
 
     async def describe(self) -> Description:
-        """What the engine serves. A busy engine answers too, so this waits for `timeout` seconds at most."""
+        """Returns what the engine serves. Waits at most `timeout` seconds, because a busy engine answers too."""
         async with self._describes:
             (description,) = [description async for description in self._drive(self._describing())]
         return description
@@ -62,10 +61,9 @@ class AsyncClient(ClientSteps):
         token_ids: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yield what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
-
-        The request, and its time, begins with the first step; closing the generator before its end cancels it.
-        """
+        """Yields what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
+        The request, and its time, begins with the first step. Closing the generator before its end cancels the
+        request."""
         return self._drive(self._streaming(self._request(prompt, params, messages, token_ids), timeout))
 
     @overload
@@ -89,13 +87,13 @@ class AsyncClient(ClientSteps):
         chat: bool = False,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Complete one text, or a batch, as `Client.generate` does."""
+        """Completes one text, or a batch, as `Client.generate` does."""
         steps = self._completing(self._requests(prompts, params, chat), timeout)
         completions = [completion async for completion in self._drive(steps)]
         return completions[0] if isinstance(prompts, str) else completions
 
     async def close(self) -> None:
-        """Leave; the engine aborts what is still open. Closing twice is fine."""
+        """Closes the client; the engine aborts what is still open. Closing twice is fine."""
         self._leave()
 
     async def __aenter__(self) -> AsyncClient:
@@ -136,7 +134,7 @@ class AsyncClient(ClientSteps):
     # -- the event loop -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Have the event loop call `_pump` when the transport has news."""
+        """Has the event loop call `_pump` when the transport has news."""
         if self._watched or self._connection.closed:
             return
         self._loop = asyncio.get_running_loop()
@@ -145,10 +143,8 @@ class AsyncClient(ClientSteps):
             self._loop.add_reader(descriptor, self._pump)
 
     def _pump(self) -> None:
-        """Sort in what has arrived if somebody waits, and let those try again who could not send.
-
-        Every use of the socket has to be followed by this: it may have eaten the descriptor's sign for other news.
-        """
+        """Sorts in what has arrived if somebody waits, and lets senders try again.
+        Call it after every use of the socket, which may have used up the descriptor's signal for other news."""
         if not self._connection.closed:
             self._connection.acknowledge()
         if self._waiters or self._senders:

@@ -9,8 +9,8 @@ from typing import TypeVar, overload
 
 from ssd.client.results import Completion, Prompt, StreamChunk
 from ssd.client.steps import ClientSteps, Steps, Wait
-from ssd.ipc.messages import ChatMessage, Description
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Description
 
 _Result = TypeVar("_Result")
 
@@ -18,18 +18,18 @@ _Result = TypeVar("_Result")
 class Client(ClientSteps):
     """A connection to an engine. For one thread at a time: give each thread a client of its own.
 
-    `address` is what `ssd launch` prints. Over TCP, `keys` is the folder that `ssd keys` has made for this client. A
-    request that is refused or fails raises RequestError, and RequestTimeoutError when it has taken more than its
-    `timeout` seconds (`request_timeout` is for requests that name none; None is no limit). EngineDeadError says that no
-    connection came up within `timeout` seconds, that what is there does not answer as an engine, or that the connection
-    broke under a request or was closed; UsageError that `address` or `keys` are none. A slow engine is waited for.
+    `address` is what `ssd launch` prints. Over TCP, `keys` is the folder that `ssd keys` has made for this client.
+    `timeout` (s) limits connecting. `request_timeout` (s) limits each request that names no `timeout` of its own; None
+    is no limit.
 
-    After a loss the next call connects again. What the connection held is forgotten: no request is sent twice.
+    Raises RequestError for a request that is refused or fails, RequestTimeoutError for one that takes too long,
+    UsageError for a wrong `address` or `keys`, and EngineDeadError when no connection comes up, the peer is no engine,
+    or the connection breaks or is closed. A slow engine is waited for. After a loss the next call connects again; no
+    request is sent twice.
 
-    The socket is read only while a call waits, and a thread that does other things for 30 s while its streams go on
-    finds them aborted by the engine (code `slow_reader`). What arrives for one stream while another one is read is
-    kept, up to 4096 tokens: then that stream ends with `slow_reader` too. `generate` keeps everything.
-    """
+    The socket is read only while a call waits. A thread that does other things for 30 s while its streams go on finds
+    them aborted by the engine (code `slow_reader`). What arrives for one stream while another is read is kept, up to
+    4096 tokens; beyond that the stream ends with `slow_reader` too. `generate` keeps everything."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Client(ClientSteps):
             raise
 
     def describe(self) -> Description:
-        """What the engine serves. A busy engine answers too, so this waits for `timeout` seconds at most."""
+        """Returns what the engine serves. Waits at most `timeout` seconds, because a busy engine answers too."""
         (description,) = self._drive(self._describing())
         return description
 
@@ -60,10 +60,9 @@ class Client(ClientSteps):
         token_ids: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Generator[StreamChunk, None, None]:
-        """Yield what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
-
-        The request, and its time, begins with the first `next`; closing the generator before its end cancels it.
-        """
+        """Yields what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
+        The request, and its time, begins with the first `next`. Closing the generator before its end cancels the
+        request."""
         return self._drive(self._streaming(self._request(prompt, params, messages, token_ids), timeout))
 
     @overload
@@ -87,17 +86,16 @@ class Client(ClientSteps):
         chat: bool = False,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Complete one text, or a list of texts and token id lists as one batch; results come in input order.
+        """Completes one text, or a list of texts and token id lists as a batch. Results come in input order.
 
-        `params` is for all, or one for each. With `chat`, a text is what a user says in the model's chat format.
-        `timeout` is for the whole batch. The first failure in input order is raised, with the `index` of its prompt,
-        and cancels the rest.
-        """
+        `params` is for all, or a list with one for each. With `chat`, a text is what a user says in the model's chat
+        format. `timeout` (s) is for the whole batch. The first failure in input order is raised, with the `index` of
+        its prompt, and cancels the rest."""
         completions = list(self._drive(self._completing(self._requests(prompts, params, chat), timeout)))
         return completions[0] if isinstance(prompts, str) else completions
 
     def close(self) -> None:
-        """Leave; the engine aborts what is still open. Closing twice is fine."""
+        """Closes the client; the engine aborts what is still open. Closing twice is fine."""
         self._leave()
 
     def __enter__(self) -> Client:

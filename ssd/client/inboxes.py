@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ssd.errors import EngineDeadError, RequestError
 from ssd.ipc.connection import Answer
-from ssd.ipc.messages import Chunk, Description, Failed
+from ssd.ipc.public import Chunk, Description, Failed
 
 MAX_UNREAD = 4096
 """Tokens that may lie unread in one stream while others are read, as many as at the engine (code `slow_reader`)."""
@@ -26,20 +26,20 @@ class _Inbox:
 
 
 class Inboxes:
-    """Sorts answers by the request they belong to. `arrived` is called with the name of an inbox that got something."""
+    """Sorts answers by request. `arrived` is called with the name of an inbox that got something."""
 
     def __init__(self, arrived: Callable[[int], None]) -> None:
         self._arrived = arrived
         self._open: dict[int, _Inbox] = {}
 
     def open(self, name: int, limit: int | None = None) -> None:
-        """Keep what arrives for `name`: one message, or several with at most `limit` tokens."""
+        """Keeps what arrives for `name`: one message, or several with at most `limit` tokens."""
         self._open[name] = _Inbox(limit)
 
     def put(self, answer: Answer) -> int | None:
-        """Keep an answer, or drop it if nobody waits for it or it says nothing. Returns a request that has to be
-        cancelled, because that was more than may lie unread: what came before can still be read, and the failure
-        `slow_reader` follows."""
+        """Keeps an answer, or drops it if nobody waits for it or it is empty.
+        Returns a request to cancel, if that was more than may lie unread. What came before can still be read, and
+        the failure `slow_reader` follows."""
         name = DESCRIPTION if isinstance(answer, Description) else answer.id
         inbox = self._open.get(name)
         if inbox is None or inbox.ended or _says_nothing(answer):
@@ -64,7 +64,7 @@ class Inboxes:
                 self._arrived(name)
 
     def take(self, name: int) -> Answer | None:
-        """The next answer, None when there is none yet; raises the failure that ended the request."""
+        """Returns the next answer, or None. Raises the failure that ended the request."""
         inbox = self._open[name]
         if not inbox.answers:
             return None
@@ -78,11 +78,11 @@ class Inboxes:
         return answer
 
     def close(self, name: int) -> bool:
-        """Keep nothing more for `name`. True if its end has not arrived."""
+        """Keeps nothing more for `name`. True if its end has not arrived."""
         inbox = self._open.pop(name, None)
         return inbox is not None and not inbox.ended
 
 
 def _says_nothing(answer: Answer) -> bool:
-    """An engine's chunk with neither tokens nor text asks only whether its client is still there."""
+    """True for the empty chunk with which an engine tests whether its client is still there."""
     return isinstance(answer, Chunk) and not answer.token_ids and not answer.text

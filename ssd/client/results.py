@@ -1,4 +1,4 @@
-"""What goes into a client and what comes out of it, as plain values."""
+"""What goes into a client and comes out of it, as plain values."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import TypeAlias
 
 import msgspec
 
-from ssd.ipc.messages import ChatMessage, Chunk, Done, FinishReason, Generate, Metrics, TokenLogprob, Usage
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Chunk, Done, FinishReason, Generate, Metrics, TokenLogprob, Usage
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished request. `text` leaves special tokens out and ends before a stop string; `token_ids` has all.
+    """One finished request.
 
-    `logprobs` has one entry for each of `token_ids`, `prompt_logprobs` one for each token of the prompt but the first;
-    both None unless asked for.
-    """
+    `text` leaves out special tokens and ends before a stop string; `token_ids` has all.
+
+    `logprobs` has one entry for each of `token_ids`, `prompt_logprobs` one for each prompt token but the first. Both
+    are None unless asked for."""
 
     text: str
     token_ids: list[int]
@@ -32,10 +33,8 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """What a stream yields: what one round added, or several rounds when they were read late.
-
-    The first one carries the `prompt_logprobs`, if asked for. The last one adds no tokens and carries the `completion`.
-    """
+    """What a stream yields: the output of one round, or of several that were read late.
+    The first chunk carries `prompt_logprobs`, if asked for. The last one has no tokens and carries the `completion`."""
 
     text: str
     token_ids: list[int]
@@ -44,10 +43,12 @@ class StreamChunk(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
-def request(name: int, prompt: Prompt, params: SamplingParams, chat: bool) -> Generate:
-    """The request for one prompt of a batch; with `chat`, a text is what a user says."""
+def request(name: int, prompt: Prompt | list[ChatMessage], params: SamplingParams, chat: bool) -> Generate:
+    """Returns the request for one prompt of a batch, or for a conversation. With `chat`, a text is what a user says."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], ChatMessage):
+        return Generate(name, messages=prompt, params=params)
     if not isinstance(prompt, str):
-        return Generate(name, token_ids=list(prompt), params=params)
+        return Generate(name, token_ids=list(prompt), params=params)  # type: ignore[arg-type]
     if chat:
         return Generate(name, messages=[ChatMessage("user", prompt)], params=params)
     return Generate(name, prompt, params=params)
@@ -58,7 +59,7 @@ def stream_chunk(chunk: Chunk) -> StreamChunk:
 
 
 def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Completion:
-    """All answers to `request` as one."""
+    """Joins all answers to `request`."""
     params = request.params
     return Completion(
         text="".join(chunk.text for chunk in chunks) + done.text,

@@ -1,8 +1,6 @@
-"""What every client does, as generators of steps that never wait themselves.
+"""The client without waiting: generators of steps, which the blocking and the asyncio client drive.
 
-A `Wait` among the steps asks whoever drives them to wait; anything else is a result. So the blocking and the asyncio
-client are the same client with another way to wait.
-"""
+A `Wait` among the steps asks the driver to wait; anything else is a result."""
 
 from __future__ import annotations
 
@@ -10,33 +8,25 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ssd.client import results
-from ssd.client.batch import Batch
 from ssd.client.inboxes import DESCRIPTION, MAX_UNREAD, Inboxes
 from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.ipc.connection import Answer, Connection, validate
 from ssd.ipc.curve import client_keys
-from ssd.ipc.messages import (
-    PROTOCOL_VERSION,
-    Cancel,
-    ChatMessage,
-    Chunk,
-    Describe,
-    Description,
-    Done,
-    Generate,
-    Message,
-)
-from ssd.params import SamplingParams
+from ssd.ipc.public import PROTOCOL_VERSION, Cancel, ChatMessage, Chunk, Describe, Description, Done, Generate, Message
+
+_WINDOW = 1024  # requests of one batch that are open at once: more than an engine runs
 
 
 class Wait(NamedTuple):
-    """Go on when something has arrived in `inbox` or, where that is None, when sending may succeed; at the latest at
-    `deadline` (of time.monotonic). Going on too early is harmless."""
+    """Asks to go on when something is in `inbox` or, where that is None, when sending may succeed.
+    It ends at `deadline` (time.monotonic) at the latest. Going on too early is harmless."""
 
     inbox: int | None
     deadline: float | None
@@ -47,9 +37,41 @@ Steps: TypeAlias = Generator[Wait | _Result, None, None]
 _Part: TypeAlias = Generator[Wait, None, _Result]  # waits, then returns
 
 
+class Batch:
+    """The requests 0 to `size` - 1: which one to send next, and which one to follow.
+    It keeps as many open as the engine takes. If the engine refuses one because too many are open, it has taken
+    those sent before; the refused one is sent again when one of them has ended."""
+
+    def __init__(self, size: int) -> None:
+        self._window = _WINDOW
+        self._unsent = list(range(size))  # a heap
+        self._open = deque[int]()
+        self._before: dict[int, int] = {}
+
+    def send(self) -> int | None:
+        """Returns the next request to send now; None where an open one must end first, or all were sent."""
+        if not self._unsent or len(self._open) >= self._window:
+            return None
+        request = heappop(self._unsent)
+        self._before[request] = len(self._open)
+        self._open.append(request)
+        return request
+
+    def follow(self) -> int:
+        """Returns the next request to follow to its end: the one sent first, so that refusals are known early."""
+        return self._open.popleft()
+
+    def refused(self, request: int) -> bool:
+        """Sends a refused request again later. False if none of this batch is open, whose end would make room."""
+        if self._before[request] == 0:
+            return False
+        self._window = min(self._window, self._before[request])
+        heappush(self._unsent, request)
+        return True
+
+
 class ClientSteps:
-    """The state of a client and its steps. A subclass drives them and overrides `_arrived` and `_lose` to hear of
-    answers and of lost connections."""
+    """The state of a client and its steps. A subclass drives the steps and may override `_arrived` and `_lose`."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
         self.address = address
@@ -90,7 +112,7 @@ class ClientSteps:
             self._forget(request)
 
     def _completing(self, requests: Sequence[Generate], timeout: float | None) -> Steps[Completion]:
-        """The completions of all requests, in order. What arrives early is kept: it is the result."""
+        """Yields the completions of all requests, in order. Later ones that arrive early are kept."""
         deadline = self._deadline(timeout)
         batch = Batch(len(requests))
         completions: dict[int, Completion] = {}
@@ -132,7 +154,7 @@ class ClientSteps:
         return [results.request(next(self._names), *pair, chat) for pair in zip(batch, each, strict=True)]
 
     def _take_in(self) -> bool:
-        """Sort in the next message; False when there is none. A lost connection is the end of everything open."""
+        """Sorts in the next message. False if there is none. A lost connection ends everything open."""
         answer = None if self._connection.closed else self._connection.take()
         if answer is None:
             return False
@@ -143,16 +165,16 @@ class ClientSteps:
         return True
 
     def _arrived(self, inbox: int) -> None:
-        """Something is in `inbox`."""
+        """Called when something is in `inbox`."""
 
     def _lose(self, cause: EngineDeadError) -> None:
-        """End everything open. The next message goes over a new connection, so that nothing of the old one lives on."""
+        """Ends everything open. The next message opens a new connection, so that nothing of the old one lives on."""
         self._uncancelled.clear()
         self._connection.close()
         self._inboxes.end(cause)
 
     def _leave(self) -> None:
-        """Close for good."""
+        """Closes the client for good."""
         if not self._closed:
             self._closed = True
             self._lose(EngineDeadError("this client is closed"))
@@ -170,7 +192,7 @@ class ClientSteps:
         self._inboxes.open(request.id, limit)
 
     def _follow(self, request: Generate, deadline: float | None) -> Steps[StreamChunk]:
-        """The chunks of an open request up to its end."""
+        """Yields the chunks of an open request up to its end."""
         chunks: list[Chunk] = []
         while True:
             answer = yield from self._answer(request.id, deadline)
@@ -184,7 +206,7 @@ class ClientSteps:
                 return
 
     def _completion(self, request: Generate, deadline: float | None) -> _Part[Completion]:
-        """All of an open request at once."""
+        """Returns the completion of an open request."""
         completion = None
         for step in self._follow(request, deadline):
             if isinstance(step, Wait):
@@ -195,7 +217,7 @@ class ClientSteps:
         return completion
 
     def _forget(self, request: Generate) -> None:
-        """Keep no more answers to a request, and have the engine cancel it if it has not ended."""
+        """Keeps no more answers to a request. If it has not ended, the engine is told to cancel it."""
         if self._inboxes.close(request.id):
             self._cancel(request.id)
 
@@ -207,7 +229,7 @@ class ClientSteps:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _answer(self, inbox: int, deadline: float | None) -> _Part[Answer | None]:
-        """The next answer for `inbox`; None when there is none at the deadline. Raises the failure that ended it."""
+        """Returns the next answer for `inbox`, None at the deadline. Raises the failure that ended it."""
         while (answer := self._inboxes.take(inbox)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -215,10 +237,8 @@ class ClientSteps:
         return answer
 
     def _sending(self, message: Message, deadline: float | None) -> _Part[bool]:
-        """Send a message, connecting if need be; False when that was not possible before the deadline.
-
-        Raises EngineDeadError when no connection comes up within the client's time-out.
-        """
+        """Sends a message, connecting if need be. False if that was not possible before the deadline.
+        Raises EngineDeadError when no connection comes up within the client's time-out."""
         given_up = time.monotonic() + self._timeout
         while not self._offer(message):
             now = time.monotonic()
@@ -236,7 +256,7 @@ class ClientSteps:
         return True
 
     def _offer(self, message: Message) -> bool:
-        """Send a message if that is possible at once."""
+        """Sends a message if that is possible at once."""
         if self._closed:
             raise EngineDeadError("this client is closed")
         if self._connection.closed:

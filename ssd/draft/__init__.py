@@ -1,1 +1,1 @@
-"""The draft process: guesses ahead of the target, for every likely outcome, and may vanish at any time."""
+"""The draft process: it guesses ahead of the target, for each likely outcome, and may die at any time."""

@@ -1,4 +1,4 @@
-"""The draft process: a socket around `DraftEngine`. It only ever talks through the board."""
+"""The draft process: a socket around `DraftEngine`. It answers the target only through the board."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import torch
 import zmq
 
 from ssd import failpoints
-from ssd.config import EngineConfig
-from ssd.draft import head
+from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_LOOKAHEAD
+from ssd.draft import eagle3
 from ssd.draft.engine import DraftEngine
-from ssd.draft.static import TreeRunner
+from ssd.draft.static_shapes import TreeRunner
 from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.arenas import DraftArenas
 from ssd.ipc.board import BoardWriter
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
+from ssd.ipc.trace_ring import State
 from ssd.models import registry
-from ssd.models.checkpoint import borrowed, inspect
-from ssd.models.heads import is_head
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import borrowed, is_head
 from ssd.models.weights import Progress, unseen
-from ssd.monitor.lanes import State
-from ssd.params import MAX_LOOKAHEAD
 
 _IDLE_MS = 100
+_WARM_UP_TOKENS = 16
 
 
 def main(child: Child) -> None:
@@ -42,8 +45,7 @@ def main(child: Child) -> None:
 
 
 def load(config: EngineConfig, progress: Progress = unseen) -> list[Runner]:
-    """The draft models, smallest first, each with a cache of its own (contract C1). `progress` hears how much of each
-    one's weights has been read."""
+    """Load the draft models, smallest first, each with its own cache; tell `progress` how far it is."""
     assert config.draft is not None
     return [_load(config, Path(directory), progress) for directory in (*config.cascade, config.draft)]
 
@@ -55,7 +57,7 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     if not dummy:
         checkpoint = borrowed(checkpoint, inspect(Path(config.target)))
     dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
-    # A path runs ahead of the committed tokens by a line and a chain.
+    # A path runs ahead of the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
     model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress)
@@ -68,7 +70,7 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     else:
         runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     if is_head(checkpoint):
-        head.warm_up(runner, _WARM_UP_TOKENS)
+        eagle3.warm_up(runner, _WARM_UP_TOKENS)
         return runner
     try:
         runner.warm_up(_WARM_UP_TOKENS)
@@ -77,30 +79,30 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     return runner
 
 
-_WARM_UP_TOKENS = 16
-
-
 class _Draft:
+    """The process's loop: read the target's messages, take a step, beat."""
+
     def __init__(self, child: Child, socket: zmq.Socket[Any], runners: list[Runner], board: BoardWriter) -> None:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board
-        self._arenas = DraftArenas(child.start, runners[-1].model.device)
+        self._shared = DraftProbsArena.of(child.start), FeatureArena.of(child.start)
+        self._arenas = DraftArenas(self._shared, runners[-1].model.device)
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
-        child, vocab_size = self._child, self._child.config.vocab_size
-        arenas = self._arenas.laws, self._arenas.features
-        return DraftEngine(child.config, self._runners, self._board, child.epoch, vocab_size, *arenas, child.lane)
+        child, config = self._child, self._child.config
+        known = self._board, child.epoch, config.vocab_size
+        return DraftEngine(config, self._runners, *known, *self._shared, child.trace)
 
     def serve(self) -> None:
         self._hello()
-        busy, lane = False, self._child.lane
+        busy, trace = False, self._child.trace
         while True:
             self._child.beat()
-            # Between two depths a newer outcome may have arrived: dead work is dropped at once.
+            # Messages are read between any two steps: a new outcome ends work on the old ones at once.
             if not busy:
-                lane.enter(State.WAIT_FOR_TARGET if self._engine.trees else State.IDLE)
+                trace.enter(State.WAIT_FOR_TARGET if self._engine.trees else State.IDLE)
                 if self._socket.poll(_IDLE_MS):
-                    lane.enter(State.OTHER)
+                    trace.enter(State.OTHER)
                 self._board.tick()
             self._read()
             busy = self._engine.step()

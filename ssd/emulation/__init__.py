@@ -1,1 +1,1 @@
-"""Devices that are not here: target and draft that take stated times and agree as often as stated."""
+"""Emulation of devices and models that are not here: given times of forwards, given agreement of target and draft."""

@@ -1,36 +1,22 @@
-"""How often a scripted draft is right, and what that asks of the guesses it ranks above the right one."""
+"""From the agreement that is asked for to a scripted draft: how many wrong tokens it ranks above the right one."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from ssd.config.emulation import Agreement
 from ssd.errors import UsageError
-from ssd.profile import PAPER
+from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import MOST, hit_chance
-from ssd.speculation.theory import acceptance_for, expected_tokens
+from ssd.speculation.theory import acceptance_for
 
 MOST_DECOYS = MOST + 1  # with so many, no fan-out holds the right token
 _HALVINGS = 60
 
 
-class Stated(NamedTuple):
-    """A single draft token is accepted with probability `acceptance`, and where rounds verify `lookahead` of them and
-    `fan_out` guesses are prepared for every accepted length, a share `hit_rate` of the rounds is prepared for."""
+def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
+    """The agreement at which a round of `sd` brings `acceptance_length` tokens.
 
-    acceptance: float
-    hit_rate: float
-    lookahead: int
-    fan_out: int
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens of a round of `sd`."""
-        return expected_tokens(self.acceptance, self.lookahead)
-
-
-def stated(acceptance_length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Stated:
-    """Of tokens a round of `sd`; without a hit rate, that of the paper's Llama pair, as far as it can be. Raises
-    UsageError for what cannot be."""
+    The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError for what is
+    impossible."""
     if not 1 <= acceptance_length <= lookahead + 1:
         raise UsageError(
             f"an acceptance length of {acceptance_length:g} cannot be: with K = {lookahead} it is from 1 to "
@@ -40,17 +26,16 @@ def stated(acceptance_length: float, hit_rate: float | None, lookahead: int, fan
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
         hit_rate = min(max(hit_chance(fan_out, (PAPER.misses.c, PAPER.misses.r)), least), most)
-    asked = Stated(acceptance, hit_rate, lookahead, fan_out)
+    asked = Agreement(acceptance, hit_rate, lookahead, fan_out)
     decoys(asked)
     return asked
 
 
-def decoys(asked: Stated) -> list[float]:
-    """The chance that the draft ranks more than d wrong tokens above the right one, for d from 0 to `MOST_DECOYS` - 1.
+def decoys(asked: Agreement) -> list[float]:
+    """The probability that more than d wrong tokens rank above the right one, for d from 0 to `MOST_DECOYS` - 1.
 
-    More than none are 1 - a; of these, more than F are c F^-r, as in the paper, with the c that gives the hit rate.
-    Raises UsageError where there is none.
-    """
+    For d = 0 it is 1 - a, with a the acceptance. Beyond, it falls by the paper's law c F^-r, with the c that gives the
+    hit rate. Raises UsageError if there is no such c."""
     a, miss_rate = asked.acceptance, 1 - asked.hit_rate
     least, most = _hit_rates(a, asked.lookahead, asked.fan_out)
     if not (0 <= a <= 1 and least - 1e-9 <= asked.hit_rate <= most + 1e-9):
@@ -69,16 +54,16 @@ def decoys(asked: Stated) -> list[float]:
 
 
 def _beyond(c: float, guesses: int) -> float:
-    """Of wrong drafts: more than so many tokens stand above the right one, the drafted one among them."""
+    """The share of wrong drafts with more than `guesses` tokens above the right one, the drafted one included."""
     return 1 - hit_chance(guesses, (c, PAPER.misses.r)) if guesses else 1.0
 
 
 def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
-    """Of all rounds. After a rejection the drafted token is no guess any more; else it is the first one."""
+    """The share of rounds that miss. After a rejection the drafted token is no guess; else it is the first one."""
     full = a**lookahead
     return (1 - full) * _beyond(c, fan_out) + full * (1 - a) * _beyond(c, fan_out - 1)
 
 
 def _hit_rates(a: float, lookahead: int, fan_out: int) -> tuple[float, float]:
-    """The least and the most that there can be: where the draft is right, it has guessed right."""
+    """The lowest and highest possible hit rate."""
     return 1 - _misses(a, float(MOST_DECOYS), lookahead, fan_out), 1 - _misses(a, 0.0, lookahead, fan_out)

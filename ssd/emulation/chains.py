@@ -1,12 +1,11 @@
-"""A target and a draft that agree as often as stated: Markov chains as checkpoints of the Llama family.
+"""A scripted target and draft that agree as often as asked: Markov chains as checkpoints of the Llama family.
 
 After token s the target likes the tokens of one block of the vocabulary, `next(s)` most and those behind it e times
 less each, and `next` is one cycle through the whole vocabulary: greedy texts do not repeat before all of it was said,
 and sampled ones visit every token equally often. The draft believes the same, but that after some tokens a number of
 decoys come first, which the target (nearly) never chooses. So the token that is right, greedily or under whatever noise
 both share, has as many wrong ones above it as the draft has decoys there. Attention and feed-forward run as in any
-model and add nothing: a forward is nearly free.
-"""
+model and add nothing: a forward is nearly free."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ssd.emulation.agreement import Stated, decoys
+from ssd.config.emulation import Agreement
+from ssd.emulation.agreement import decoys
 
 _BLOCKS, _BLOCK = 32, 32
 VOCABULARY = _BLOCKS * _BLOCK
@@ -50,15 +50,16 @@ class Pair(NamedTuple):
     draft: Path
 
 
-def write_pair(directory: Path, asked: Stated, seed: int = 0) -> Pair:
-    """Write a pair whose draft is right as often as `asked`, at every temperature up to about 2, with every sampler.
-    Raises UsageError for what cannot be."""
+def write_pair(directory: Path, asked: Agreement, seed: int = 0) -> Pair:
+    """Write a pair that agrees as `asked`, at every temperature up to about 2, with every sampler.
+
+    Raises UsageError for what is impossible."""
     target, draft = pair(asked, seed)
     return Pair(_written(directory / "target", target), _written(directory / "draft", draft))
 
 
-def pair(asked: Stated, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The target and the draft of `write_pair`, as hidden states after every token, [V, width]."""
+def pair(asked: Agreement, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Target and draft of `write_pair`, each as its hidden state after every token, [V, width]."""
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(VOCABULARY, generator=random)
     following = torch.empty_like(order)
@@ -69,13 +70,14 @@ def pair(asked: Stated, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def logits(states: Tensor) -> Tensor:
-    """[V, V]: of every token after every token."""
+    """Logits [V, V] of every token after every token."""
     return states @ _head().T
 
 
 def _states(following: Tensor, numbers: Tensor) -> Tensor:
-    """[V, width]: for each token the one that is liked most after it, and how many decoys are liked even more. They are
-    those of its block that are otherwise liked least."""
+    """Hidden states [V, width] after each token, from the likeliest next token and its number of decoys.
+
+    Decoys rank above the likeliest token. They are the tokens of its block that would otherwise be least likely."""
     blocks = _OF_BLOCK * (torch.arange(_BLOCKS) == (following // _BLOCK)[:, None])
     behind = (torch.arange(_BLOCK) - (following % _BLOCK)[:, None]) % _BLOCK
     places = _OF_DECOYS * (behind >= _BLOCK - numbers[:, None]) - behind
@@ -85,15 +87,16 @@ def _states(following: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _head() -> Tensor:
-    """[V, width]: what a hidden state says of a token's block and of its place there."""
+    """The head [V, width]: a token's logit is the score of its block plus that of its place in the block."""
     tokens = torch.arange(VOCABULARY)[:, None]
     block, place = tokens // _BLOCK == torch.arange(_BLOCKS), tokens % _BLOCK == torch.arange(_BLOCK)
     return torch.cat([block, place, torch.zeros(VOCABULARY, 1)], dim=-1)
 
 
 def _written(directory: Path, states: Tensor) -> Path:
-    """The chain as a checkpoint. The norm takes the length from the embedding and gives it back; what attention and
-    feed-forward add is 0."""
+    """Write the chain as a checkpoint: hidden states are the embedding, attention and feed-forward add 0.
+
+    The norm divides by the length of a hidden state and multiplies it back."""
     from safetensors.torch import save_file
 
     layer, scale = "model.layers.0", _LENGTH / _WIDTH**0.5

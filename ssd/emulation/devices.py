@@ -1,28 +1,19 @@
-"""How long the forwards of target and draft take on devices that are emulated, and the paper's."""
+"""The pairs of models that the paper measured, for `--emulate`: forward times, K, fan-out, agreement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
-
-from ssd.emulation.agreement import Stated
+from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
 from ssd.errors import UsageError
-from ssd.profile import Times
-
-
-class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a forward: `verify` of the target, by the tokens of the whole batch (a prompt is read at the same
-    price); `depth` of the draft, by the rows of the whole batch, which makes every chain one token longer."""
-
-    verify: Times
-    depth: Times
 
 
 class Preset(NamedTuple):
-    """A pair of models as the paper ran it: K, one fan-out for all accepted lengths, the acceptance of a single draft
-    token by temperature, as if it were the same at every position, and the share of rounds that were prepared for."""
+    """A pair of models as the paper ran it.
+
+    `fan_out` is the same for all accepted lengths. `acceptance` is that of a draft token by temperature, as if it were
+    the same at every position."""
 
     name: str
     models: str
@@ -32,20 +23,20 @@ class Preset(NamedTuple):
     acceptance: Mapping[float, float]
     hit_rate: float
 
-    def stated(self, temperature: float) -> Stated:
-        """Raises UsageError for a temperature of which nothing is known."""
+    def agreement(self, temperature: float) -> Agreement:
+        """The pair's agreement at a temperature. Raises UsageError if it is not known."""
         if temperature not in self.acceptance:
             known = ", ".join(f"{t:g}" for t in self.acceptance)
             raise UsageError(
                 f"the preset {self.name} states no acceptance at temperature {temperature:g}, only at {known}"
             )
-        return Stated(self.acceptance[temperature], self.hit_rate, self.lookahead, self.fan_out)
+        return Agreement(self.acceptance[temperature], self.hit_rate, self.lookahead, self.fan_out)
 
 
 _LLAMA = Preset(
     "llama",
     "Llama-3.1-70B on 4 H100, Llama-3.2-1B on a fifth",
-    DeviceTimes(verify=Times(15.0e-3), depth=Times(1.8e-3)),
+    DeviceTimes(verify=ForwardTime(15.0e-3), depth=ForwardTime(1.8e-3)),
     lookahead=7,
     fan_out=3,
     acceptance={0.0: 0.888, 1.0: 0.771},
@@ -54,14 +45,14 @@ _LLAMA = Preset(
 _QWEN = Preset(
     "qwen",
     "Qwen3-32B, Qwen3-0.6B",
-    DeviceTimes(verify=Times(11.3e-3), depth=Times(1.8e-3)),
+    DeviceTimes(verify=ForwardTime(11.3e-3), depth=ForwardTime(1.8e-3)),
     lookahead=4,
     fan_out=2,
     acceptance={0.0: 0.73, 1.0: 0.53},
     hit_rate=0.75,
 )
 PRESETS = {preset.name: preset for preset in (_LLAMA, _QWEN)}
-"""From the public figures of arXiv 2603.03251 and a public re-run of the authors' code at batch 1 (ALGORITHM 4).
+"""From the public figures of arXiv 2603.03251 and a public re-run of the authors' code at batch 1.
 
 llama: the re-run. A verification took 15.0 ms and `ar` as much a token; a depth (19.4 - 15.0 - 2.9) / (.12 x 7) ms,
 what a round had beyond verification and overhead, over the depths that misses waited for; `sd`, at 181.7 tok/s,
@@ -70,5 +61,4 @@ at T = 1 is .70 times as fast. Hits are the paper's at T = 0; with noise that ta
 at T = 1.
 qwen: `ar` at 88.8 tok/s; a depth of Llama's draft is assumed, and what a fan-out of 2 misses. `sd` at 136.8 tok/s with
 K = 4 and the re-run's overhead gives the acceptance at T = 0; that at T = 1 is assumed to fall as Llama's does. K and F
-are the authors' for this pair.
-"""
+are the authors' for this pair."""

@@ -1,17 +1,18 @@
-"""A runner whose forwards take as long as a device that is not here."""
+"""A runner whose forwards take as long as on an emulated device."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
+from ssd.config.emulation import ForwardTime
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
-from ssd.models.interface import Model, Plan
-from ssd.profile import Times
+from ssd.models.interface import ForwardContext, Model
 
 log = logging.getLogger("ssd.emulation")
 
@@ -20,30 +21,31 @@ _AWAKE_S = 0.3e-3
 
 
 class PacedRunner(Runner):
-    """Computes, then waits until as many seconds have passed as `takes` says for the tokens of the batch."""
+    """Computes, then waits until the forward has taken the time that `takes` gives for the tokens of the batch."""
 
-    def __init__(
-        self, model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times, attention: str = "auto"
-    ) -> None:
-        super().__init__(model, num_pages, page_size, deterministic, attention)
+    def __init__(self, takes: ForwardTime, model: Model, *runner: Any) -> None:
+        """`runner`: the further arguments of `Runner`."""
+        super().__init__(model, *runner)
         self.overlaps = True
         self._takes = takes.line
 
-    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int], meanwhile: Task = nothing) -> Tensor:
+    def run(
+        self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
+    ) -> Tensor:
         end = time.perf_counter() + self._takes.at(len(token_ids))
-        logits = super().run(token_ids, plan, wanted, meanwhile)
+        logits = super().run(token_ids, context, wanted, meanwhile)
         wait_until(end)
         return logits
 
 
 def runner(
-    model: Model, num_pages: int, page_size: int, deterministic: bool, takes: Times | None, attention: str = "auto"
+    model: Model, pages: int, page_size: int, deterministic: bool, takes: ForwardTime | None, attention: str = "auto"
 ) -> Runner:
-    """A runner as fast as this machine, or one that takes its time."""
+    """A plain runner, or, if times are given, a paced one."""
     if takes is None:
-        return Runner(model, num_pages, page_size, deterministic, attention)
+        return Runner(model, pages, page_size, deterministic, attention)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(model, num_pages, page_size, deterministic, takes, attention)
+    return PacedRunner(takes, model, pages, page_size, deterministic, attention)
 
 
 def wait_until(end: float) -> None:

@@ -1,8 +1,7 @@
-"""Synthetic acceptance: models of random weights that cost what they cost, and agree as often as stated.
+"""Synthetic acceptance: models of random weights, at their full cost, that agree as often as asked.
 
-The forward and the head run as they are, and what they say counts nothing: in its place stands what the scripted pair
-of `ssd.emulation.chains` says after the same token.
-"""
+The forward and the head run, but their logits are replaced by those of the scripted pair of `ssd.emulation.chains`
+after the same token."""
 
 from __future__ import annotations
 
@@ -12,28 +11,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssd.config.emulation import Agreement
 from ssd.emulation import chains
-from ssd.emulation.agreement import Stated
 from ssd.errors import UsageError
 from ssd.layers.ranks import SINGLE, Ranks
-from ssd.models.interface import Model, Plan
+from ssd.models.interface import ForwardContext, Model
 
-_SIDE = 32  # tokens of the script are told in two digits, which every type of hidden states can hold
-_NEVER = -1000.0  # the score of tokens that are not in the script, beyond the reach of any noise
+_SIDE = 32  # a script token is carried in two digits, which every dtype of hidden states can hold
+_NEVER = -1000.0  # the logit of tokens outside of the script, beyond the reach of any noise
 
 
 class Scripted:
-    """`model`, or one rank's part of it, with the answers of a script: `table` [script, script] has the logits after
-    each of its tokens. Other tokens, in prompts, count as those of the script in turn."""
+    """`model`, or one rank's part of it, with the logits of a script: `table` [script, script], by the last token.
+
+    Tokens outside of the script, in prompts, count as script tokens modulo its size."""
 
     def __init__(self, model: Model, table: Tensor, ranks: Ranks = SINGLE) -> None:
         self._model, self._table = model, table.to(model.device, model.dtype)
         self.shape, self.dtype, self.device = model.shape, model.dtype, model.device
         self._ids = ranks.part(model.shape.outputs)
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        """The model's hidden states, and behind them the token that each stands for."""
-        hidden = self._model.forward(token_ids, plan)
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        """The model's hidden states, with the two digits of the script token appended to each."""
+        hidden = self._model.forward(token_ids, context)
         token = token_ids % len(self._table)
         return torch.cat((hidden, torch.stack((token // _SIDE, token % _SIDE), dim=-1).to(hidden.dtype)), dim=-1)
 
@@ -44,8 +44,8 @@ class Scripted:
         return torch.add(said, self._model.logits(own), alpha=0)  # computed, as any head's would be
 
 
-def scripted(model: Model, asked: Stated, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
-    """The target or the draft of a pair that agrees as `asked`. UsageError where its vocabulary is too small."""
+def scripted(model: Model, asked: Agreement, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
+    """The target or draft of a pair that agrees as `asked`. Raises UsageError if its vocabulary is too small."""
     if model.shape.outputs < chains.VOCABULARY:
         raise UsageError(
             f"synthetic acceptance needs a vocabulary of {chains.VOCABULARY} tokens; the {role} has "

@@ -1,1 +1,1 @@
-"""What runs a model: pages and their prefix cache, the KV cache, the ragged batch, the runner."""
+"""Running a model: pages and their prefix cache, the KV cache, ragged batches, graph shapes, runners."""

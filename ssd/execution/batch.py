@@ -1,4 +1,4 @@
-"""One ragged batch: prefill chunk, decode and verification are rows of different length (contract C4)."""
+"""A ragged batch: prefill chunks, decodes and verifications are rows of different length."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ssd.kernels.decoder import Views
 
 @dataclass(frozen=True)
 class Row:
-    """`token_ids` of one sequence, the first at absolute position `start`; `pages` covers all of them.
+    """Tokens of one sequence in a batch.
 
-    The logits of the last `outputs` tokens are wanted. Rows of one sequence have the same `slot`, a small number.
-    """
+    `token_ids[0]` stands at absolute position `start`. `pages` are the sequence's, and hold all its tokens. The logits
+    of the last `outputs` tokens are wanted. `slot` numbers the sequence among the running ones, from 0."""
 
     token_ids: Sequence[int]
     start: int
@@ -31,12 +31,12 @@ class Row:
 
     @property
     def predicted(self) -> range:
-        """The positions that the outputs are about: the logits at p are about the token at p + 1."""
+        """Positions of the tokens that the outputs predict: the logits at p predict the token at p + 1."""
         return range(self.stop - self.outputs + 1, self.stop + 1)
 
 
 def output_indices(rows: Sequence[Row]) -> list[int]:
-    """Where the wanted logits of the rows lie in their concatenated tokens."""
+    """Indices of the wanted outputs among the concatenated tokens of the rows."""
     indices: list[int] = []
     stop = 0
     for row in rows:
@@ -46,21 +46,20 @@ def output_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def tokens_of(rows: Sequence[Row]) -> list[range]:
-    """Where the tokens of each row lie in their concatenation."""
+    """The index range of each row among the concatenated tokens."""
     starts = accumulate((len(row.token_ids) for row in rows), initial=0)
     return [range(start, start + len(row.token_ids)) for start, row in zip(starts, rows, strict=False)]
 
 
-class Showing:
-    """A plan that keeps of `layers`, in `shown`, the hidden states [tokens, width] of a forward.
+class BaseContext:
+    """What all forward contexts share: the hidden states [tokens, width] after some `layers`, kept in `hidden`.
 
-    `view` is what the tokens see, where our kernel attends with all of them.
-    """
+    `view` is what the tokens see, if one call of our kernel attends with all of them."""
 
     view: View | None = None
 
     def __init__(self, layers: Container[int] = ()) -> None:
-        self._layers, self.shown = layers, dict[int, Tensor]()
+        self._layers, self.hidden = layers, dict[int, Tensor]()
         self._views: Views | None = None
 
     def views(self) -> Views | None:
@@ -68,6 +67,6 @@ class Showing:
             self._views = Views([self.view])
         return self._views
 
-    def show(self, layers: int, x: Tensor) -> None:
+    def keep_hidden(self, layers: int, x: Tensor) -> None:
         if layers in self._layers:
-            self.shown[layers] = x
+            self.hidden[layers] = x

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function over fixed tensors, recorded once and then launched as a whole."""
+"""CUDA graphs: a function over fixed tensors, captured once and then replayed in one launch."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch
 
 from ssd.errors import UsageError
 
-# Before it is recorded a function runs so often: kernels are compiled, workspaces made, algorithms chosen.
+# Runs before the capture: kernels are compiled, workspaces made, algorithms chosen.
 _WARM_UPS = 2
 
 
-class Recorder:
-    """Records functions of no arguments, whose results are what they leave in tensors; all share one pool of memory,
-    so that no two may run at the same time."""
+class GraphPool:
+    """Captures graphs that share one pool of memory, so that no two of them may run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all: on every stream that has multiplied, cuBLAS keeps a workspace to the end of the process.
-        self._aside = torch.cuda.Stream(device)
+        # One stream for all captures: cuBLAS keeps a workspace for every stream that has multiplied.
+        self._stream = torch.cuda.Stream(device)
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """What runs `function` again, in one launch. It has to wait for nothing and to copy nothing from the host.
-        Raises `UsageError` where it does."""
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Return what replays `function`, which leaves its results in tensors, in one launch.
+
+        `function` must not wait for the device, nor copy from the host. Raises UsageError if it does."""
         with torch.cuda.device(self._device):
-            self._aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._aside):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     function()
-            torch.cuda.current_stream().wait_stream(self._aside)
+            torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._aside):
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     function()
             except RuntimeError as error:
                 raise UsageError(
@@ -44,12 +44,12 @@ class Recorder:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """What ended a recording, in a line: that it ended is an error of its own, which hides the first one."""
+    """The first line of what broke a capture. torch then raises an error for the broken capture, which hides it."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     return next(iter(str(first).splitlines()), type(first).__name__)
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """In place of `Recorder.record` where nothing is recorded: `function`, which has run."""
+    """Run `function` and return it: the stand-in for `GraphPool.capture` where nothing is captured."""
     function()
     return function

@@ -1,4 +1,4 @@
-"""Keys and values of all sequences, in pages, in one tensor per kind."""
+"""The KV cache: keys and values of all sequences, in pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd.models.interface import Shape
 
 Span = slice | Tensor
-"""Where tokens that follow each other lie in the cache: a slice, or their slot numbers int64 [n]."""
+"""Where consecutive tokens lie in the cache: a slice, or slot numbers int64 [n]."""
 
 
 def last(span: Span, count: int) -> Span:
@@ -21,8 +21,9 @@ def last(span: Span, count: int) -> Span:
 
 
 class KVCache:
-    """keys and values: [layers, num_pages * page_size, kv_heads, head_dim]; token p of a sequence lies in slot
-    `pages[p // page_size] * page_size + p % page_size`."""
+    """Owns `keys` and `values`, each [layers, num_pages * page_size, kv_heads, head_dim].
+
+    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`."""
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (shape.layers, num_pages * page_size, shape.kv_heads, shape.head_dim)
@@ -33,16 +34,16 @@ class KVCache:
 
     @cached_property
     def _by_page(self) -> Tensor:
-        """[pages, page_size]: all slot numbers. Backends with page tables of their own, on GPUs, never ask for them."""
+        """All slot numbers, [pages, page_size]; made on first use, as backends with page tables need none."""
         return torch.arange(self.pages * self.page_size, device=self.keys.device).view(self.pages, self.page_size)
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
-        """Slot numbers of the positions start..stop-1."""
+        """Slot numbers of the positions from `start` to `stop` - 1."""
         size = self.page_size
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
     def span(self, pages: Sequence[int], length: int) -> Span:
-        """Index of the first `length` tokens: a slice where the pages are neighbours (no copy), else slot numbers."""
+        """The first `length` tokens: a slice if the pages are neighbours, which needs no copy, else slot numbers."""
         used = -(-length // self.page_size)
         first = pages[0]
         if all(pages[index] == first + index for index in range(1, used)):
@@ -50,16 +51,17 @@ class KVCache:
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
 
     def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Slot numbers of the first `lengths` tokens of n sequences and of what else is in their last pages, one
-        sequence after the other, int64; and where in there each begins."""
+        """Slot numbers int64 of all pages that the first `lengths` tokens of n sequences reach, to the pages' ends,
+        sequence after sequence; and the index where each sequence begins."""
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
         every = torch.tensor([page for own in used for page in own], dtype=torch.long, device=self.keys.device)
         return self._by_page.index_select(0, every).flatten(), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Slot numbers [n, longest] of the first `lengths` tokens of n sequences; rows are filled up with the slot of
-        their last token, which has been written."""
+        """Slot numbers [n, longest] of the first `lengths` tokens of n sequences.
+
+        Rows are padded with the slot of their last token, which has been written."""
         used = -(-max(lengths) // self.page_size)
         padded = [[*own[:used], *[own[0]] * (used - len(own))] for own in pages]
         last = torch.tensor(lengths, device=self.keys.device)[:, None] - 1

@@ -1,4 +1,4 @@
-"""What a process does while it waits for a device, or for another process."""
+"""Host work that is done while a device, or another process, computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def nothing() -> None:
 
 
 class Once:
-    """Does its task the first time that it is called: several may have a moment for it, and none be sure of one."""
+    """Runs its task on the first call only: several places may call it, and none can be sure to be reached."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -1,25 +1,33 @@
-"""The plan of a batch whose sequences lie in pages, as it comes: on a CPU, and wherever there is no other backend."""
+"""Attention of an unpadded batch over pages: on a CPU, and wherever there is no attention backend.
+
+A batch attends by one or two attention paths, each for some of its rows. Our kernel takes a token at a time. Torch
+multiplies matrices: for one row at a time, or for many rows of one token together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ssd.execution.batch import Row, Showing
-from ssd.execution.kv_cache import KVCache
-from ssd.execution.ways import Way, by_kernel, by_torch
+from ssd.execution.batch import BaseContext, Row, tokens_of
+from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.kernels import cpu
-from ssd.kernels.attention import Places, View
-from ssd.layers.attention import PLAIN, Scores
+from ssd.kernels.attention import KVSpans, View
+from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
+
+# From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
+_BATCHED_ROWS = 16
+# The longest row whose tokens attend one by one in our kernel, any verification among them. Longer ones, of prompts,
+# gain more from products of matrices than they lose by calls.
+_KERNEL_TOKENS = 32
 
 
-class PagedPlan(Showing):
-    """The plan (see `ssd.models.interface.Plan`) of a list of rows over a paged cache.
+class PagedContext(BaseContext):
+    """The forward context (`ssd.models.interface.ForwardContext`) of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row.
-    """
+    `deterministic`: every token attends by itself, so that no result depends on the length of its row."""
 
     def __init__(
         self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Container[int] = ()
@@ -29,34 +37,139 @@ class PagedPlan(Showing):
         self.positions = torch.tensor(positions, dtype=torch.long, device=cache.keys.device)
         self._scale = cache.keys.shape[-1] ** -0.5
         self._put: Callable[[int, Tensor, Tensor], None]
-        self._ways: list[Way]
+        self._paths: list[AttentionPath]
         if cpu.serve(cache.keys):
-            places = _places(cache, rows)
-            self._put, self._ways = places.put, by_kernel(rows, cache, places, deterministic)
-            if len(self._ways) == 1:
-                self.view = View(places)
+            spans = _spans(cache, rows)
+            self._put, self._paths = spans.put, _kernel_paths(rows, cache, spans, deterministic)
+            if len(self._paths) == 1:
+                self.view = View(spans)
         else:
-            self._put, self._ways = _writer(cache, rows), by_torch(rows, cache, deterministic)
+            self._put, self._paths = _writer(cache, rows), _torch_paths(rows, cache, deterministic)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         self._put(layer, k, v)
-        for way in self._ways:
-            way.attend(layer, q, out, scale, rule)
+        for path in self._paths:
+            path.attend(layer, q, out, scale, rule)
         return out
 
 
-def _places(cache: KVCache, rows: Sequence[Row]) -> Places:
-    """What each token of the batch sees, itself the last."""
+def _spans(cache: KVCache, rows: Sequence[Row]) -> KVSpans:
+    """The keys and values that each token of the batch sees, its own last."""
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
     count = [position + 1 for row in rows for position in range(row.start, row.stop)]
-    return Places(cache.keys, cache.values, slots, begin, count)
+    return KVSpans(cache.keys, cache.values, slots, begin, count)
 
 
 def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tensor], None]:
-    """Stores what the tokens of the batch add."""
+    """Return a function (layer, k, v) that stores the keys and values of the batch's tokens."""
     numbers = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
     slots = torch.tensor(numbers, dtype=torch.long, device=cache.keys.device)
     return lambda layer, k, v: cache.write(layer, slots, k, v)
+
+
+class AttentionPath(Protocol):
+    """How some tokens of a batch attend, whose keys and values are in the cache."""
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
+        """Attend with q [n, heads, dim]; write only the own tokens' rows of out [n, heads * dim]."""
+
+
+def _kernel_paths(rows: Sequence[Row], cache: KVCache, spans: KVSpans, deterministic: bool) -> list[AttentionPath]:
+    """The paths of all rows on a CPU with our kernel; `spans` are what their tokens see."""
+    parts = list(zip(tokens_of(rows), rows, strict=True))
+    long = [(tokens, row) for tokens, row in parts if len(tokens) > _KERNEL_TOKENS and not deterministic]
+    if not long:
+        return [KernelPath(spans, [range(spans.tokens)])]
+    short = [tokens for tokens, _ in parts if len(tokens) <= _KERNEL_TOKENS]
+    return [KernelPath(spans, short), RowPath(long, cache)]
+
+
+def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[AttentionPath]:
+    """The paths of all rows without our kernel."""
+    parts = list(zip(tokens_of(rows), rows, strict=True))
+    singles = [(tokens, row) for tokens, row in parts if len(tokens) == 1]
+    lengths = [row.stop for _, row in singles]
+    # Padding must not double what is read.
+    batched = len(singles) >= _BATCHED_ROWS and len(singles) * max(lengths) <= 2 * sum(lengths)
+    if deterministic or not batched:
+        return [RowPath(parts, cache, token_by_token=deterministic)]
+    longer = [(tokens, row) for tokens, row in parts if len(tokens) > 1]
+    return [BatchedPath(singles, cache), RowPath(longer, cache)]
+
+
+class KernelPath:
+    """Our kernel, for these ranges of `tokens` in the batch."""
+
+    def __init__(self, spans: KVSpans, tokens: Sequence[range]) -> None:
+        self._spans, self._tokens = spans, tokens
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
+        for tokens in self._tokens:
+            self._spans.attend(layer, q, out, tokens, scale, rule.softcap, rule.window)
+
+
+class RowPath:
+    """One row at a time, given as (its tokens' indices in the batch, row).
+
+    `token_by_token`: every token attends by itself, so that no result depends on the length of its row."""
+
+    def __init__(self, rows: Sequence[tuple[range, Row]], cache: KVCache, *, token_by_token: bool = False) -> None:
+        self._cache, self._attend = cache, _one_by_one if token_by_token else attend
+        self._rows = [(tokens, row.stop, cache.span(row.pages, row.stop)) for tokens, row in rows]
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
+        all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
+        for tokens, length, span in self._rows:
+            seen, here = last(span, rule.reach(len(tokens), length)), slice(tokens.start, tokens.stop)
+            out[here] = self._attend(q[here], _taken(all_keys, seen), _taken(all_values, seen), scale, rule)
+
+
+def _taken(kind: Tensor, span: Span) -> Tensor:
+    """The keys or values in a span. `index_select` copies in half the time of indexing."""
+    return kind[span] if isinstance(span, slice) else kind.index_select(0, span)
+
+
+def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
+    """`attend`, a query at a time."""
+    before = keys.shape[0] - q.shape[0]
+    parts = [
+        attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])
+    ]
+    return torch.cat(parts)
+
+
+class BatchedPath:
+    """Rows of one token together, over keys gathered into one padded tensor."""
+
+    def __init__(self, singles: Sequence[tuple[range, Row]], cache: KVCache) -> None:
+        device, rows = cache.keys.device, [row for _, row in singles]
+        self._cache = cache
+        self._where = torch.tensor([tokens.start for tokens, _ in singles], device=device)
+        lengths = [row.stop for row in rows]
+        self._table = cache.table([row.pages for row in rows], lengths)
+        self._lengths = torch.tensor(lengths, device=device)[:, None]
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
+        keys, values = (
+            kind[layer].index_select(0, self._table.flatten()).view(*self._table.shape, *kind.shape[2:])
+            for kind in (self._cache.keys, self._cache.values)
+        )
+        mask = self._mask(rule.window, q.dtype)
+        if rule.softcap is not None:  # which torch's fused attention does not know
+            out[self._where] = attend_own(q[self._where], keys, values, scale, mask, rule)[0].flatten(1)
+        else:
+            out[self._where] = attend_each(q[self._where], keys, values, scale, mask)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[n, 1, 1, longest]: hides the padding behind a row, and what lies before its window."""
+        if window not in self._masks:
+            positions = torch.arange(self._table.shape[1], device=self._lengths.device)
+            hidden = positions >= self._lengths
+            if window is not None:
+                hidden |= positions < self._lengths - window
+            self._masks[window] = minus_infinity(hidden, dtype)[:, None, None]
+        return self._masks[window]

@@ -1,7 +1,6 @@
-"""Pages of the KV cache as numbers: who owns which, and which hold a prefix that others may share.
+"""Page allocation and prefix caching: which sequence owns which page, and which pages hold a prefix others may share.
 
-Pure bookkeeping, no tensors. The invariants I1..I7 are those of DESIGN, "Target memory".
-"""
+Pure bookkeeping, no tensors. The invariants that it keeps are in docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -13,20 +12,19 @@ from ssd.errors import SsdError
 
 
 class OutOfPages(SsdError):
-    """No free page is left; the scheduler preempts, it is never shown to a client."""
+    """No free page is left. The scheduler preempts a sequence; clients never see this error."""
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The identity of a full page: its tokens and, through `parent`, everything before them."""
+    """The hash of a full page: of its tokens and, through `parent`, of all tokens before them."""
     text = ",".join(map(str, token_ids)).encode()
     return hashlib.blake2b(parent + text, digest_size=16).digest()
 
 
 class PagePool:
-    """`count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
+    """Owns `count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
 
-    `salt` is the root of every hash chain: model, dtype and page size.
-    """
+    `salt` starts every hash chain: it names the model and the dtype."""
 
     def __init__(self, count: int, size: int, salt: str = "") -> None:
         self.count, self.size = count, size
@@ -39,15 +37,15 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
 
     def root(self, salt: str) -> bytes:
-        """Where the hash chains of the texts with a salt begin: they find each other's pages, and nobody else's."""
+        """The first hash of all texts with this salt: they share pages with each other and with nobody else."""
         if not salt:
             return self._root
-        # A salt is the client's: as the text of a page it must not be the hash of that page.
+        # Clients choose salts: the hash of one must never be that of a page with the same text.
         return hashlib.blake2b(salt.encode(), key=self._root, person=b"salt", digest_size=16).digest()
 
     @property
     def available(self) -> int:
-        """Pages that can be allocated now: free ones and cached ones."""
+        """Pages that can be allocated now, free or cached."""
         return self._free_count + len(self._cached)
 
     @property
@@ -55,10 +53,9 @@ class PagePool:
         return self.count - self.available
 
     def allocate(self, after: int | None = None) -> int:
-        """One private page, preferably the one following `after`: neighbours are read without gathering.
+        """Allocate a private page, if possible the one following `after`: neighbours are read without gathering.
 
-        Raises `OutOfPages`.
-        """
+        Evicts the oldest cached page if none is free. Raises `OutOfPages`."""
         page = None if after is None else after + 1
         if page is None or page >= self.count or not self._free[page]:
             page = self._start_of_run() if self._free_count else self._evict()
@@ -69,7 +66,7 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Where a new sequence has most room to grow: the longest free run, behind the growth of the page before it."""
+        """Where a new sequence may grow longest: the longest free run, or its middle if a live page grows into it."""
         best_start, best_length, start = 0, 0, None
         for page in range(self.count + 1):
             if page < self.count and self._free[page]:
@@ -93,7 +90,7 @@ class PagePool:
         del self._by_hash[digest]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop one reference to each page. The tail of a sequence is evicted before its head."""
+        """Drop one reference to each page. A sequence's last pages will be evicted before its first."""
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page] == 0:
@@ -104,10 +101,10 @@ class PagePool:
                     self._free_count += 1
 
     def match(self, token_ids: Sequence[int], most: int, first: int = 0, parent: bytes = b"") -> list[int]:
-        """Pages that hold as much as is cached of `token_ids` up to `most`, now referenced by the caller.
+        """Find and reference the cached pages that continue `token_ids`, up to `most` tokens.
 
-        They follow the `first` pages, of which the last has the hash `parent` (b"" for none). Hashes find, ids decide.
-        """
+        The caller has the `first` pages already, the last with the hash `parent` (b"" if there are none). A page is
+        found by its hash, and taken only if its token ids are the same."""
         pages: list[int] = []
         parent = parent or self._root
         for start in range(first * self.size, most - self.size + 1, self.size):
@@ -123,11 +120,10 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int], token_ids: Sequence[int], computed: int, shared: int, parent: bytes) -> bytes:
-        """Make the pages of a sequence findable that lie wholly below `computed` accepted tokens (I2).
+        """Make the pages findable that lie wholly below `computed` accepted tokens; return the last one's hash.
 
-        `shared` pages are findable already and `parent` is the hash of the last of them (b"" for none). Returns the
-        hash of the last full page. A page whose content is already findable elsewhere stays private.
-        """
+        The first `shared` pages are findable already, the last with the hash `parent` (b"" if there are none). A page
+        whose content is findable elsewhere stays private."""
         parent = parent or self._root
         for index in range(shared, computed // self.size):
             ids = tuple(token_ids[index * self.size : (index + 1) * self.size])
@@ -138,7 +134,7 @@ class PagePool:
         return parent
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance (I7 and the indices' agreement)."""
+        """Raise AssertionError unless every page is free, live or cached, and the indices agree. For tests."""
         live = sum(references > 0 for references in self._references)
         assert live + len(self._cached) + self._free_count == self.count
         assert sum(self._free) == self._free_count
@@ -149,10 +145,9 @@ class PagePool:
 
 
 class PageTable:
-    """The pages of one sequence, in order; grows on demand and shares what is full with those of the same `salt`.
+    """The pages of one sequence, in order. Full pages are shared with sequences of the same `salt`.
 
-    Rolling back a rejected speculation is the owner's computed length going down: nothing happens here (I4).
-    """
+    Nothing happens here when draft tokens are rejected: the sequence's computed length goes back, its pages stay."""
 
     def __init__(self, pool: PagePool, salt: str = "") -> None:
         self._pool, self.salt = pool, salt
@@ -161,15 +156,16 @@ class PageTable:
         self._root = self._parent = pool.root(salt)
 
     def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
-        """Take cached pages of a sequence that has computed, and shared, so many tokens; returns how many need no
-        computing now: at most `most`, and at least one is left in any case (I5)."""
+        """Take cached pages that continue the `computed` tokens; return how many tokens are computed now.
+
+        At most `most`, by default all but the last token: its logits are needed, so it is always computed."""
         first = computed // self._pool.size
         assert self._shared == first
         most = len(token_ids) - 1 if most is None else most
         found = self._pool.match(token_ids, most, first, self._parent)
         if not found:
             return computed
-        self._pool.release(self.pages[first:])  # its own beginning of a page that is found whole
+        self._pool.release(self.pages[first:])  # the partly filled page, if it was found in full
         self.pages[first:] = found
         computed = len(self.pages) * self._pool.size
         self.share_computed(token_ids, computed)
@@ -180,12 +176,12 @@ class PageTable:
         return max(0, -(-length // self._pool.size) - len(self.pages))
 
     def grow(self, length: int) -> None:
-        """Make room for `length` tokens; raises `OutOfPages` leaving what it got in the table."""
+        """Allocate pages for `length` tokens. Raises `OutOfPages`; pages allocated until then stay in the table."""
         for _ in range(self.missing(length)):
             self.pages.append(self._pool.allocate(self.pages[-1] if self.pages else None))
 
     def share_computed(self, token_ids: Sequence[int], computed: int) -> None:
-        """Let others find the pages wholly below `computed` tokens, all of them accepted."""
+        """Make the pages findable that lie wholly below `computed` tokens, all of them accepted."""
         full = computed // self._pool.size
         if full > self._shared:
             self._parent = self._pool.share(self.pages, token_ids, computed, self._shared, self._parent)

@@ -1,26 +1,26 @@
-"""Runs a model over ragged batches; owns the device, the model and its KV cache."""
+"""Runs a model over ragged batches."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from ssd.errors import SsdError, UsageError
-from ssd.execution.batch import Row, Showing, output_indices
+from ssd.execution.batch import BaseContext, Row, output_indices
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
-from ssd.execution.paged import PagedPlan
-from ssd.execution.tables import TablePlan, table_plan
-from ssd.layers.paged import PagedAttention, TorchAttention, attention_backend
-from ssd.models.interface import Model, Plan
+from ssd.execution.paged import PagedContext
+from ssd.execution.tables import TableContext, table_context
+from ssd.layers.paged import PagedAttention, TorchAttention
+from ssd.models.interface import ForwardContext, Model
 from ssd.speculation.sampling import Law
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of a configured name, a GPU with its number, which torch asks for now and then; raises
-    `UsageError` when this machine does not have it."""
+    """The torch device of a configured name; a GPU always has its number. Raises `UsageError` if it is not there."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -30,11 +30,30 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-class Runner:
-    """A model, a paged cache of `num_pages` pages, and the forward over rows. `attention` is the name of a backend.
+def attention_backend(name: str, device: torch.device, page_size: int, deterministic: bool = False) -> PagedAttention:
+    """Make the backend of a name (`--attention`). `deterministic`: no result depends on the shape of the batch.
 
-    `overlaps`: a forward does what it is given to do `meanwhile` while its device computes; otherwise only afterwards.
-    """
+    Raises `UsageError` if it is not installed or cannot do what is asked."""
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and find_spec("triton") is not None else "torch"
+    if name == "torch":
+        return TorchAttention()
+    try:
+        if name == "triton":
+            from ssd.layers.triton_attention import TritonAttention
+
+            return TritonAttention(device, deterministic)
+        from ssd.layers.flash_attention import FlashAttention
+
+        return FlashAttention(device, page_size, deterministic)
+    except ImportError as error:
+        raise UsageError(f"--attention {name} is not installed: {error}") from None
+
+
+class Runner:
+    """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend.
+
+    `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
     def __init__(
         self, model: Model, num_pages: int, page_size: int, deterministic: bool = False, attention: str = "auto"
@@ -51,55 +70,61 @@ class Runner:
 
     @property
     def paged(self) -> PagedAttention | None:
-        """The backend for batches of any shape; None where torch reads keys row by row, without page tables."""
+        """The backend that reads page tables; None if the attention paths of `ssd.execution.paged` serve."""
         return None if isinstance(self.attention, TorchAttention) else self.attention
 
     @property
     def table_pages(self) -> int:
-        """More pages than this no sequence has."""
+        """Upper bound on a sequence's pages."""
         return -(-self.model.shape.max_position // self.cache.page_size)
 
-    def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
-        """Logits [sum of the rows' outputs, the model's outputs] of the rows' last tokens, row after row. `plan` is
-        what `prepare` gave for the rows, where the caller has asked it to keep something."""
+    def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
+        """Run the rows; return the logits [sum of the rows' outputs, vocabulary] of their last tokens, row after row.
+
+        `context` is what `prepare` returned for the same rows; by default it is made here."""
         token_ids = [token for row in rows for token in row.token_ids]
-        assert plan is None or isinstance(plan, PagedPlan | TablePlan), "a plan that this runner has made"
-        return self.run(token_ids, plan or self.plan(rows), output_indices(rows), meanwhile)
+        assert context is None or isinstance(context, PagedContext | TableContext), (
+            "a context that this runner has made"
+        )
+        return self.run(token_ids, context or self.context(rows), output_indices(rows), meanwhile)
 
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None, meanwhile: Task = nothing
+        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
     ) -> list[int] | None:
-        """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
-        nothing; None from a runner that leaves this to who has the logits."""
+        """Run the rows and sample all outputs by the law of each row, which must not filter; -1 for NaN logits.
+
+        Returns None, having run nothing, if this runner only gives logits."""
         return None
 
-    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> Showing:
-        """What will keep the hidden states after these `layers` of a forward of the rows."""
-        return self.plan(rows, layers)
+    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> BaseContext:
+        """Make the context for a forward of the rows that keeps the hidden states after these `layers`."""
+        return self.context(rows, layers)
 
-    def plan(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedPlan | TablePlan:
-        """The plan of rows over this runner's cache, which keeps the hidden states after these `layers`."""
+    def context(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedContext | TableContext:
+        """Make the context for an unpadded forward of the rows over this runner's cache."""
         if self.paged is None:
-            return PagedPlan(rows, self.cache, self._deterministic, layers)
-        return table_plan(rows, self.cache, self.paged, self.table_pages, layers)
+            return PagedContext(rows, self.cache, self._deterministic, layers)
+        return table_context(rows, self.cache, self.paged, self.table_pages, layers)
 
     @torch.inference_mode()
-    def run(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int], meanwhile: Task = nothing) -> Tensor:
-        """Logits [len(wanted), outputs] at the batch indices `wanted` of any plan."""
-        logits = self._computed(token_ids, plan, wanted)
+    def run(
+        self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
+    ) -> Tensor:
+        """Run any context; return the logits [len(wanted), vocabulary] at the batch indices `wanted`."""
+        logits = self._computed(token_ids, context, wanted)
         meanwhile()
         return logits
 
-    def _computed(self, token_ids: Sequence[int], plan: Plan, wanted: Sequence[int]) -> Tensor:
+    def _computed(self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int]) -> Tensor:
         ids, index = torch.tensor(token_ids, device=self.model.device), None
-        if len(wanted) < len(token_ids):  # sent before the launches: afterwards sending would wait for them
+        if len(wanted) < len(token_ids):  # a copy sent after the launches would wait for them
             index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
-        hidden = self.model.forward(ids, plan)
+        hidden = self.model.forward(ids, context)
         if not wanted:
             return hidden.new_empty(0, self.model.shape.outputs)
         return self.model.logits(hidden if index is None else hidden[index])
 
     def warm_up(self, rows: int) -> None:
-        """Run every kernel once over page 0, for batches of one and of `rows` tokens, or as many as there may be."""
+        """Run a batch of one token and one of `rows` tokens over the first pages, so that every kernel is ready."""
         for count in (1, min(rows, self.model.shape.max_position)):
             self.forward([Row([0] * count, 0, range(self.cache.pages), count)])

@@ -1,4 +1,4 @@
-"""Runs a part of a model over ragged batches, in step with the other ranks (tensor parallelism)."""
+"""Runs one rank's part of a model, in step with the other ranks (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.execution.batch import Row, Showing
+from ssd.execution.batch import BaseContext, Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.layers.ranks import Ranks, part_of
@@ -20,8 +20,9 @@ Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
 
 class ShardRunner(Runner):
-    """A runner of one rank's part of a model. Every rank has to run the same, and rank 0 alone has the results; `tell`
-    is told what is about to be run, by rank 0 of its own accord."""
+    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has results.
+
+    Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
 
     def __init__(
         self,
@@ -40,26 +41,25 @@ class ShardRunner(Runner):
         self._first, self._most = ids.start, -(-model.shape.outputs // ranks.size)
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
-    def forward(self, rows: Sequence[Row], plan: Showing | None = None, meanwhile: Task = nothing) -> Tensor:
-        """As `Runner.forward`, at rank 0; at the others nothing of use. All the logits travel."""
+    def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
+        """As `Runner.forward` at rank 0; of no use at the others. All logits are sent to rank 0."""
         if self._tell is not None:
             self._tell(rows, None)
-        logits = super().forward(rows, plan, meanwhile)
+        logits = super().forward(rows, context, meanwhile)
         outputs, size = self.model.shape.outputs, self._ranks.size
         parts = self._ranks.gather(F.pad(logits, (0, self._most - logits.shape[1])))
         widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [logits], dim=1)
 
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], plan: Showing | None = None, meanwhile: Task = nothing
+        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
     ) -> list[int]:
-        """The samples of all outputs, -1 where the logits are not numbers, under the law of each row, which filters
-        nothing; at rank 0, at the others nothing of use. Of every output a token and its score travel."""
+        """As `Runner.sample` at rank 0; of no use at the others. Ranks send only a token and its score an output."""
         if self._tell is not None:
             self._tell(rows, laws)
-        logits = super().forward(rows, plan, meanwhile)
-        pieces = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
-        scores = torch.cat([perturbed(piece, law, row.predicted, self._noise) for piece, row, law in pieces])
+        logits = super().forward(rows, context, meanwhile)
+        by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
+        scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
         ids, values = best(scores)
         parts = self._ranks.gather(torch.stack((ids.double() + self._first, values.double()), dim=-1))
         if not parts:

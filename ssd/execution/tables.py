@@ -1,8 +1,7 @@
 """A batch as tensors of fixed shapes, for attention backends that read page tables (`ssd.layers.paged`).
 
-What a round has to tell the device is one array of integers, which goes there in one copy; page tables stay there and
-are told what is new.
-"""
+The numbers of a batch are one array, which goes to the device in one copy. Page tables stay on the device; only what
+changed is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.execution.batch import Row, Showing
+from ssd.execution.batch import BaseContext, Row
 from ssd.execution.kv_cache import KVCache
 from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedAttention, PagedRows
@@ -23,8 +22,9 @@ from ssd.speculation.sampling import Law
 
 
 class Draw(NamedTuple):
-    """What decides the token after a token: the halves of its noise's key (`ssd.speculation.noise.halves`), and one
-    over its temperature; 0 is greedy."""
+    """How one token is sampled: the two halves of its noise key (`ssd.speculation.noise.halves`) and 1 / temperature.
+
+    An inverse temperature of 0 is greedy."""
 
     low: int = 0
     high: int = 0
@@ -32,14 +32,14 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, law: Law, position: int) -> Draw:
-        """What decides a token at a position under a law that filters nothing."""
+        """The draw at `position` by a law without filters."""
         # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
         inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
         return cls(*halves((law.seed, position)), inverse)
 
 
 class Upload:
-    """A host array and its copy on a device; the host's may be written again once `wait` has returned."""
+    """A host array and its copy on a device. The host array may be written again after `wait`."""
 
     def __init__(self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -49,20 +49,21 @@ class Upload:
         self._host, self._copied = host, torch.cuda.Event() if cuda else None
 
     def wait(self) -> None:
-        """Until the last `send` has read the host's array."""
+        """Wait until the last `send` has read the host array."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def send(self, part: int | slice = slice(None)) -> None:
-        """Copy a part of the host's array, in the order of the device's work."""
+        """Copy a part of the host array, in stream order."""
         self.device[part].copy_(self._host[part], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
 
 class Tables:
-    """Page tables on the device, int32 [sequences + 1, pages]: one for each slot, and that of a dummy sequence, which
-    has one page and nothing of worth in it (invariant I6 of docs/gpu.md)."""
+    """Page tables on the device, int32 [sequences + 1, pages]: one a slot, and the last for the dummy sequence.
+
+    The dummy sequence pads batches. It has one page of its own, so that padding never writes into a request's pages."""
 
     def __init__(self, sequences: int, pages: int, dummy_page: int, device: torch.device) -> None:
         self._upload = Upload((sequences + 1, pages), torch.int32, device)
@@ -76,13 +77,13 @@ class Tables:
         return self._upload.device
 
     def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """These are the pages of some slots that will be read; those behind them may be anything."""
+        """Send the pages of (slot, pages) that changed. Entries behind a slot's pages are undefined."""
         longest: dict[int, list[int]] = {}
         for slot, pages in found:
             longest[slot] = max(longest.get(slot, []), list(pages), key=len)
         new = {slot: pages for slot, pages in longest.items() if self._known[slot][: len(pages)] != pages}
         if new:
-            self._upload.wait()  # once: what is sent now may have to wait for a forward that runs
+            self._upload.wait()  # once: a send may have to wait for a forward that runs
         for slot, pages in new.items():
             self._known[slot] = pages
             self._upload.host[slot, : len(pages)] = pages
@@ -90,11 +91,9 @@ class Tables:
 
 
 class BatchTensors:
-    """What a forward reads of a batch of at most `tokens` tokens in at most `rows` rows, none longer than `longest`.
+    """The inputs of a forward of up to `tokens` tokens in up to `rows` rows, none longer than `longest`.
 
-    Tokens that are too many belong to rows of a dummy sequence, rows that are too many have no tokens: shapes never
-    change.
-    """
+    Shapes never change: rows of the dummy sequence take the tokens that are left over, and rows left over are empty."""
 
     columns: tuple[str, ...] = ("ids", "positions", "slots", "low", "high", "inverse")  # each has a number per token
 
@@ -116,7 +115,7 @@ class BatchTensors:
         dummy_page: int = 0,
         draws: Sequence[Draw] = (),
     ) -> None:
-        """Write `rows`, whose page tables have the numbers `tables`, and what to draw after each token; send it all."""
+        """Write and send `rows`, whose page tables have the indices `tables`, and the draw after each token."""
         self.send(
             [len(row.token_ids) for row in rows],
             tables,
@@ -138,8 +137,9 @@ class BatchTensors:
         draws: Sequence[Draw],
         **columns: tuple[Sequence[int], int],
     ) -> None:
-        """Send rows of so many tokens: of each column the numbers of these, and that of the tokens that fill the rest,
-        which are of the `dummy` sequence."""
+        """Write and send rows of `counts` tokens. Each column has the numbers of these tokens, and that of padding.
+
+        Padding belongs to the sequence whose page table is `dummy`. Rows must fit."""
         used = sum(counts)
         assert used <= self.tokens, "a batch that fits"
         assert max(counts, default=0) <= self.longest, "rows that fit"
@@ -159,8 +159,9 @@ class BatchTensors:
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
-        """On the device: the columns [tokens], `inverse` as the bits of float64, the `starts` of rows [rows + 1], and
-        `sequences` [rows], the numbers of their tables."""
+        """The device's int64 tensors by name: the columns [tokens], `starts` [rows + 1], `sequences` [rows].
+
+        `inverse` holds the bits of float64; `sequences` are the indices of the rows' page tables."""
         return self._device
 
     @property
@@ -170,27 +171,29 @@ class BatchTensors:
 
     @property
     def draws(self) -> tuple[Tensor, Tensor]:
-        """The halves int32 [tokens, 2] and the inverse temperatures float32 [tokens] of the draws."""
+        """The noise keys int32 [tokens, 2] and the inverse temperatures float32 [tokens] of the draws."""
         keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
         return keys, self._device["inverse"].view(torch.float64).float()
 
-    def plan(self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Container[int] = ()) -> TablePlan:
-        """A new plan that reads these tensors: what it works out of them, it works out in its own forward."""
+    def context(
+        self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Container[int] = ()
+    ) -> TableContext:
+        """Make a context that reads these tensors; what it derives from them, it derives within its own forward."""
         positions = self._device["positions"]
-        return TablePlan(
+        return TableContext(
             positions, self._device["slots"], self._rows(table, cache, positions + 1), cache, attention, layers
         )
 
     def _rows(self, table: Tensor, cache: KVCache, seen: Tensor, causal: bool = True) -> PagedRows:
-        """The rows over pages, of which each token sees so many keys."""
+        """The rows over pages, whose tokens see `seen` keys each."""
         sequences, starts = self._device["sequences"].int(), self._device["starts"].int()
         return PagedRows(
             table, sequences, starts, seen, self._device["positions"], cache.page_size, self.longest, causal
         )
 
 
-class TablePlan(Showing):
-    """The plan (see `ssd.models.interface.Plan`) of a batch that lies in tensors."""
+class TableContext(BaseContext):
+    """The forward context (`ssd.models.interface.ForwardContext`) of a batch in tensors of fixed shapes."""
 
     def __init__(
         self,
@@ -213,10 +216,10 @@ class TablePlan(Showing):
         return self._attention.attend(q, keys, values, self._rows, scale, rule)
 
 
-def table_plan(
+def table_context(
     rows: Sequence[Row], cache: KVCache, attention: PagedAttention, pages: int, layers: Container[int] = ()
-) -> TablePlan:
-    """The plan of rows just as they are, of sequences with at most `pages` pages."""
+) -> TableContext:
+    """Make the context of unpadded rows, of sequences with at most `pages` pages."""
     device = cache.keys.device
     counts = [len(row.token_ids) for row in rows]
     batch = BatchTensors(sum(counts), len(rows), max(counts, default=1), device)
@@ -224,4 +227,4 @@ def table_plan(
     padded = [own + own[:1] * (pages - len(own)) for own in used]
     table = torch.tensor(padded, dtype=torch.int32, device=device).view(len(rows), pages)
     batch.fill(rows, range(len(rows)), cache)
-    return batch.plan(table, cache, attention, layers)
+    return batch.context(table, cache, attention, layers)

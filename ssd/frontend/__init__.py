@@ -1,1 +1,1 @@
-"""The frontend process: what stands between clients and the target. Nothing here imports torch."""
+"""The frontend: requests in, text out. It serves clients over ZeroMQ and HTTP and never imports torch."""

@@ -1,4 +1,4 @@
-"""What a client may ask: token ids and complete parameters, or a `RequestError` for the client."""
+"""Checks what a client asks: complete parameters and token ids, or a `RequestError` for the client."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import secrets
 
 import msgspec
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_SEED, SamplingParams, Speculation
 from ssd.errors import RequestError
+from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.text_jobs import Encode
-from ssd.frontend.vocabulary import Vocabulary
 from ssd.ipc import sockets
-from ssd.ipc.messages import Generate
-from ssd.params import MAX_SEED, SamplingParams, Speculation
+from ssd.ipc.public import Generate
 from ssd.speculation import speculators
 
-# The log-probabilities of a prompt come in one message, and that may hold much else. Bytes of a token and of each of
-# its alternatives there.
+# The log-probabilities of a prompt come in one message, which may hold much else. In bytes.
 _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 40, 15
 
 
 def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
-    """The parameters with seed and speculation filled in. Raises RequestError for what this engine cannot do."""
+    """Fills in seed and speculation. Raises RequestError for what this engine cannot do."""
     params.check()
     speculation = params.speculation or config.speculation
     cause = _unable(speculation, speculation.ratio_rule(params.temperature), config)
@@ -36,8 +35,9 @@ def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
 
 
 def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> Encode | None:
-    """What is to be encoded; None where the prompt is token ids. Raises RequestError for a prompt that is ambiguous or
-    empty, and for one that no context could hold, however it is encoded."""
+    """Returns the text to encode, or None where the prompt is token ids.
+    Raises RequestError for an ambiguous or empty prompt, and for one that is too long for the context however it is
+    encoded."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(message, name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -56,19 +56,19 @@ def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> 
         raise RequestError("invalid_request", "the prompt is empty")
     if message.messages is not None and not vocabulary.has_chat:
         raise RequestError("invalid_request", no_chat(vocabulary))
-    # Of a prompt that is too long only the count is wanted.
+    # Only the count of a prompt that is too long is needed.
     return Encode(message.prompt, message.messages, most=config.max_model_len)
 
 
 def no_chat(vocabulary: Vocabulary) -> str:
-    """Why a model without chat has none."""
+    """Returns why this model has no chat."""
     return vocabulary.no_chat or "this model has no chat template; give a raw prompt"
 
 
 def checked_ids(token_ids: list[int], count: int, message: Generate, config: EngineConfig) -> list[int]:
-    """`token_ids`, the `count` ids of a prompt, or none of them where they are more than the context holds. Raises
-    RequestError for a prompt that is not within the vocabulary and the context, and for more ids than can be given
-    log-probabilities where those are asked for."""
+    """Returns `token_ids`, the `count` ids of a prompt (none are given where they exceed the context).
+    Raises RequestError for ids outside of the vocabulary, for a prompt that does not fit the context, and for one
+    too long to get the log-probabilities that are asked for."""
     if not count:
         raise RequestError("invalid_request", "the prompt is empty")
     if token_ids and max(token_ids) >= config.vocab_size:
@@ -93,12 +93,12 @@ def checked_ids(token_ids: list[int], count: int, message: Generate, config: Eng
 
 
 def most_scored(alternatives: int) -> int:
-    """The longest prompt that gets log-probabilities with so many alternatives, in tokens."""
+    """Returns the longest prompt, in tokens, that can get log-probabilities with `alternatives` each."""
     return _LOGPROBS_BYTES // (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
 
 
 def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
-    """Why this engine cannot speculate like that, with draft tokens that are accepted by probability if `drawn`."""
+    """Returns why this engine cannot speculate like that, or None. `drawn`: acceptance is by the ratio rule."""
     if speculation.mode != "ar" and config.draft is None:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if speculation.backup not in speculators.names():

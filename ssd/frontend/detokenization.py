@@ -1,24 +1,57 @@
-"""Token ids to text as they arrive: no split characters, stop strings across token borders."""
+"""Token ids to text as they arrive: no split characters, and stop strings across token borders."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import TypeAlias
 
-from ssd.frontend.vocabulary import Vocabulary
+import msgspec
 
+# (bytes that a token adds as the first of a text, bytes that it adds as a later one)
+Piece: TypeAlias = tuple[bytes, bytes]
+_NOTHING: Piece = (b"", b"")
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class Detokenizer:
-    """The text of one request.
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The text of every token: all that the frontend keeps of a tokenizer.
 
-    All pieces together are what the tokenizer decodes all ids to, cut before the first stop string; how the ids were
-    divided over calls makes no difference. The bytes of a character that is not complete, and what may be the beginning
-    of a stop string, are held back: nothing else is, and no token is looked at twice. A stop string ends nothing
-    before there are more than `min_tokens` tokens. (Of bytes that are no characters, a tokenizer shows others as U+FFFD
-    where its vocabulary has single bytes as a fallback.)
-    """
+    It is empty for a model without a tokenizer, which serves token ids only. `pieces`: the bytes that each token adds
+    to a text. `first`: what it adds at the beginning of a text, where that differs. `silent`: special tokens, which add
+    nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1. `has_chat`:
+    the model has a usable chat template; if not, `no_chat` may say why."""
+
+    pieces: dict[int, bytes] = {}
+    first: dict[int, bytes] = {}
+    silent: frozenset[int] = frozenset()
+    longest_token: int = 1
+    has_chat: bool = False
+    no_chat: str = ""
+
+    def piece(self, token_id: int) -> str:
+        """Returns the text of one token; special tokens by name, bytes that are no character as \\xNN."""
+        return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that a token stands for after others; empty for ids without a token."""
+        return self.pieces.get(token_id, b"")
+
+    def added_bytes(self, token_id: int) -> Piece:
+        """Returns what a token adds to a text as its first token and as a later one; nothing if it is special."""
+        if token_id in self.silent:
+            return _NOTHING
+        later = self.pieces.get(token_id, b"")
+        return self.first.get(token_id, later), later
+
+
+class Detokenizer:
+    """The text of one request, piece by piece. No token is looked at twice.
+
+    All pieces together are what the tokenizer decodes all ids to, cut before the first stop string; it does not matter
+    how the ids were divided over calls. Only the bytes of an incomplete character and a possible beginning of a stop
+    string are held back. A stop string takes effect once there are more than `min_tokens` tokens. A tokenizer with a
+    byte fallback may show invalid bytes as another number of U+FFFD."""
 
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
@@ -30,11 +63,9 @@ class Detokenizer:
         self._held = ""
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """(text that is now certain, how many of `token_ids` count).
-
-        The second is less than len(token_ids) when a stop string completes before the last of them; `stopped` is then
-        true and nothing may be fed any more.
-        """
+        """Returns (text that is now certain, how many of `token_ids` count).
+        If a stop string completes before the last id, the count is smaller, `stopped` is true and nothing more may
+        be fed."""
         if not self._stop:
             return self._decoder.decode(self._bytes(token_ids)), len(token_ids)
         text = ""
@@ -46,7 +77,7 @@ class Detokenizer:
         return text, len(token_ids)
 
     def finish(self) -> str:
-        """The text still held back, now that no token will follow; may set `stopped`. Empty after a stop string."""
+        """Returns the text still held back, now that no token follows; empty after a stop string. May set `stopped`."""
         if self.stopped:
             return ""
         text = self._screen(self._decoder.decode(b"", final=True)) + self._held
@@ -54,7 +85,7 @@ class Detokenizer:
         return text
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
-        """What these tokens add to the text. The first that adds something may add less there than after others."""
+        """Returns what these tokens add to the text."""
         added = []
         for token_id in token_ids:
             first, later = self._vocabulary.added_bytes(token_id)
@@ -63,8 +94,7 @@ class Detokenizer:
         return b"".join(added)
 
     def _screen(self, piece: str) -> str:
-        """What of the held text and `piece` can be shown: up to a stop string that `piece` completes, or to what may
-        become one."""
+        """Returns what of the held text and `piece` can be shown: up to a complete or possible stop string."""
         if not self._stop or not piece:
             return piece
         text, held = self._held + piece, len(self._held)
@@ -78,11 +108,11 @@ class Detokenizer:
 
 
 def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """The text of all ids, without special tokens; bytes that are no character come out as U+FFFD."""
+    """Returns the text of all ids without special tokens; bytes that are no character come out as U+FFFD."""
     detokenizer = Detokenizer(vocabulary)
     return detokenizer.feed(token_ids)[0] + detokenizer.finish()
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Returns the length of the longest end of `text` that begins `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Clients over ZeroMQ: the public protocol of `ssd.ipc.messages` on one or several ROUTER sockets."""
+"""ZeroMQ clients: the public protocol (`ssd.ipc.public`) on a ROUTER socket."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
-from ssd.frontend.accepted import Guard
-from ssd.frontend.budget import prompt_bytes
-from ssd.frontend.desk import Desk, Request
-from ssd.frontend.inlet import Inlet
+from ssd.frontend.connection_limits import ConnectionGuard
+from ssd.frontend.memory_budget import prompt_bytes
+from ssd.frontend.request_manager import Request, RequestManager
+from ssd.frontend.socket_reader import SocketReader
 from ssd.ipc import sockets
-from ssd.ipc.messages import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack
-from ssd.params import SamplingParams
+from ssd.ipc.public import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack
 
-_TURN = 64  # messages: tokens that have arrived do not wait behind a flood of requests
+_TURN = 64  # messages, so that tokens do not wait behind a flood of requests
 _AGAIN_S = 0.02
 _SILENCE_S = 1.0
 
 
 @dataclass(eq=False)
 class _Client:
-    """One peer, for as long as something of it is open or on its way: its open requests by its own names for them, and
-    the requests with something to deliver, refused ones among them. `told`: it has been sent something lately."""
+    """One peer, while something of it is open or on its way.
+    `requests` are its open ones by its own ids. `news` are requests with something to deliver, refused ones
+    included. `told`: it was sent something lately."""
 
     identity: bytes
     requests: dict[int, Request] = field(default_factory=dict)
@@ -33,29 +34,31 @@ class _Client:
 
 
 class Gateway:
-    """One ROUTER socket, not bound yet, whose peers are clients. `guard` looks after their connections."""
+    """Serves the peers of one ROUTER, which must not be bound yet. `guard` looks after their connections."""
 
-    def __init__(self, desk: Desk, socket: zmq.Socket[bytes], epoch: int, guard: Guard) -> None:
-        self._desk, self._socket, self._epoch = desk, socket, epoch
+    def __init__(self, manager: RequestManager, socket: zmq.Socket[bytes], epoch: int, guard: ConnectionGuard) -> None:
+        self._manager, self._socket, self._epoch = manager, socket, epoch
         self._clients: dict[bytes, _Client] = {}
-        # Those with news since the last delivery, and those who could not take theirs. These are tried again at their
-        # own pace, and keep nobody else waiting.
+        # Clients with news since the last delivery, and clients whose queue was full. The latter are tried again at
+        # their own pace, and keep nobody else waiting.
         self._fresh: dict[_Client, None] = {}
         self._stuck: dict[_Client, None] = {}
-        self._slow = desk.config.server.limits.slow_reader_seconds
-        self._accepted = guard.watch(socket)
-        self._inlet = Inlet(socket, CLIENT_TO_FRONTEND, self._answer, _TURN, desk.dropped_frame, self._accepted.took)
+        self._slow = manager.config.server.limits.slow_reader_seconds
+        self._connections = guard.watch(socket)
+        self._reader = SocketReader(
+            socket, CLIENT_TO_FRONTEND, self._answer, _TURN, manager.dropped_frame, self._connections.took
+        )
         self._loop = asyncio.get_running_loop()
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
     @property
     def busy(self) -> bool:
-        """Whether a client has something to come, or to say. Refusals that are not read hold up nothing."""
-        return bool(self._fresh) or any(client.requests for client in self._stuck) or self._inlet.waiting
+        """True if a client has something to come or to say. Unread refusals do not count."""
+        return bool(self._fresh) or any(client.requests for client in self._stuck) or self._reader.waiting
 
     def close(self) -> None:
         self._next_probe.cancel()
-        self._inlet.close()
+        self._reader.close()
 
     # -- what clients say -------------------------------------------------------------------------------------------
 
@@ -71,32 +74,31 @@ class Gateway:
             except RequestError as error:
                 self._refuse(client, Failed(message.id, error.code, str(error)[:512]))
         elif client is not None and message.id in client.requests:
-            self._desk.abort(client.requests[message.id])
+            self._manager.abort(client.requests[message.id])
 
     def _open(self, client: _Client, message: Generate) -> None:
         if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
         size = prompt_bytes(message)
-        self._desk.budget.take(client.identity, size)
+        self._manager.budget.take(client.identity, size)
         try:
-            request = self._desk.open(message, lambda request: self._wake(request, client))
+            request = self._manager.open(message, lambda request: self._wake(request, client))
         except RequestError:
-            self._desk.budget.give_back(client.identity, size)
+            self._manager.budget.give_back(client.identity, size)
             raise
-        self._desk.budget.give_back_with(request, client.identity, size)
+        self._manager.budget.give_back_with(request, client.identity, size)
         client.requests[message.id] = request
 
     def _refuse(self, client: _Client, failed: Failed) -> None:
-        """The end of a request that never was one. Who floods and does not read is not even told: as many refusals wait
-        for a client as its queue in the transport takes, which is full by then."""
+        """Answers a refused request. A client that floods and does not read gets only as many as its queue takes."""
         if len(client.news) < len(client.requests) + sockets.HIGH_WATER_MARK:
             refused = Request(failed.id, SamplingParams(), lambda request: None)
             refused.ended = True
-            refused.outbox.end(failed)
+            refused.output.end(failed)
             self._wake(refused, client)
 
     def _description(self) -> Description:
-        config = self._desk.config
+        config = self._manager.config
         return Description(
             model=config.target_name,
             names=list(config.server.names),
@@ -104,13 +106,13 @@ class Gateway:
             speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            chat=self._desk.vocabulary.has_chat,
+            chat=self._manager.vocabulary.has_chat,
         )
 
     # -- what they are told -----------------------------------------------------------------------------------------
 
     def _wake(self, request: Request, client: _Client) -> None:
-        """Deliver at the end of this turn, when the tokens of the whole step are there."""
+        """Delivers at the end of this turn, when the tokens of the whole step are there."""
         client.news[request] = None
         if client not in self._stuck:
             if not self._fresh:
@@ -118,32 +120,32 @@ class Gateway:
             self._fresh[client] = None
 
     def _deliver(self) -> None:
-        """Send what has come since the last time."""
+        """Sends what has come since the last time."""
         fresh, self._fresh = self._fresh, {}
         for client in fresh:
             if not self._serve(client):
                 if not self._stuck:
                     self._loop.call_later(_AGAIN_S, self._try_again)
                 self._stuck[client] = None
-        self._inlet.look()
+        self._reader.look()
 
     def _try_again(self) -> None:
-        """Send those what they could not take before, until they are too slow."""
+        """Sends to clients whose queue was full, and gives up those that read too slowly."""
         for client in list(self._stuck):
             if self._serve(client):
                 del self._stuck[client]
                 continue
             for request in list(client.news):
-                if request.outbox.seconds > self._slow:
+                if request.output.seconds > self._slow:
                     self._give_up(request, client)
-        self._inlet.look()
+        self._reader.look()
         if self._stuck:
             self._loop.call_later(_AGAIN_S, self._try_again)
 
     def _serve(self, client: _Client) -> bool:
-        """Send all there is for one client; False if it takes no more."""
+        """Sends all there is for one client. False if it takes no more."""
         for request in list(client.news):
-            while (message := request.outbox.head) is not None:
+            while (message := request.output.head) is not None:
                 sent = self._send(client.identity, message)
                 if sent == "gone":
                     self._lost(client)
@@ -151,51 +153,50 @@ class Gateway:
                 if sent == "full":
                     return False
                 client.told = True
-                if request.outbox.sent():
+                if request.output.sent():
                     self._forget(request, client)
                     break
             client.news.pop(request, None)
         return True
 
     def _probe(self) -> None:
-        """Only sending tells that a peer has gone. So those who wait for their first tokens, and have been told nothing
-        for a while, are sent a chunk without any."""
+        """Sends an empty chunk to clients that were told nothing lately, to find out who has gone."""
         for client in list(self._clients.values()):
             if client.requests and not client.told:
                 nothing = Chunk(next(iter(client.requests)), "", [])
                 if self._send(client.identity, nothing) == "gone":
                     self._lost(client)
             client.told = False
-        self._inlet.look()
+        self._reader.look()
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
     def _give_up(self, request: Request, client: _Client) -> None:
-        """The client has not read for long: its request ends, and then even the news of that."""
+        """Ends the request of a client that has not read for long, and then drops even the news of that."""
         if request.ended:
             self._forget(request, client)
         else:
-            self._desk.drop(request)
+            self._manager.drop(request)
 
     def _forget(self, request: Request, client: _Client) -> None:
         client.news.pop(request, None)
-        if client.requests.get(request.outbox.name) is request:
-            del client.requests[request.outbox.name]
+        if client.requests.get(request.output.name) is request:
+            del client.requests[request.output.name]
         if not client.requests and not client.news:
             del self._clients[client.identity]
 
     def _lost(self, client: _Client) -> None:
-        """The peer has gone, and with it all that was open or on its way."""
+        """Forgets a peer that has gone, and cancels its requests."""
         del self._clients[client.identity]
         client.news.clear()
         for request in client.requests.values():
-            self._desk.cancel(request)
+            self._manager.cancel(request)
         client.requests.clear()
 
     def _send(self, identity: bytes, message: Message) -> sockets.Sent:
-        if self._accepted.stuck(identity):
+        if self._connections.stuck(identity):
             return "full"
         header, body = pack(message, self._epoch)
         sent = sockets.offer_frames(self._socket, [identity, header, body])
         if sent == "sent":
-            self._accepted.sent(identity, len(body))
+            self._connections.sent(identity, len(body))
         return sent

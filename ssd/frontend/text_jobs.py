@@ -1,4 +1,4 @@
-"""What the frontend asks of its text processes, and how both frame it: four bytes of length, then MessagePack."""
+"""What the frontend asks of its text workers. Each message is four bytes of length, then MessagePack."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ssd.frontend.vocabulary import Vocabulary
-from ssd.ipc.messages import ChatMessage
+from ssd.frontend.detokenization import Vocabulary
+from ssd.ipc.public import ChatMessage
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20  # bytes
@@ -18,37 +18,34 @@ MEMORY_BYTES = 1 << 30
 """What one text may take beyond what the loaded tokenizer takes."""
 
 
-class Lane(IntEnum):
-    """The kinds of work. Work of one lane never waits for that of another; each lane has one process."""
+class TextWorker(IntEnum):
+    """The kinds of work. Each worker is one process at a time, and no worker waits for another."""
 
     PROMPT = 0
-    CHAT = 1  # runs the model's own template, which may be slow however short the messages are
+    CHAT = 1  # runs the model's own template, which may be slow for short messages too
     LONG = 2  # prompts and conversations of more than `LONG_TEXT` characters
     LOOKUP = 3  # texts that are not part of a request for tokens
 
 
 LONG_TEXT = 16 << 10  # characters
-
-
-NICENESS = {Lane.LONG: 10, Lane.LOOKUP: 10}
+NICENESS = {TextWorker.LONG: 10, TextWorker.LOOKUP: 10}
 _LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
 
 
 class _Job(msgspec.Struct, tag=True, frozen=True):
     @property
     def size(self) -> int:
-        """In characters, or in ids."""
+        """Characters, or token ids."""
         return 0
 
     @property
     def is_long(self) -> bool:
-        """Whether its process ends after it: the memory that it took goes back to the system."""
+        """True if the worker's process ends after this job, so that its memory goes back to the system."""
         return self.size > LONG_TEXT
 
 
 class Encode(_Job, tag=True, frozen=True):
-    """To token ids: a text, or a conversation by the chat template. Of more than `most` ids only the count comes
-    back."""
+    """Encodes a text, or a conversation by the chat template. Of more than `most` ids only the count is returned."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -62,7 +59,7 @@ class Encode(_Job, tag=True, frozen=True):
 
 
 class Decode(_Job, tag=True, frozen=True):
-    """To text, without special tokens."""
+    """Decodes ids to text without special tokens."""
 
     token_ids: list[int]
 
@@ -72,11 +69,11 @@ class Decode(_Job, tag=True, frozen=True):
 
 
 class Check(_Job, tag=True, frozen=True):
-    """Compile the chat template."""
+    """Compiles the chat template."""
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
-    """`ids`: 32-bit little-endian numbers, or a JSON array of them."""
+    """`ids`: 32-bit little-endian integers, or a JSON array where `as_json` was set."""
 
     count: int
     ids: bytes
@@ -91,16 +88,16 @@ class Checked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """It cannot be done, for a reason that the client may see; `code` is that of a RequestError."""
+    """The job cannot be done, for a reason that the client may see. `code` is that of a RequestError."""
 
     message: str
     code: str = "invalid_request"
 
 
-class Ended(msgspec.Struct, tag=True, frozen=True):
-    """Server -> frontend: the process of a lane has ended by itself; `code` as `os.waitstatus_to_exitcode` has it."""
+class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
+    """Server -> frontend: a worker's process ended by itself. `code` is that of `os.waitstatus_to_exitcode`."""
 
-    lane: Annotated[int, Meta(ge=0, lt=len(Lane))]
+    worker: Annotated[int, Meta(ge=0, lt=len(TextWorker))]
     code: int
 
 
@@ -114,13 +111,13 @@ Job: TypeAlias = Encode | Decode | Check
 
 
 def cpu_seconds(job: Job) -> int:
-    """The processor time that a job may take: several times what an honest model's files need."""
+    """Returns the CPU time that a job may take: several times what honest tokenizers need."""
     return _LEAST_CPU_S + job.size // _CHARACTERS_A_SECOND
 
 
 JOB = msgspec.msgpack.Decoder(Job)
 REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Broken)
-NEWS = msgspec.msgpack.Decoder(Welcome | Broken | Ended)
+NEWS = msgspec.msgpack.Decoder(Welcome | Broken | WorkerEnded)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -130,7 +127,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def read_frame(file: BinaryIO, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """The next message of a blocking file; None at its end."""
+    """Returns the next message of a blocking file; None at its end."""
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

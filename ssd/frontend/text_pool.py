@@ -1,4 +1,4 @@
-"""The frontend's side of its text processes (`ssd.frontend.text_server`): jobs, lanes, deaths."""
+"""The frontend's side of its text workers (`ssd.frontend.text_server`): queues, retries, restarts."""
 
 from __future__ import annotations
 
@@ -16,35 +16,24 @@ import msgspec
 from ssd import interpreter
 from ssd.errors import UsageError
 from ssd.frontend import text_jobs
-from ssd.frontend.text_jobs import (
-    Broken,
-    Check,
-    Ended,
-    Job,
-    Lane,
-    Welcome,
-    cpu_seconds,
-    frame,
-)
-from ssd.frontend.vocabulary import Vocabulary
+from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.text_jobs import Broken, Check, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
 
 log = logging.getLogger("ssd.frontend")
 
 _TRIES = 2
-_PATIENCE_S = 60.0  # beyond the processor time that a job may take: for what is stopped, or starved
+_PATIENCE_S = 60.0  # beyond a job's CPU time: for a process that is stopped or starved
 _LAST_WORDS_S = 1.0
 
 
 class TextPool:
-    """Encodes, renders and decodes in processes of their own, as one event loop asks for it.
-
-    A job waits for those before it in its lane only. One whose process dies is tried once more in another process; one
-    that takes too much processor time is not.
-    """
+    """Encodes, renders and decodes texts in processes of their own. Lives in one event loop.
+    A job waits only for the jobs of its own worker. If the process dies, the job is tried once more in a new one. A
+    job that takes too much CPU time is not tried again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lanes = {lane: _Queue() for lane in Lane}
+        self._workers = {worker: _Queue() for worker in TextWorker}
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
@@ -52,26 +41,28 @@ class TextPool:
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> Vocabulary:
-        """Load the tokenizer; returns the vocabulary, without chat where the template cannot be used. Raises UsageError
-        where the tokenizer cannot be."""
+        """Loads the tokenizer and returns its vocabulary.
+
+        Raises UsageError where the tokenizer cannot be loaded.
+
+        A chat template that cannot be used costs the vocabulary only its chat."""
         if not (self._directory / "tokenizer.json").is_file():
             return Vocabulary()
         vocabulary = await self._start_server()
-        self._tasks += [asyncio.create_task(self._serve(lane, queue)) for lane, queue in self._lanes.items()]
+        self._tasks += [asyncio.create_task(self._serve(worker, queue)) for worker, queue in self._workers.items()]
         if not vocabulary.has_chat:
             return vocabulary
-        checked = await self.do(Lane.CHAT, Check())
+        checked = await self.do(TextWorker.CHAT, Check())
         if isinstance(checked, Broken) and checked.code == "invalid_request":  # else the template is not to blame
             log.warning("no chat with this model: %s", checked.message)
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
         return vocabulary
 
-    def do(self, lane: Lane, job: Job) -> asyncio.Future[Any]:
-        """Its reply, in time; a `Broken` where it cannot be done. A future that is cancelled before its turn costs
-        nothing."""
+    def do(self, worker: TextWorker, job: Job) -> asyncio.Future[Any]:
+        """Returns a future of the job's reply, or of a `Broken`. A future cancelled before its turn costs nothing."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._tasks:
-            self._lanes[lane].add(future, job)
+            self._workers[worker].add(future, job)
         else:
             future.set_result(Broken("this model has no tokenizer; give token ids"))
         return future
@@ -79,7 +70,7 @@ class TextPool:
     def close(self) -> None:
         for task in (*self._tasks, *filter(None, [self._listening])):
             task.cancel()
-        for queue in self._lanes.values():
+        for queue in self._workers.values():
             queue.drop_connection()
         self._end_server()
 
@@ -109,9 +100,9 @@ class TextPool:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
     ) -> None:
-        """Hear of the ends of processes, until the server itself has ended."""
-        while isinstance(news := await _read(reader, text_jobs.NEWS), Ended):
-            self._lanes[Lane(news.lane)].ended(news.code)
+        """Hears which processes ended, until the server itself ends."""
+        while isinstance(news := await _read(reader, text_jobs.NEWS), WorkerEnded):
+            self._workers[TextWorker(news.worker)].ended(news.code)
         writer.close()
         if self._server is server:
             self._end_server()
@@ -123,8 +114,8 @@ class TextPool:
             self._server.kill()
             self._server.wait()
 
-    async def _new_process(self, lane: Lane) -> _Connection:
-        """A process for a lane, from a new server where the old one has gone. Raises UsageError, OSError."""
+    async def _new_process(self, worker: TextWorker) -> _Connection:
+        """Starts a process for a worker, with a new server if the old one is lost. Raises UsageError, OSError."""
         async with self._starting:
             if self._control is None:
                 log.warning("the text server was lost; starting another one")
@@ -133,34 +124,35 @@ class TextPool:
             raise ConnectionError("the text server was lost as it started")
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [bytes([lane])], [theirs.fileno()])
+            socket.send_fds(self._control, [bytes([worker])], [theirs.fileno()])
         return _Connection(*await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME))
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, lane: Lane, queue: _Queue) -> None:
+    async def _serve(self, worker: TextWorker, queue: _Queue) -> None:
         while True:
             await queue.wait()
-            await self._serve_one(lane, queue)
+            await self._serve_one(worker, queue)
 
-    async def _serve_one(self, lane: Lane, queue: _Queue) -> None:
+    async def _serve_one(self, worker: TextWorker, queue: _Queue) -> None:
+        """Does one job. It is a function so that text and reply are freed before the next wait."""
         future, job = queue.take()
         if future.done():
             return
         try:
-            reply = await self._try(lane, queue, job)
+            reply = await self._try(worker, queue, job)
         except Exception:
             log.exception("a bug in handling a text:")
             reply = Broken("the text could not be handled", "internal_error")
         if not future.done():
             future.set_result(reply)
 
-    async def _try(self, lane: Lane, queue: _Queue, job: Job) -> Any:
+    async def _try(self, worker: TextWorker, queue: _Queue, job: Job) -> Any:
         code: int | None = None
         for _ in range(_TRIES):
             try:
                 if queue.connection is None:
-                    queue.connect(await self._new_process(lane))
+                    queue.connect(await self._new_process(worker))
                 assert queue.connection is not None
                 async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
                     reply = await queue.connection.ask(job)
@@ -181,13 +173,13 @@ class TextPool:
 
 
 class _Connection:
-    """To the process of a lane."""
+    """The connection to one worker's process."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     async def ask(self, job: msgspec.Struct) -> Any | None:
-        """Its reply; None if the process has gone."""
+        """Returns the reply to a job; None if the process has gone."""
         self._writer.write(frame(job))
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
@@ -198,7 +190,7 @@ class _Connection:
 
 
 class _Queue:
-    """The jobs of one lane and the process that does them."""
+    """The jobs of one worker, and the connection to its process."""
 
     def __init__(self) -> None:
         self._jobs: dict[asyncio.Future[Any], Job] = {}
@@ -208,19 +200,19 @@ class _Queue:
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
     def add(self, future: asyncio.Future[Any], job: Job) -> None:
-        """Of a future that is cancelled nothing is kept."""
+        """Queues a job. A cancelled future removes it."""
         self._jobs[future] = job
         self._more.set()
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
 
     async def wait(self) -> None:
-        """Until there is a job."""
+        """Waits until there is a job."""
         while not self._jobs:
             self._more.clear()
             await self._more.wait()
 
     def take(self) -> tuple[asyncio.Future[Any], Job]:
-        """The shortest job and the oldest one in turn: many long ones hold up no short one, and none waits for ever."""
+        """Takes the shortest and the oldest job in turn: long jobs delay no short one, and none starves."""
         self._oldest = not self._oldest
         if self._oldest:
             future = next(iter(self._jobs))
@@ -229,15 +221,15 @@ class _Queue:
         return future, self._jobs.pop(future)
 
     def connect(self, connection: _Connection) -> None:
-        """Use a new process."""
+        """Uses a new process from now on."""
         self.connection, self._end = connection, asyncio.Queue()
 
     def ended(self, code: int) -> None:
-        """The process has."""
+        """Notes the exit code of the process."""
         self._end.put_nowait(code)
 
     async def death(self) -> int | None:
-        """How its process ended, once that is known."""
+        """Waits briefly for the exit code of the process; None if it stays unknown."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 return await self._end.get()
@@ -250,7 +242,7 @@ class _Queue:
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """The next message; None at the end."""
+    """Returns the next message; None at the end of the connection."""
     try:
         (length,) = text_jobs.LENGTH.unpack(await reader.readexactly(text_jobs.LENGTH.size))
         if length > text_jobs.MAX_FRAME:
@@ -261,5 +253,5 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[A
 
 
 def _named(code: int) -> str:
-    """An exit code as `subprocess` has it."""
+    """Describes an exit code of `subprocess`."""
     return f"it ends with status {code}" if code >= 0 else f"it ends with {signal.Signals(-code).name}"

@@ -1,10 +1,9 @@
-"""`python -m ssd.frontend.text_server FD DIRECTORY`: runs what a model's tokenizer and chat template say, in bounds.
+"""`python -m ssd.frontend.text_server FD DIRECTORY`: runs tokenizer and chat template within limits.
 
-Regular expressions of a tokenizer and templates are the model's own code: they may take any time and memory, or abort
-their process. The server loads them once, tells the frontend the vocabulary, and forks a process for each lane that the
-frontend asks for: a byte with the lane's number, and with it the lane's socket. A fork shares the loaded tokenizer and
-takes milliseconds, so a process that breaks a limit is killed by the kernel and the next job gets another one.
-"""
+Both are the model's own code: they may take any time and memory, or abort their process. The server loads them once and
+sends the vocabulary to the frontend. For each byte it then reads, the number of a text worker that comes with a socket,
+it forks a process. A fork shares the loaded tokenizer and takes milliseconds. The kernel kills a process that breaks a
+limit, and the next job gets another fork."""
 
 from __future__ import annotations
 
@@ -24,20 +23,7 @@ import msgspec
 
 from ssd.errors import SsdError
 from ssd.frontend import text_jobs
-from ssd.frontend.text_jobs import (
-    Broken,
-    Check,
-    Checked,
-    Decode,
-    Decoded,
-    Encoded,
-    Ended,
-    Job,
-    Lane,
-    Welcome,
-    frame,
-    read_frame,
-)
+from ssd.frontend.text_jobs import Broken, Check, Checked, Decode, Decoded, Encoded, Job, TextWorker, frame, read_frame
 from ssd.frontend.tokenization import Tokenizer
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
@@ -53,7 +39,7 @@ def main() -> None:
     _limit_cpu(_LOAD_CPU_S)
     try:
         tokenizer = Tokenizer(directory)
-        welcome = Welcome(tokenizer.vocabulary())
+        welcome = text_jobs.Welcome(tokenizer.vocabulary())
     except SsdError as error:
         control.sendall(frame(Broken(str(error))))
         return
@@ -70,14 +56,14 @@ def main() -> None:
 class _Server:
     def __init__(self, control: socket.socket, tokenizer: Tokenizer) -> None:
         self._control, self._tokenizer = control, tokenizer
-        self._lanes: dict[int, Lane] = {}  # by process id
+        self._workers: dict[int, TextWorker] = {}  # by process id
         self._woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Fork for the frontend until it has gone; then all that was forked ends, too."""
+        """Forks workers until the frontend has gone, then kills all of them."""
         with contextlib.suppress(ConnectionError):
             while True:
                 ready, _, _ = select.select([self._control.fileno(), self._woken], [], [])
@@ -88,42 +74,42 @@ class _Server:
                     number, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                     if not number:
                         break
-                    self._fork(Lane(number[0]), descriptors[0])
-        for pid in self._lanes:
+                    self._fork(TextWorker(number[0]), descriptors[0])
+        for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
 
-    def _fork(self, lane: Lane, descriptor: int) -> None:
+    def _fork(self, worker: TextWorker, descriptor: int) -> None:
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 signal.set_wakeup_fd(-1)
                 self._control.close()
-                _work(self._tokenizer, lane, socket.socket(fileno=descriptor))
+                _work(self._tokenizer, worker, socket.socket(fileno=descriptor))
                 code = 0
             except ConnectionError:
                 code = 0  # the frontend has gone
             finally:
                 os._exit(code)
         os.close(descriptor)
-        self._lanes[pid] = lane
+        self._workers[pid] = worker
 
     def _reap(self) -> None:
-        for pid in list(self._lanes):
+        for pid in list(self._workers):
             found, status = os.waitpid(pid, os.WNOHANG)
             if not found:
                 continue
-            lane, code = self._lanes.pop(pid), os.waitstatus_to_exitcode(status)
+            worker, code = self._workers.pop(pid), os.waitstatus_to_exitcode(status)
             if code:
-                self._control.sendall(frame(Ended(lane, code)))
+                self._control.sendall(frame(text_jobs.WorkerEnded(worker, code)))
 
 
-def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
-    """Do one job after the other. After a long text the process ends, and with it the memory that this took."""
+def _work(tokenizer: Tokenizer, worker: TextWorker, connection: socket.socket) -> None:
+    """Does one job after another. The process ends after a long text, which frees the memory that the text took."""
     _die_with_parent()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where a panic writes; what it says is in the reply
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic writes there; its message is in the reply
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    os.nice(text_jobs.NICENESS.get(lane, 0))
+    os.nice(text_jobs.NICENESS.get(worker, 0))
     _limit_memory(text_jobs.MEMORY_BYTES)
     file = connection.makefile("rb")
     while (job := read_frame(file, text_jobs.JOB)) is not None:
@@ -144,7 +130,7 @@ def _work(tokenizer: Tokenizer, lane: Lane, connection: socket.socket) -> None:
 
 
 def _done(tokenizer: Tokenizer, job: Job) -> bytes:
-    """The reply to a job, framed."""
+    """Returns the framed reply to a job."""
     if isinstance(job, Check):
         tokenizer.chat_template()
         return frame(Checked())
@@ -160,7 +146,7 @@ def _done(tokenizer: Tokenizer, job: Job) -> bytes:
 
 
 def _confine() -> None:
-    """What no text needs: cores dumped to disk, new privileges, a life beyond the parent's."""
+    """Forbids core dumps and new privileges, and ends this process with its parent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _die_with_parent()
@@ -171,7 +157,7 @@ def _die_with_parent() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """So many bytes beyond what is there now."""
+    """Limits this process to `more` bytes beyond its present address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + more
@@ -179,7 +165,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_cpu(seconds: int | None) -> None:
-    """From now on, and at least; the kernel counts whole seconds. None: no limit."""
+    """Limits CPU time to at least `seconds` from now, in whole seconds; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds is None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the chat template; over the `tokenizers` library alone."""
+"""Text to token ids and back, and chat templates, with the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
 from ssd.errors import RequestError, UsageError
-from ssd.frontend.vocabulary import Vocabulary
-from ssd.ipc.messages import MAX_TEXT, ChatMessage
+from ssd.frontend.detokenization import Vocabulary
+from ssd.ipc.public import MAX_TEXT, ChatMessage
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 
 _MOST_PIECE = 4096
@@ -23,12 +24,11 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """The tokenizer of the checkpoint in `directory`, with its chat template.
+    """The tokenizer and chat template of the checkpoint in `directory`.
 
-    Runs what the model's files say: regular expressions and a template may take any time and memory, which the caller
-    has to bound (`ssd.frontend.text_server` does). Without a tokenizer.json the model still serves prompts of token
-    ids; its text is empty. Raises UsageError, naming the file, for a tokenizer that cannot be read.
-    """
+    It runs the model's own regular expressions and template, which may take any time and memory; the caller must bound
+    them, as `ssd.frontend.text_server` does. Without a tokenizer.json the model serves prompts of token ids, and its
+    text is empty. Raises UsageError, naming the file, for a tokenizer that cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -37,35 +37,31 @@ class Tokenizer:
         self._special = {
             name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
         }
-        self._named_template = _template_of(config)
+        self._named_template, self._template_file = _template_of(config), directory / "chat_template.jinja"
         self._template: Template | None = None
 
     @property
     def has_chat(self) -> bool:
-        """Whether there is a chat template, sound or not."""
+        """True if there is a chat template, valid or not."""
         if self._tokenizer is None:
             return False
         return self._named_template is not None or self._template_file.is_file()
 
-    @property
-    def _template_file(self) -> Path:
-        return self._directory / "chat_template.jinja"
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the model's own post-processor adds or without."""
+        """Returns the ids of a raw prompt, with or without the special tokens of the model's post-processor."""
         if self._tokenizer is None:
             raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
-        # Twice as fast as `encode` for long texts, as no offsets are kept.
+        # Twice as fast as `encode` for long texts: it keeps no offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Ids of a conversation in the model's chat format, up to where the assistant's answer begins."""
+        """Returns the ids of a conversation in the model's chat format, up to the assistant's answer."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The text of such a conversation, special tokens included; RequestError for more than `MAX_TEXT` characters
-        beyond what the messages have."""
+        """Returns the text of such a conversation, special tokens included.
+        Raises RequestError where the template fails or adds more than `MAX_TEXT` characters."""
         template = self.chat_template()
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         most = MAX_TEXT + sum(len(message.content) for message in messages)
@@ -84,7 +80,7 @@ class Tokenizer:
         return "".join(parts)
 
     def chat_template(self) -> Template:
-        """The chat template, compiled. Raises RequestError where there is none, or none that can be read."""
+        """Returns the compiled chat template. Raises RequestError where there is none that can be read."""
         if self._template is not None:
             return self._template
         if not self.has_chat:
@@ -100,13 +96,13 @@ class Tokenizer:
         return self._template
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
+        """Returns the text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def vocabulary(self) -> Vocabulary:
-        """The bytes of every token."""
+        """Returns the bytes of every token."""
         if self._tokenizer is None:
             return Vocabulary()
         written = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
@@ -142,7 +138,7 @@ class Tokenizer:
         )
 
     def _decodes(self, written: str, text: str) -> bool:
-        """Whether this is what the decoder makes of a token that is written so."""
+        """True if the decoder turns the token `written` into `text`."""
         decoder = None if self._tokenizer is None else self._tokenizer.decoder
         return decoder is not None and decoder.decode([written]) == text
 
@@ -173,13 +169,13 @@ def _load_config(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """The text of a special token, written as a string or as an object with `content`."""
+    """Returns the text of a special token, written as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _template_of(config: dict[str, Any]) -> str | None:
-    """`chat_template`: one template, or a list of named ones of which `default` is meant."""
+    """Returns `chat_template`: one template, or the one named `default` in a list."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [e.get("template") for e in template if isinstance(e, dict) and e.get("name") == "default"]
@@ -188,19 +184,14 @@ def _template_of(config: dict[str, Any]) -> str | None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates are written for: the settings, filters and functions that transformers gives them."""
+    """Returns the settings, filters and functions that transformers gives chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
-
-
-def _to_json(value: object, **options: Any) -> str:
-    """JSON as it is; jinja's own filter escapes HTML."""
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -208,8 +199,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2): printable Latin-1 for itself, the
-    others in order from U+0100 on."""
+    """Returns the byte of each character of a byte-level vocabulary (GPT-2).
+    Printable Latin-1 characters stand for themselves, the other bytes follow in order from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

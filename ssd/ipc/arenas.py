@@ -1,57 +1,156 @@
-"""The arenas beside the board as a process has them, and where their rows lie.
+"""Tensors that target and draft share, and the arenas made of them (draft_probs.py, features.py).
 
-Where target and draft both run on GPUs, the target exports memory of its own for them and its `Ready` tells the draft,
-which opens it. Where either fails, a line in the log says why, and the rows are in the memory file of the supervisor's,
-as they are on CPUs. The target holds what it has exported to its own end, the driver what a draft has opened to that
-draft's: a draft that is killed gives back all, and one that outlives its target reads no freed memory.
-"""
+An arena is rows of numbers, and words that say what each row is. The words always lie in a memory file, which the
+supervisor makes and both processes inherit. The rows lie on one of two carriers:
+
+- `HostTensor`: the same memory file. Any device can be copied to and from it.
+- `Exported` and `Imported`: GPU memory that the target allocates and the draft opens (CUDA IPC), if both run on GPUs.
+  Kernels of both read and write it without the host. If it fails, the log says why and the rows lie in the file.
+
+The writer calls `settle` before it writes a word that declares a row valid: until then its device may still be writing.
+
+The target frees what it has exported only when it ends, and the driver unmaps what a draft has opened when that draft
+ends. So a killed draft leaks nothing, and a draft that outlives its target reads no freed memory."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import mmap
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from ssd.ipc.arena import Arena
+from ssd.config.engine import EngineConfig
+from ssd.ipc import cuda
+from ssd.ipc.board import Words
 from ssd.ipc.cuda import CudaError
-from ssd.ipc.features import FeatureArena
-from ssd.ipc.laws import LawArena
-from ssd.ipc.layouts import law_layout, on_gpus
-from ssd.ipc.messages import ArenaHandle
-from ssd.ipc.process import Start
-from ssd.ipc.shared import Exported, Imported
+from ssd.ipc.layouts import Layout, on_gpus
+from ssd.ipc.messages import MARK_BYTES, ArenaHandle
 
 log = logging.getLogger("ssd.ipc")
 
 
-class _Arenas:
-    """`laws` where the sampler looks at them, `features` where the draft is a head that reads them; each else None."""
+class HostTensor:
+    """`size` bytes of a memory file from `offset` on.
+    The descriptor may be closed afterwards. Writing to a tensor that is not `writable` kills the process (SIGSEGV)."""
 
-    def __init__(self, start: Start, writes_features: bool) -> None:
-        config = start.config
-        self.laws: LawArena | None = None
-        if start.laws_fd >= 0:
-            layout = law_layout(config.max_num_seqs, config.speculation, config.vocab_size)
-            self.laws = LawArena(start.laws_fd, layout)
-        self.features: FeatureArena | None = None
-        if start.features_fd >= 0:
-            self.features = FeatureArena(start.features_fd, config, writes_features)
-        named: dict[str, Arena | None] = {"laws": self.laws, "features": self.features}
-        self._named = {name: arena for name, arena in named.items() if arena is not None}
+    def __init__(self, descriptor: int, size: int, offset: int = 0, writable: bool = True) -> None:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        memory = mmap.mmap(descriptor, offset + size, access=access)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that cannot be written
+            self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
+
+    def close(self) -> None:
+        """Unmap the memory once no other tensor uses it."""
+        del self.data
 
 
-class TargetArenas(_Arenas):
-    """The target's. `handles` are for its draft."""
+class Exported:
+    """`size` zeroed bytes on a GPU of this process; `handle` lets another process open them as `name`.
+    Close it only when no process has it open. It is freed when this process ends. Raises CudaError."""
 
-    def __init__(self, start: Start, device: torch.device) -> None:
-        super().__init__(start, writes_features=True)
+    def __init__(self, name: str, size: int, device: torch.device) -> None:
+        self._device = device.index or 0
+        # A random mark follows the bytes: whoever opens them checks that they are what was exported, and readable.
+        total = -(-(size + MARK_BYTES) // cuda.GRAIN) * cuda.GRAIN
+        self._address = cuda.allocate(self._device, total)
+        try:
+            cuda.clear(self._device, self._address, total)
+            mark = os.urandom(MARK_BYTES)
+            cuda.write(self._device, self._address + size, mark)
+            memory, gpu = cuda.export(self._device, self._address), cuda.uuid(self._device)
+        except CudaError:
+            cuda.free(self._device, self._address)
+            raise
+        self.handle = ArenaHandle(name, size, memory, gpu, mark)
+        self.data = _tensor(self._address, size, device)
+
+    def close(self) -> None:
+        del self.data
+        cuda.free(self._device, self._address)
+
+
+class Imported:
+    """Memory that another process has exported, for kernels of `device`.
+    Close it before the exporter frees it. Raises CudaError if the device cannot reach it, or if it is not what the
+    handle describes."""
+
+    def __init__(self, handle: ArenaHandle, device: torch.device) -> None:
+        self.handle = handle
+        self._device = device.index or 0
+        cuda.check_reach(self._device, handle.gpu)
+        self._address = cuda.open_exported(self._device, handle.memory)
+        try:
+            if cuda.read(self._device, self._address + handle.size, MARK_BYTES) != handle.mark:
+                raise CudaError(f"the memory opened for {handle.name} is not what was exported")
+        except CudaError:
+            cuda.close_exported(self._device, self._address)
+            raise
+        self.data = _tensor(self._address, handle.size, device)
+
+    def close(self) -> None:
+        del self.data
+        cuda.close_exported(self._device, self._address)
+
+
+def settle(tensor: Tensor) -> None:
+    """Wait until the tensor's device has finished this thread's work, so that every process sees it. Free on a CPU."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def _tensor(address: int, size: int, device: torch.device) -> Tensor:
+    """uint8 [size] at an address; the tensor does not own its memory."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+class Arena:
+    """One side's view of an arena: words in the memory file, rows where `place` says."""
+
+    name: ClassVar[str]
+
+    def __init__(self, descriptor: int, layout: Layout, writable: bool = True) -> None:
+        self.layout = layout
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._memory = mmap.mmap(descriptor, layout.word_bytes, access=access)
+        self._words: Words = np.frombuffer(self._memory, np.int64)
+        self._host = HostTensor(descriptor, layout.row_bytes, layout.word_bytes, writable)
+        self._rows = self._shaped(self._host.data)
+
+    def place(self, data: Tensor | None) -> None:
+        """Keep the rows in `data`, uint8 [layout.row_bytes], from now on, or, if None, in the memory file.
+        Both sides have to do it. Nothing is copied."""
+        self._rows = self._shaped(self._host.data if data is None else data)
+
+    def _shaped(self, data: Tensor) -> Tensor:
+        dtype: torch.dtype = getattr(torch, self.layout.dtype)
+        return data.view(dtype).view(self.layout.shape)
+
+
+def leading(true: npt.NDArray[np.bool_]) -> int:
+    """How many elements come before the first False."""
+    return len(true) if true.all() else int(true.argmin())
+
+
+class TargetArenas:
+    """The target's arenas on the GPU of `device`, if both processes run on GPUs. `handles` are for its draft."""
+
+    def __init__(self, config: EngineConfig, arenas: Iterable[Arena | None], device: torch.device) -> None:
+        self.arenas = {arena.name: arena for arena in arenas if arena is not None}
         self.handles: list[ArenaHandle] = []
         self._exported: list[Exported] = []
-        if not on_gpus(start.config.device, start.config.draft_device):
+        if not on_gpus(config.device, config.draft_device):
             return
         try:
-            for name, arena in self._named.items():
+            for name, arena in self.arenas.items():
                 self._exported.append(Exported(name, arena.layout.row_bytes, device))
                 arena.place(self._exported[-1].data)
         except CudaError as error:
@@ -63,25 +162,25 @@ class TargetArenas(_Arenas):
             self.handles = [exported.handle for exported in self._exported]
 
     def withdraw(self) -> None:
-        """Use memory of the host from now on: the draft cannot open what was exported. Some older draft may have it
-        open still, so that it is not freed."""
+        """Use host memory from now on: the draft cannot open what was exported.
+        The exported memory is not freed: an older draft may still have it open."""
         self.handles = []
-        for arena in self._named.values():
+        for arena in self.arenas.values():
             arena.place(None)
 
 
-class DraftArenas(_Arenas):
-    """The draft's, on its `device`."""
+class DraftArenas:
+    """The draft's arenas, on its `device`."""
 
-    def __init__(self, start: Start, device: torch.device) -> None:
-        super().__init__(start, writes_features=False)
+    def __init__(self, arenas: Iterable[Arena | None], device: torch.device) -> None:
+        self.arenas = {arena.name: arena for arena in arenas if arena is not None}
         self._device = device
         self._handles: Sequence[ArenaHandle] = []
         self._imported: list[Imported] = []
 
     def open(self, handles: Sequence[ArenaHandle]) -> bool:
-        """Use what the target exports, and end the use of all that it no longer does. False: that cannot be, and
-        memory of the host is used."""
+        """Use what the target exports, and close what it no longer exports.
+        Returns False if that fails; the rows then lie in host memory."""
         if handles == self._handles:
             return True
         self.close()
@@ -89,7 +188,7 @@ class DraftArenas(_Arenas):
             for handle in handles:
                 imported = Imported(handle, self._device)
                 self._imported.append(imported)
-                self._named[handle.name].place(imported.data)
+                self.arenas[handle.name].place(imported.data)
         except CudaError as error:
             log.warning("shares memory of the host with the target, which costs copies: %s", error)
             self.close()
@@ -98,8 +197,8 @@ class DraftArenas(_Arenas):
         return True
 
     def close(self) -> None:
-        """Open nothing of the target's any more."""
-        for arena in self._named.values():
+        """Close all memory of the target."""
+        for arena in self.arenas.values():
             arena.place(None)
         for imported in self._imported:
             imported.close()

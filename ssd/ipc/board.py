@@ -1,16 +1,17 @@
 """The speculation board: draft tokens by verification outcome, in shared memory, without a lock.
 
-One slot per running sequence, `ENTRIES` entries per slot, one entry per cached outcome. The draft is the only writer,
-the target the only reader. An entry is a row of 64-bit words:
+The draft writes it, the target reads it, nobody else does. There is a slot for every running sequence, and a slot has
+`ENTRIES` entries, one for each prepared outcome. An entry is a row of 64-bit words:
 
-    version | epoch | request | round | base | accepted | token | depth | checksum | ids[MAX_LOOKAHEAD]
+    version | epoch | request | round | base | accepted | token | rank | fan_out | depth | checksum | ids[MAX_LOOKAHEAD]
 
-`version` is a seqlock: 0 while the entry is being written, otherwise a number that changes with every write; it is
-written last and compared before and after reading. The checksum covers every other word, so that a torn or scribbled
-entry is never used even on a machine that reorders stores. `round` is the verification whose outcome
-(accepted, token) the entry answers and `base` the committed length it started from: an entry of another epoch,
-request, round or base is stale and does not exist for the reader.
-"""
+The key says what the entry answers: the outcome (`accepted`, `token`) of the verification `round` of `request`, which
+began with `base` committed tokens, for the draft of `epoch`. `token` is the `rank`-th, from 1, of the `fan_out` bonus
+tokens that were prepared for this number of accepted tokens. `depth` of the `ids` are drafted so far.
+
+`version` is a seqlock. It is 0 while the entry is written, and another number after every write; a reader compares it
+before and after. The checksum covers all other words. So a torn or scribbled entry is never used, even on a machine
+that reorders stores."""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ssd import failpoints
-from ssd.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.tuning.learner import DraftTelemetry
 
-LINE = MAX_CHAINS  # the entry of the line, what is drafted after a miss; chains have the others
+TRUNK = MAX_CHAINS  # the entry of the trunk that is drafted after a miss; chains have the others
 ENTRIES = MAX_CHAINS + 1
-VERSION, EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, DEPTH, CHECKSUM = range(9)
-IDS = 9
+VERSION, EPOCH, _REQUEST, _ROUND, _BASE, _ACCEPTED, _TOKEN, RANK, FAN_OUT, DEPTH, CHECKSUM = range(11)
+IDS = 11
+KEY = slice(EPOCH, RANK)
+_PLACE = slice(RANK, DEPTH)
 _WORDS = IDS + MAX_LOOKAHEAD
-SALT = 0x5353445F424F4152
+SALT = 0x5353445F424F4132  # another one for each layout
 _HALF = _WORDS // 2
 _HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
@@ -54,21 +58,18 @@ class Key(NamedTuple):
     token: int
 
 
+class Place(NamedTuple):
+    """The `rank`, from 1, of a bonus token among the `fan_out` that were prepared for its number of accepted tokens."""
+
+    rank: int
+    fan_out: int
+
+
 class Cached(NamedTuple):
     """A speculation found on the board, and the number of the entry that held it."""
 
     entry: int
     ids: list[int]
-
-
-class Telemetry(NamedTuple):
-    """The draft's own counters: loop progress (changes while it lives), tree steps taken, seconds spent in them, tokens
-    that chains grew by in them."""
-
-    progress: int
-    steps: int
-    step_seconds: float
-    grown: int
 
 
 def size_bytes(slots: int) -> int:
@@ -101,11 +102,20 @@ class BoardWriter(_Board):
         self._version, self._part_of_step = 0, 0.0
         self._header[:] = 0  # whatever the draft before has left there
 
-    def publish(self, slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]]) -> None:
-        """Write one chain (its ids so far) per entry number; all entries of one call become visible together."""
+    def publish(
+        self,
+        slot: int,
+        entries: Sequence[int],
+        keys: Sequence[Key],
+        chains: Sequence[Sequence[int]],
+        places: Sequence[Place] = (),
+    ) -> None:
+        """Write entries: what each answers, its ids so far, its place if it was prepared. All appear at once."""
         rows: Words = np.zeros((len(keys), _WORDS), dtype=np.int64)
+        if places:
+            rows[:, _PLACE] = places
         for row, key, chain in zip(rows, keys, chains, strict=True):
-            row[EPOCH:DEPTH] = key
+            row[KEY] = key
             row[DEPTH] = len(chain)
             row[IDS : IDS + len(chain)] = chain
         rows[:, CHECKSUM] = _checksum(rows)
@@ -126,8 +136,10 @@ class BoardWriter(_Board):
         self._slots[slot, :, VERSION] = 0
 
     def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
-        """Show that the draft is alive; if a forward was just taken, how long it took, by how many tokens chains
-        became deeper, on average, and all together. A forward that brings two is two tree steps."""
+        """Show that the draft is alive, and count a forward if there was one.
+
+        The forward took `step_seconds`, made chains deeper by `depths` tokens on average and by `grown` in all. One
+        that brings two tokens counts as two tree steps."""
         self._header[_PROGRESS] += 1
         if step_seconds is not None:
             steps = int(depths + self._part_of_step)
@@ -140,8 +152,7 @@ class BoardWriter(_Board):
 class BoardReader(_Board):
     """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing.
 
-    `rejected` counts entries that were not sound, `stale` look-ups that found only what answers another outcome.
-    """
+    `rejected` counts entries that were not sound, `stale` look-ups that found only what answers another outcome."""
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
@@ -154,16 +165,15 @@ class BoardReader(_Board):
         return None if found is None else found.ids
 
     def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
-        """What is cached for an outcome, at whatever depth exists now and at most `most`; None when it is a miss.
+        """Returns what is cached for an outcome: the ids that exist now, at most `most`; None on a miss.
 
-        A chain that is registered but has no token yet has no ids.
-        """
+        A chain that is registered but has no token yet has no ids."""
         entries = self._slots[slot]
         # Few tokens are alike, so that hardly anything is left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
             before = entries[index, VERSION]
             row = entries[index].copy()
-            if not before or tuple(row[EPOCH:DEPTH].tolist()) != key:
+            if not before or tuple(row[KEY].tolist()) != key:
                 continue
             if entries[index, VERSION] != before:
                 continue  # overwritten while it was read
@@ -176,22 +186,27 @@ class BoardReader(_Board):
             return Cached(index, ids[:most])
         return None
 
-    def prepared(self, slot: int, key: Key) -> set[int]:
-        """For which accepted lengths there is anything that answers an outcome of the key's round. For statistics: what
-        is being written meanwhile may be missed."""
+    def place(self, slot: int, entry: int) -> Place:
+        """The place of an entry that was found. For statistics: it may be scribbled on meanwhile."""
+        return Place(*self._slots[slot, entry, _PLACE].tolist())
+
+    def prepared(self, slot: int, key: Key) -> dict[int, int]:
+        """The fan-out by accepted length of all that answers the key's round.
+
+        For statistics: what is being written meanwhile may be missed."""
         rows = self._slots[slot]
         written = rows[:, VERSION] != 0
         mine = written & (rows[:, EPOCH:_ACCEPTED] == key[: _ACCEPTED - EPOCH]).all(axis=1)
         self.stale += bool(written.any() and not mine.any())
-        return set(rows[mine, _ACCEPTED].tolist())
+        return dict(rows[mine][:, [_ACCEPTED, FAN_OUT]].tolist())
 
     @property
     def slots(self) -> Words:
         """The entries in place, [slots, ENTRIES, words], for those who look up where they compute."""
         return self._slots
 
-    def telemetry(self) -> Telemetry:
-        """Counters that cannot be are 0: what the draft has scribbled must fit into a message (contract C1)."""
+    def telemetry(self) -> DraftTelemetry:
+        """The draft's counters. Impossible ones are 0: whatever the draft writes there must fit into a message."""
         counters: list[int] = self._header[:4].tolist()
         progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)
-        return Telemetry(progress, steps, nanoseconds / 1e9, grown)
+        return DraftTelemetry(progress, steps, nanoseconds / 1e9, grown)

@@ -1,4 +1,4 @@
-"""A client's end of a connection, which knows whether the other end is there."""
+"""A client's connection to an engine, which knows whether the engine is still there."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ from typing import Any, TypeAlias
 import zmq
 
 from ssd.errors import EngineDeadError, RequestError, UsageError
-from ssd.ipc import sockets
+from ssd.ipc import public, sockets
 from ssd.ipc.curve import CURVE_BYTES, ClientKeys
-from ssd.ipc.messages import (
-    CLIENT_TO_FRONTEND,
-    FRONTEND_TO_CLIENT,
-    BadFrame,
-    Chunk,
-    Description,
-    Done,
-    Failed,
-    Generate,
-    Message,
-    pack,
-    unpack,
-)
+from ssd.ipc.public import BadFrame, Chunk, Description, Done, Failed, Generate, Message, pack, unpack
 
 Answer: TypeAlias = Description | Chunk | Done | Failed
 
@@ -44,11 +32,9 @@ _EVENTS = (
 
 
 class Connection:
-    """A DEALER to the gateway at `address`, from its first try to connect to the loss of its peer; for one thread.
-
-    The transport's own monitor tells when a peer comes and goes; silence alone means a slow engine. Only `wait` waits.
-    `trouble` says what is known of why no connection has come up; when it was `refused`, none will.
-    """
+    """A DEALER to the gateway at `address`, until its peer is lost. For one thread; only `wait` waits.
+    The transport's monitor tells when the peer comes and goes; silence alone means a slow engine. `trouble` says why
+    no connection has come up, as far as that is known. Once `refused` is set, none will."""
 
     def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
         self.up = False
@@ -57,8 +43,8 @@ class Connection:
         self._address = address
         self._lost = False
         self._context: zmq.Context[Any] = zmq.Context()
-        # Not IMMEDIATE, which drops what a peer sent before it left, and may abort this process in the middle of a
-        # message (libzmq issue 3663). Nothing is queued for an absent peer all the same: `offer` asks the monitor.
+        # Not IMMEDIATE: it drops what a peer sent before it left, and may abort this process in the middle of a message
+        # (libzmq issue 3663). Still nothing is queued for an absent peer, because `offer` asks the monitor.
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, sockets.HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, sockets.HIGH_WATER_MARK)
@@ -69,7 +55,7 @@ class Connection:
         if keys is not None:
             keys.apply(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        # Also when it is forgotten: the collector might end the context before its sockets, and wait for them for ever.
+        # The garbage collector might end the context before its sockets, and wait for them for ever.
         self._end = weakref.finalize(self, _end, self._context, self._socket, self._monitor)
         try:
             self._socket.connect(address)
@@ -83,20 +69,21 @@ class Connection:
 
     @property
     def stuck(self) -> bool:
-        """Whether an `offer` would fail, and goes on to until there is news."""
+        """True if an `offer` would fail now, and will until there is news."""
         if self.closed:
             return False
         self._hear()
         return not (self.refused or self._lost or (self.up and self._socket.poll(0, zmq.POLLOUT)))
 
     def offer(self, message: Message) -> bool:
-        """Send if that is possible at once. It is not while the loss of the peer has not been taken."""
+        """Sends without waiting. False while there is no room, no peer, or a loss that was not taken yet."""
         self._hear()
         return self.up and not self._lost and sockets.send(self._socket, message)
 
     def take(self) -> Answer | EngineDeadError | None:
-        """The next message, None when there is none. An EngineDeadError, after all that the peer has sent, when it has
-        gone, and for what no engine sends: then this connection is over."""
+        """Returns the next message, or None.
+        After the peer's last message, or for a message that no engine sends, it returns an EngineDeadError. Then
+        this connection is over."""
         answer = self._receive()
         if answer is None:
             self._hear()
@@ -105,8 +92,8 @@ class Connection:
         return answer
 
     def wait(self, sending: bool, deadline: float | None) -> None:
-        """Wait until there may be something to `take`, or until an `offer` may succeed; at the latest until `deadline`
-        (of time.monotonic)."""
+        """Waits until there may be something to `take` or, when `sending`, until an `offer` may succeed.
+        It returns at `deadline` (time.monotonic) at the latest."""
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         if self.up or not sending:
@@ -114,27 +101,27 @@ class Connection:
         poller.poll(None if deadline is None else max(0, math.ceil(1000 * (deadline - time.monotonic()))))
 
     def descriptors(self) -> tuple[int, int]:
-        """For an event loop: readable when there may be news, until `acknowledge` or an attempt to `take`."""
+        """Returns descriptors for an event loop: readable on news, until `acknowledge` or `take`."""
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def acknowledge(self) -> None:
-        """Silence the descriptors until there is more news than what there is now."""
+        """Silences the descriptors until there is more news."""
         self._hear()
         self._socket.getsockopt(zmq.EVENTS)
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Closes the connection. Closing twice is fine."""
         self._end()
 
     def _receive(self) -> Answer | EngineDeadError | None:
         try:
-            received = sockets.receive(self._socket, FRONTEND_TO_CLIENT)
+            received = sockets.receive(self._socket, public.FRONTEND_TO_CLIENT)
         except BadFrame as error:
             return EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
         return None if received is None else received[2]
 
     def _hear(self) -> None:
-        """Take in what the monitor has to say."""
+        """Reads the events of the transport's monitor."""
         while True:
             try:
                 news = self._monitor.recv_multipart(flags=zmq.NOBLOCK)
@@ -157,14 +144,12 @@ def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
 
 
 def validate(request: Generate) -> None:
-    """Raise RequestError for what a gateway would drop unanswered: values out of bounds, broken text, too much of it.
-
-    Needs no engine, so that bad input can be told before one is started.
-    """
+    """Raises RequestError for a request that a gateway would drop: out of bounds, broken text, too large.
+    It needs no engine, so that bad input can be told before one is started."""
     request.params.check()
     try:
         frames = pack(request)
-        unpack(frames, CLIENT_TO_FRONTEND)
+        unpack(frames, public.CLIENT_TO_FRONTEND)
     except (BadFrame, ValueError, TypeError, OverflowError) as error:
         raise RequestError("invalid_request", f"not a valid request: {error}") from None
     if len(frames[1]) > sockets.PUBLIC_BYTES:

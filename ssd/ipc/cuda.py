@@ -1,11 +1,10 @@
-"""Memory of a GPU that another process may open: CUDA's driver, as far as that needs it.
+"""GPU memory that another process can open (CUDA IPC), by direct calls of the driver, without torch.
 
-Not torch's own sharing: that keeps count of the readers in files, where one that is killed never counts itself out, and
-exports whole blocks of its allocator with whatever else lies in them. An allocation here is exported as a whole and
-holds nothing else. What the driver maps for a process it takes back when that process ends, however it does.
+Torch's own sharing does not serve: it counts readers in files, and a killed reader is counted for ever; and it exports
+whole blocks of its allocator, with whatever else lies in them. Here an allocation is exported as a whole and holds
+nothing else. The driver unmaps all memory of a process when the process ends, however it ends.
 
-Devices are numbers as in cuda:N. Every function raises CudaError.
-"""
+`device` is N of cuda:N. Every function raises CudaError."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Any
 from ssd.errors import SsdError
 from ssd.ipc.messages import HANDLE_BYTES, UUID_BYTES
 
-# Smaller allocations may share one with others, and an export shows all of it.
+# Smaller allocations may share a block with others, and an export shows the whole block.
 GRAIN = 2 * 2**20
 _LAZY_PEER_ACCESS = 1
 _LIBRARY = "libcuda.so.1"
@@ -27,7 +26,7 @@ _Address, _Device, _Context = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
 
 class CudaError(SsdError):
-    """The driver is not there, or said no."""
+    """The driver is missing, or a call of it failed."""
 
 
 class _Handle(ctypes.Structure):
@@ -39,7 +38,7 @@ class _Uuid(ctypes.Structure):
 
 
 def allocate(device: int, size: int) -> int:
-    """The address of `size` bytes, which may be anything."""
+    """Allocate `size` bytes, not initialised; returns their address."""
     address = _Address()
     with _current(device):
         _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -47,20 +46,20 @@ def allocate(device: int, size: int) -> int:
 
 
 def clear(device: int, address: int, size: int) -> None:
-    """Make them 0."""
+    """Set the bytes to 0."""
     with _current(device):
         _call("cuMemsetD8_v2", _Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size))
         _call("cuCtxSynchronize")
 
 
 def free(device: int, address: int) -> None:
-    """Give back what `allocate` gave; nobody may have it open any more."""
+    """Free an allocation. No process may have it open."""
     with _current(device):
         _call("cuMemFree_v2", _Address(address))
 
 
 def export(device: int, address: int) -> bytes:
-    """What another process opens an allocation by."""
+    """The handle by which another process opens an allocation."""
     handle = _Handle()
     with _current(device):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), _Address(address))
@@ -68,7 +67,7 @@ def export(device: int, address: int) -> bytes:
 
 
 def open_exported(device: int, handle: bytes) -> int:
-    """The address, for kernels of `device`, of what another process has exported."""
+    """Open what another process has exported; returns its address for kernels of `device`."""
     address = _Address()
     with _current(device):
         given = _Handle.from_buffer_copy(handle)
@@ -77,7 +76,7 @@ def open_exported(device: int, handle: bytes) -> int:
 
 
 def close_exported(device: int, address: int) -> None:
-    """End what `open_exported` began, once the device is done with it."""
+    """Unmap what `open_exported` mapped, after the device has finished with it."""
     with _current(device):
         _call("cuCtxSynchronize")
         _call("cuIpcCloseMemHandle", _Address(address))
@@ -97,14 +96,14 @@ def write(device: int, address: int, content: bytes) -> None:
 
 
 def uuid(device: int) -> bytes:
-    """What a device is called in every process, whatever its number."""
+    """The name of a device that is the same in every process, whatever its number."""
     found = _Uuid()
     _call("cuDeviceGetUuid_v2", ctypes.byref(found), _device(device))
     return bytes(found.bytes)
 
 
 def check_reach(device: int, other: bytes) -> None:
-    """CudaError where kernels of `device` cannot read the memory of the one called `other`."""
+    """Raise CudaError if kernels of `device` cannot read the memory of the device with uuid `other`."""
     if uuid(device) == other:
         return
     count = ctypes.c_int()
@@ -120,7 +119,7 @@ def check_reach(device: int, other: bytes) -> None:
 
 @contextmanager
 def _current(device: int) -> Iterator[None]:
-    """With the context of a device that torch has, too, as that of this thread."""
+    """Make the context that torch uses, too, the current one of this thread."""
     _call("cuCtxPushCurrent_v2", _context(device))
     try:
         yield
@@ -130,7 +129,7 @@ def _current(device: int) -> Iterator[None]:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """Held to the end of the process, as torch holds it."""
+    """The device's primary context. It is held until the process ends, as torch holds it."""
     found = _Context()
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), _device(device))
     return found

@@ -1,4 +1,4 @@
-"""CURVE: encrypted ZeroMQ between an engine and the clients on its list, for TCP."""
+"""CURVE: encrypted ZeroMQ over TCP between an engine and the clients on its list."""
 
 from __future__ import annotations
 
@@ -27,38 +27,35 @@ _DOMAIN = "ssd"
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a client needs: its own pair, and the public key of the engine it means."""
+    """A client's own pair, and the public key of its engine."""
 
     own: KeyPair
     server: bytes
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Before `socket` connects."""
+        """Sets the keys on a socket, before it connects."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
 
 
 def client_keys(folder: Path) -> ClientKeys:
-    """The keys in a folder that `ssd keys` has made for a client; raises UsageError for any other."""
+    """Loads the keys that `ssd keys` has made for a client. Raises UsageError for any other folder."""
     if keys.has_server(folder):
         raise UsageError(f"{folder} holds the engine's keys; a client's are in {folder}/clients/NAME")
     return ClientKeys(keys.load_pair(folder / "client.secret"), keys.load_public(folder / "server.pub"))
 
 
 def secure_router(context: zmq.Context[Any], directory: Path) -> zmq.Socket[bytes]:
-    """A ROUTER, not bound yet, that only clients on the list in `directory` (`ssd keys`) can talk to; at most one in a
-    context.
-
-    The list is read at each handshake, in a thread that ends with `context`. Raises UsageError for bad keys.
-    """
+    """Returns an unbound ROUTER that only clients on the list in `directory` can talk to; one a context.
+    A thread reads the list at each handshake, and ends with `context`. Raises UsageError for bad keys."""
     keys.check_server(directory)
     pair = keys.load_pair(directory / "server.secret")
     socket = sockets.public_router(context, sockets.PUBLIC_BYTES + CURVE_BYTES)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else libzmq lets everybody in when nobody guards
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # otherwise libzmq lets everybody in while no thread answers
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     sockets.notice_silence(socket)
     _guard(context, directory)
@@ -66,8 +63,8 @@ def secure_router(context: zmq.Context[Any], directory: Path) -> zmq.Socket[byte
 
 
 def _guard(context: zmq.Context[Any], directory: Path) -> None:
-    """Answer what libzmq asks about each handshake in `context`: is this client's key on the list?"""
-    # A shadow, so that whoever destroys `context` does not close this thread's socket: it ends itself.
+    """Answers libzmq's question about each handshake in `context`: is this client's key on the list?"""
+    # A shadow context: destroying `context` must not close this thread's socket, which ends by itself.
     authenticator = Authenticator(zmq.Context.shadow(context.underlying), log=log)
     authenticator.configure_curve_callback(_DOMAIN, _AllowList(directory))
     authenticator.start()
@@ -75,7 +72,7 @@ def _guard(context: zmq.Context[Any], directory: Path) -> None:
 
 
 async def _answer(authenticator: Authenticator) -> None:
-    """Alone in its thread and its event loop, which may block."""
+    """Runs in a thread and an event loop of its own, so it may block."""
     try:
         while True:
             await authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart())
@@ -90,7 +87,7 @@ class _AllowList:
         self._directory = directory
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client may connect. Never raises: that would end the thread, and nobody could connect any more."""
+        """True if a client may connect. Never raises: that would end the thread, and nobody could connect any more."""
         try:
             name = self._name(key)
         except OSError as error:  # the folder is gone, or no descriptor is left to read it

@@ -1,9 +1,8 @@
-"""The board's entries looked up where the target computes: a GPU finds its next draft tokens without the host.
+"""Looks up board entries where the target computes: a GPU finds its next draft tokens without the host.
 
-The draft writes into shared memory as ever (`ssd.ipc.board`), wherever it runs. The target's part of that memory is
-page-locked, so that the device copies the entries when its own work has come so far, and sees what has been published
-by then. What was torn on the way does not check out, as on the host.
-"""
+The draft writes into shared memory (`ssd.ipc.board`), wherever it runs. The target page-locks its view of that memory.
+So the device copies the entries when its own work has come so far, and sees what is published by then. What was torn on
+the way fails its checksum, as on the host."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader
-from ssd.params import MAX_LOOKAHEAD
 
 log = logging.getLogger("ssd.ipc")
 
-_KEY = slice(board.EPOCH, board.DEPTH)
-
 
 class Found(NamedTuple):
-    """Per row, int64 [rows]: the number of the entry, -1 for a miss; how many ids it holds; how many entries answered
-    the outcome and were not sound. `ids` [rows, MAX_LOOKAHEAD], of which the others are of no worth."""
+    """What was found, int64 [rows]: the `entry`'s number (-1 on a miss), its `depth` in ids, `unsound` entries.
+
+    `unsound` counts the entries that answered the outcome and were damaged. `ids` is int64 [rows, MAX_LOOKAHEAD]; those
+    beyond `depth` mean nothing."""
 
     entry: Tensor
     depth: Tensor
@@ -35,7 +34,7 @@ class Found(NamedTuple):
 
 
 class DeviceBoard:
-    """What `reader` sees, on `device`. Its results are those of `BoardReader.find`."""
+    """What `reader` sees, on `device`. It finds what `BoardReader.find` finds."""
 
     def __init__(self, reader: BoardReader, device: torch.device) -> None:
         self.reader = reader
@@ -48,7 +47,7 @@ class DeviceBoard:
         self._words[:slots].copy_(self._host[:slots], non_blocking=True)
 
     def find(self, slots: Tensor, keys: Tensor) -> Found:
-        """What was fetched for outcomes `keys` [rows, 6] (`ssd.ipc.board.Key`) at `slots` [rows]; see `Found`."""
+        """Looks up outcomes `keys` [rows, 6] (`ssd.ipc.board.Key`) at `slots` [rows], in what was fetched."""
         rows = self._words[slots]
         versions, depths = rows[..., board.VERSION], rows[..., board.DEPTH]
         ids = rows[..., board.IDS :]
@@ -56,7 +55,7 @@ class DeviceBoard:
         valid = (ids >= 0) & (ids < self.reader.vocab_size) | (places >= depths[..., None])
         sound = (depths >= 0) & (depths <= MAX_LOOKAHEAD) & valid.all(-1)
         sound &= self._checksum(rows) == rows[..., board.CHECKSUM]
-        answers = (versions != 0) & (rows[..., _KEY] == keys[:, None]).all(-1)
+        answers = (versions != 0) & (rows[..., board.KEY] == keys[:, None]).all(-1)
         count = rows.shape[1]
         entry = torch.where(answers & sound, torch.arange(count, device=rows.device), count).amin(-1)
         taken = entry.clamp(max=count - 1)[:, None]
@@ -66,7 +65,7 @@ class DeviceBoard:
         return Found(entry.masked_fill(missed, -1), depth, (answers & ~sound).sum(-1), ids)
 
     def _checksum(self, rows: Tensor) -> Tensor:
-        """`ssd.ipc.board` in signed words, which wrap as unsigned ones do."""
+        """The checksum of `ssd.ipc.board`, in signed words, which wrap as unsigned ones do."""
         shifted = (rows >> 29) & (2**35 - 1)
         mixed = (rows ^ shifted) * self._weights
         total = mixed.sum(-1) - mixed[..., board.VERSION] - mixed[..., board.CHECKSUM]
@@ -80,5 +79,5 @@ def page_locked(reader: BoardReader) -> bool:
     if error:
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")  # or whoever launches next is told of it
-        log.warning("verifications are not launched ahead: CUDA cannot lock the board's memory (error %d)", error)
+        log.warning("verifications do not overlap: CUDA cannot lock the board's memory (error %d)", error)
     return not error

@@ -1,17 +1,15 @@
-"""The arena of hidden states beside the speculation board: what a draft that is an EAGLE-3 head reads of its target.
+"""Hidden states in shared memory: what a draft that is an EAGLE-3 head reads of its target.
 
-A row for every place of the target's KV cache: what the prefix cache keeps has its features as long as its
-keys and values, whoever computed them. A table says which pages every running sequence has. The target is the only
-writer, the draft the only reader; never a lock.
+There is a row for each slot of the target's KV cache, so that whatever the prefix cache keeps has its features, too. A
+table holds the pages of every running sequence. The target is the only writer, the draft the only reader; there is no
+lock.
 
-A row has a version, 0 while it is being written (a seqlock, as on the board), and a tag, a hash of the text up to its
-token. A reader asks for tags. A page that has gone to another text, the features of a token that was rejected, a table
-of the slot's last owner: whatever is stale has another tag, and so is not there.
+A row has a version, 0 while it is being written (a seqlock, as on the board), and a tag: a hash of the text up to its
+token. The reader asks for tags, so that a stale row is not found: a page that now holds another text, a rejected token,
+or the table of the slot's last owner.
 
-Rows on a GPU are written by the target's kernels and copied by the draft's; versions, tags and table are in memory of
-the host. The target writes a version when its device is done with the rows, and the draft looks at it again when its
-own is.
-"""
+Rows may lie on a GPU (`ssd.ipc.arenas`). Versions, tags and table always lie in host memory. The target writes a
+version after its device has finished the rows, and the draft compares versions after its own has copied them."""
 
 from __future__ import annotations
 
@@ -22,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.config import EngineConfig
-from ssd.ipc.arena import Arena, leading
+from ssd.config.engine import EngineConfig
+from ssd.ipc.arenas import Arena, leading, settle
 from ssd.ipc.board import Words
 from ssd.ipc.layouts import feature_layout, table_shape
-from ssd.ipc.shared import settle
+from ssd.ipc.process import Start
 
 _MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, 2**63 - 1
 
 
 def extend_tags(tags: list[int], tokens: Sequence[int]) -> None:
-    """`tags[p]` names the text up to its token p; go on with the tags of `tokens`."""
+    """Append the tags of `tokens`: `tags[p]` names the text up to its token p."""
     tag = tags[-1] if tags else 0
     for token in tokens:
         tag = (tag ^ (token + 1)) * _MULTIPLIER & _MASK
@@ -41,7 +39,7 @@ def extend_tags(tags: list[int], tokens: Sequence[int]) -> None:
 
 
 class Part(NamedTuple):
-    """Tokens of the sequence in `slot`, which has these `pages`: those from position `start` on, with their tags."""
+    """Tokens of the sequence in `slot` from position `start` on: their tags, and all its pages."""
 
     slot: int
     pages: Sequence[int]
@@ -52,24 +50,31 @@ class Part(NamedTuple):
 class FeatureArena(Arena):
     """The view of one side; only the target's is `writable`."""
 
+    name = "features"
+
     def __init__(self, descriptor: int, config: EngineConfig, writable: bool = False) -> None:
         super().__init__(descriptor, feature_layout(config), writable)
         self._page_size, self._writable = config.page_size, writable
-        cells = self.layout.shape[0]
-        self._versions, self._tags = self._words[: 2 * cells].reshape(2, cells)
-        self._table = self._words[2 * cells :].reshape(table_shape(config))
+        count = self.layout.shape[0]
+        self._versions, self._tags = self._words[: 2 * count].reshape(2, count)
+        self._table = self._words[2 * count :].reshape(table_shape(config))
         self._version = 0
+
+    @classmethod
+    def of(cls, start: Start, writable: bool = False) -> FeatureArena | None:
+        """The engine's arena; None if the draft is no EAGLE-3 head."""
+        return None if start.features_fd < 0 else cls(start.features_fd, start.config, writable)
 
     def place(self, data: Tensor | None) -> None:
         super().place(data)
         if self._writable:
-            self._versions[:] = 0  # what they tell of is not there
+            self._versions[:] = 0  # the rows they describe are elsewhere
 
     def write(self, parts: Sequence[Part], rows: Tensor) -> None:
-        """The features [n, width] of the tokens of `parts`, one part after the other."""
+        """Show the features [n, width] of the tokens of `parts`, one part after the other."""
         for slot, pages, _, _ in parts:
             self._table[slot, : len(pages)] = pages
-        where = np.concatenate([self._cells(np.asarray(p.pages), p.start, len(p.tags)) for p in parts])
+        where = np.concatenate([self._places(np.asarray(p.pages), p.start, len(p.tags)) for p in parts])
         self._version += 1
         self._versions[where] = 0
         ours = self._rows
@@ -79,19 +84,20 @@ class FeatureArena(Arena):
         self._versions[where] = self._version
 
     def read(self, slot: int, start: int, tags: Sequence[int]) -> Tensor:
-        """[m, width]: the features of the tokens from position `start` on, as many in a row as are there."""
+        """The features [m, width] of the first m tokens from position `start` on, as many as are there."""
         pages = self._table[slot]
-        where = self._cells(pages, start, max(0, min(len(tags), len(pages) * self._page_size - start)))
+        where = self._places(pages, start, max(0, min(len(tags), len(pages) * self._page_size - start)))
         known = (where >= 0) & (where < len(self._versions))
         where = where[: leading(known)]
         versions = self._versions[where]
         where = where[: leading((versions != 0) & (self._tags[where] == tags[: len(where)]))]
         rows = self._rows[torch.from_numpy(where).to(self._rows.device)]
-        finite = np.array(rows.isfinite().all(dim=1).tolist(), dtype=bool)  # waits for the rows
+        finite = np.array(rows.isfinite().all(dim=1).tolist(), dtype=bool)  # waits for the copy
         sound = finite & (self._versions[where] == versions[: len(where)])
         return rows[: leading(sound)]
 
-    def _cells(self, pages: Words, start: int, count: int) -> Words:
+    def _places(self, pages: Words, start: int, count: int) -> Words:
+        """The row of each of `count` tokens from position `start` on."""
         positions = np.arange(start, start + count)
         found: Words = pages[positions // self._page_size] * self._page_size + positions % self._page_size
         return found

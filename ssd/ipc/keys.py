@@ -1,12 +1,11 @@
-"""The folder of CURVE keys behind `ssd keys`, in ZeroMQ's own certificate format.
+"""The folder of CURVE keys behind `ssd keys`, in ZeroMQ's certificate format.
 
     DIR/server.secret         the engine's pair
     DIR/server.pub            its public half
     DIR/authorized/NAME.pub   the clients that may connect; removing the file shuts one out
-    DIR/clients/NAME/         what client NAME needs and nothing else (client.secret, server.pub): bring it there
+    DIR/clients/NAME/         all that client NAME needs (client.secret, server.pub): bring it there
 
-A client that makes its own pair needs `server.pub`, and its public half goes into `authorized`.
-"""
+A client that makes its own pair needs `server.pub`, and its public half goes into `authorized`."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ _KEY_BYTES, _MOST_BYTES = 32, 2**16
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE pair, each key as 40 characters of Z85."""
+    """A CURVE pair. Each key is 40 characters of Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
 def new_server(directory: Path) -> None:
-    """Make the engine's pair in `directory`, created for its owner alone. Raises UsageError if it has one, or if
-    others may write there."""
+    """Makes the engine's pair in `directory`, readable by its owner alone.
+    Raises UsageError if there is one already, or if others may write there."""
     _create_folder(directory)
     if directory.stat().st_mode & 0o022:
         raise UsageError(f"others may write to {directory}, and so let clients in: chmod go-w {directory}")
@@ -51,14 +50,14 @@ def has_server(directory: Path) -> bool:
 
 
 def check_server(directory: Path) -> None:
-    """Raise UsageError where there are no keys of an engine."""
+    """Raises UsageError where there are no keys of an engine."""
     if not has_server(directory):
         raise UsageError(f"{directory} holds no keys of an engine; make them: ssd keys new {directory}")
 
 
 def new_client(directory: Path, name: str) -> Path:
-    """Make a pair for client `name` and authorize it; returns the folder that the client needs. Raises UsageError for
-    a name that is taken or no name."""
+    """Makes a pair for client `name`, authorizes it and returns the folder that the client needs.
+    Raises UsageError for a name that is taken or invalid."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a client: give letters, digits, - and _, at most 64")
     server = _server_public(directory)
@@ -72,7 +71,7 @@ def new_client(directory: Path, name: str) -> Path:
 
 
 def _server_public(directory: Path) -> bytes:
-    """The engine's public key; its file is made again where it was lost, or never written."""
+    """Returns the engine's public key. A lost or missing file is written again."""
     path = directory / "server.pub"
     if not path.exists() and has_server(directory):
         _write(path, _certificate(load_pair(directory / "server.secret").public))
@@ -80,16 +79,16 @@ def _server_public(directory: Path) -> bytes:
 
 
 def authorizations(directory: Path) -> Iterator[tuple[str, Path]]:
-    """(name, file with the public key) of every client that may connect."""
+    """Yields (name, file with the public key) for every client that may connect."""
     for path in sorted((directory / "authorized").glob("*.pub")):
         yield path.stem, path
 
 
 def load_public(path: Path) -> bytes:
-    """The public key in `path`; raises UsageError when there is none."""
+    """Returns the public key in `path`. Raises UsageError where there is none."""
     try:
         about = path.stat()
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:  # another could block, or never end
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:  # others could block, or never end
             raise ValueError
         public, _ = load_certificate(path)
     except (OSError, ValueError):
@@ -98,7 +97,7 @@ def load_public(path: Path) -> bytes:
 
 
 def load_pair(path: Path) -> KeyPair:
-    """The pair in `path`; raises UsageError when there is none, or when others than its owner may read it."""
+    """Returns the pair in `path`. Raises UsageError where there is none, or where others may read it."""
     public = load_public(path)
     if path.stat().st_mode & 0o077:
         raise UsageError(f"{path} holds a secret that others may read: chmod 600 {path}")
@@ -140,7 +139,7 @@ def _create_folder(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """A new file that only its owner can read, from its first moment on."""
+    """Writes a new file that only its owner can read from its first moment on."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -1,20 +1,20 @@
-"""What the arenas beside the board look like: numbers for whoever makes room for them, without torch."""
+"""Sizes of the arenas that target and draft share beside the board. No torch: the supervisor needs them."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import NamedTuple
 
-from ssd.config import ITEM_BYTES, DType, EngineConfig
+from ssd.config.engine import ITEM_BYTES, DType, EngineConfig
+from ssd.config.params import Speculation
 from ssd.ipc.board import Key
-from ssd.params import Speculation
 
-LAW_WORDS = 2 + len(Key._fields)  # version, token, key
+DRAFT_PROBS_WORDS = 2 + len(Key._fields)  # version, token, key
 
 
 class Layout(NamedTuple):
-    """So many `words` of 64 bits, in memory of the host whatever the carrier, and rows of numbers `shape`. Of a memory
-    file, where the rows follow the words, only what is written takes any room."""
+    """`words` of 64 bits, always in host memory, and rows of numbers of `shape` and `dtype`.
+    In a memory file the rows follow the words; pages that nobody writes take no memory."""
 
     words: int
     shape: tuple[int, ...]
@@ -34,24 +34,24 @@ class Layout(NamedTuple):
 
 
 def on_gpus(device: str, draft_device: str) -> bool:
-    """Whether target and draft both are, so that the rows may lie on one, too."""
+    """True if target and draft both run on GPUs, so that rows may lie on one, too."""
     return "cpu" not in (device, draft_device)
 
 
-def law_layout(slots: int, speculation: Speculation, vocab_size: int) -> Layout:
-    """[slots, entries, depth, V]: `speculation` bounds the chains and their depth, and the last entry is the line's."""
+def draft_probs_layout(slots: int, speculation: Speculation, vocab_size: int) -> Layout:
+    """[slots, entries, depth, V] for the most chains and depth of `speculation`; the last entry: the trunk."""
     places = slots, speculation.chains + 1, speculation.longest
-    return Layout(prod(places) * LAW_WORDS, (*places, vocab_size))
+    return Layout(prod(places) * DRAFT_PROBS_WORDS, (*places, vocab_size))
 
 
 def feature_layout(config: EngineConfig) -> Layout:
-    """[places, width]: a row for every place of the target's KV cache, in the target's own type; a version and a tag
-    for each, and the pages of every slot."""
+    """[slots of the target's KV cache, width], in the target's type.
+    Words: a version and a tag for each row, then the page table of every sequence."""
     assert config.features is not None
-    cells = config.num_pages * config.page_size
-    return Layout(2 * cells + prod(table_shape(config)), (cells, config.features.width), config.dtype)
+    rows = config.num_pages * config.page_size
+    return Layout(2 * rows + prod(table_shape(config)), (rows, config.features.width), config.dtype)
 
 
 def table_shape(config: EngineConfig) -> tuple[int, int]:
-    """(slots, pages) of the table of pages."""
+    """(sequences, pages of each) of the page table."""
     return config.max_num_seqs, -(-config.max_model_len // config.page_size)

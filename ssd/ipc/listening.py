@@ -1,4 +1,4 @@
-"""The socket on which HTTP listens: bound before any process starts, so that a port in use is known at once."""
+"""HTTP's listening socket and API keys, opened before any process starts: errors are known at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import socket
 import stat
 from pathlib import Path
 
-from ssd.config import Server
+from ssd.config.engine import ServerConfig
 from ssd.errors import UsageError
+from ssd.files import read_bounded
 
 _BACKLOG = 2048
-_SEND_BYTES = 128 * 2**10  # of each connection: what lies in the system's buffers looks read (by default megabytes)
+_MOST_KEY_BYTES = 2**20
+_SEND_BYTES = 128 * 2**10  # a connection; what lies in the kernel's buffer looks read (default: megabytes)
 
 
-def listen(server: Server) -> socket.socket:
-    """A listening socket on `server.uds`, or on its host and port. Raises UsageError."""
+def listen(server: ServerConfig) -> socket.socket:
+    """Returns a non-blocking listening socket on `server.uds`, or on its host and port. Raises UsageError."""
     try:
         listening = _unix(Path(server.uds)) if server.uds is not None else _tcp(server.host, server.port)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -29,7 +31,7 @@ def listen(server: Server) -> socket.socket:
 
 
 def listen_for_nodes(host: str, port: int) -> socket.socket:
-    """A blocking one for other nodes. Raises UsageError."""
+    """Returns a blocking listening socket for other nodes. Raises UsageError."""
     try:
         listening = _tcp(host, port)
         listening.listen(_BACKLOG)
@@ -43,7 +45,7 @@ def _refused(where: str, error: OSError) -> UsageError:
 
 
 def url(listening: socket.socket) -> str:
-    """Where a client finds it."""
+    """Returns where a client finds the socket."""
     if listening.family == socket.AF_UNIX:
         return f"unix:{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
@@ -51,7 +53,7 @@ def url(listening: socket.socket) -> str:
 
 
 def close(listening: socket.socket) -> None:
-    """Listen no more; a socket's file goes, too."""
+    """Closes the socket, and removes its file if it has one."""
     if listening.family == socket.AF_UNIX:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(listening.getsockname())
@@ -59,7 +61,7 @@ def close(listening: socket.socket) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """True if only this machine reaches `host`."""
     if host == "localhost":
         return True
     try:
@@ -78,7 +80,7 @@ def _tcp(host: str, port: int) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """For this user alone. A file that a dead server has left behind is taken over."""
+    """Binds a socket for this user alone. Takes over a file that a dead server left behind."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -100,3 +102,19 @@ def _bound(listening: socket.socket, address: object) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def read_api_keys(path: str) -> list[bytes]:
+    """Returns the API keys in a file, one a line. Raises UsageError if others can read it or it has no keys."""
+    file = Path(path)
+    try:
+        lines = read_bounded(file, _MOST_KEY_BYTES).splitlines()
+        mode = file.stat().st_mode
+    except (OSError, UsageError) as error:
+        raise UsageError(f"--api-key-file: {error}") from None
+    if mode & 0o077:
+        raise UsageError(f"--api-key-file {path}: others may read it; chmod 600 it")
+    keys = [line.strip() for line in lines]
+    if not keys or not all(keys):
+        raise UsageError(f"--api-key-file {path}: a key, on a line of its own, must not be empty")
+    return keys

@@ -1,177 +1,43 @@
-"""Every message of every socket, as bounded msgspec Structs (contract C7: no pickle; C8: bounded).
+"""The internal protocol: the messages between an engine's own processes, as bounded MessagePack.
 
-A message is two frames: a fixed header (magic, protocol version, epoch) and one msgpack body whose type is given by
-its tag. The tables `CLIENT`, `ENGINE`, ... name the union that each direction of each socket accepts.
-"""
+It has a version of its own, so that it can change without the public protocol (`ssd.ipc.public`, which also frames
+these messages). Each section below is one connection; the `Direction`s at the end say what each end accepts."""
 
 from __future__ import annotations
 
-import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from ssd.params import CacheSalt, SamplingParams, Speculation, TokenId
+from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, TokenId
+from ssd.ipc import public
+from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Tokens
 
-MAGIC = b"SSD"
-PROTOCOL_VERSION = 2
-_HEADER = struct.Struct("<3sBI")
+INTERNAL_VERSION = 128
+"""Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
 
 HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
-MAX_PROMPT_TOKENS = 1_048_576
-MAX_TEXT = 4 * 2**20
+MAX_ROUNDS, MAX_ENDED = 8192, 1024  # events in one report
 
-RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
-Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
-Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
-Name = Annotated[str, Meta(max_length=512)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
-Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
-FinishReason = Literal["stop", "length", "abort", "error"]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
 DraftState = Literal["down", "up", "open", "half_open"]
-"""Not there; in use; left alone by the circuit breaker (`ssd.target.breaker`); on trial."""
+"""Not running; in use; left alone by the circuit breaker (`ssd.target.draft_session`); on trial."""
 
 
-class BadFrame(ValueError):
-    """A frame that is not a message of this protocol; it is dropped and counted, never fatal."""
+class InternalMessage(Message, frozen=True):
+    """Base of all messages that never leave the engine."""
+
+    version: ClassVar[int] = INTERNAL_VERSION
 
 
-class Message(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Base of all messages; the tag is the class name."""
+# -- frontend and draft <-> target: the handshake -------------------------------------------------------------------
 
 
-# -- results that travel as part of messages ------------------------------------------------------------------------
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Log-probability (natural) of an emitted token and of the likeliest alternatives as (id, logprob) pairs."""
-
-    token_id: TokenId
-    logprob: Number
-    top: Annotated[list[tuple[TokenId, Number]], Meta(max_length=20)]
-
-
-Logprobs = Annotated[list[TokenLogprob], Meta(max_length=MAX_PROMPT_TOKENS)]
-
-
-class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one request went. Definitions: CONVENTIONS 3; times are means per round in milliseconds.
-
-    A round is one verification. `hit_rate` leaves the first round after prefill out and is 0 in `ar` and `sd`.
-    `acceptance_histogram[a]` counts the rounds that accepted `a` draft tokens. The time in the queue is part of that to
-    the first token.
-    """
-
-    mode: Name = "ar"
-    rounds: Count = 0
-    drafted_tokens: Count = 0
-    accepted_tokens: Count = 0
-    hits: Count = 0
-    misses: Count = 0
-    mean_acceptance_length: Number = 0.0
-    mean_acceptance_length_on_hit: Number = 0.0
-    mean_acceptance_length_on_miss: Number = 0.0
-    hit_rate: Number = 0.0
-    tokens_per_second: Number = 0.0
-    acceptance_histogram: Annotated[list[Count], Meta(max_length=65)] = []
-    queue_time_ms: Milliseconds = 0.0
-    time_to_first_token_ms: Milliseconds = 0.0
-    generation_time_ms: Milliseconds = 0.0
-    verify_ms: Milliseconds = 0.0
-    draft_wait_ms: Milliseconds = 0.0
-    round_overhead_ms: Milliseconds = 0.0
-    draft_step_ms: Milliseconds = 0.0
-    cached_tokens: Count = 0
-
-
-class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    prompt_tokens: Count
-    completion_tokens: Count
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
-    content: Text
-
-
-# -- client <-> frontend (the public protocol) ----------------------------------------------------------------------
-
-
-class Generate(Message, frozen=True):
-    """Ask for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given.
-
-    `id` is the client's own name for the request, unique among its open ones.
-    """
-
-    id: RequestId
-    prompt: Text | None = None
-    token_ids: PromptIds | None = None
-    messages: Annotated[list[ChatMessage], Meta(max_length=1024)] | None = None
-    params: SamplingParams = SamplingParams()
-
-
-class Cancel(Message, frozen=True):
-    """Stop a request; it still ends with one `Done` (reason `abort`) unless it had already ended."""
-
-    id: RequestId
-
-
-class Describe(Message, frozen=True):
-    """Ask what is served; answered by `Description`."""
-
-
-class Description(Message, frozen=True):
-    """What is served: `model` under all of `names`, up to `max_model_len` tokens of prompt and output together."""
-
-    model: Name
-    names: Annotated[list[Name], Meta(max_length=64)]
-    draft: Name
-    speculation: Speculation
-    vocab_size: Count
-    max_model_len: Count
-    chat: bool
-
-
-class Chunk(Message, frozen=True):
-    """Tokens that one round added, or several rounds for a client that reads slowly. `text` may be empty while a
-    character is incomplete. `prompt_logprobs` come with the first tokens, for all of the prompt's but its first. With
-    neither tokens nor text it says nothing: sending it tells an engine whether the client is still there."""
-
-    id: RequestId
-    text: Text
-    token_ids: Tokens
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
-
-
-class Done(Message, frozen=True):
-    """The one end of a request that was accepted. `text` is what was still held back."""
-
-    id: RequestId
-    finish_reason: FinishReason
-    text: Text
-    prompt_token_ids: PromptIds
-    usage: Usage
-    metrics: Metrics
-
-
-class Failed(Message, frozen=True):
-    """The one end of a request that was refused or broke. `code` is stable, `message` is for people."""
-
-    id: RequestId
-    code: Name
-    message: Name
-
-
-# -- frontend <-> target --------------------------------------------------------------------------------------------
-
-
-class Hello(Message, frozen=True):
-    """First message of a peer to the target: who it is and which model it believes in. A draft that cannot open what
-    the target exports says it again, with `imports` false; from then on both use the memory of the host."""
+class Hello(InternalMessage, frozen=True):
+    """First message of a peer to the target: its role, and the model it was started for.
+    A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false. From then on both sides
+    use host memory."""
 
     role: Literal["frontend", "draft"]
     vocab_size: Count
@@ -180,8 +46,9 @@ class Hello(Message, frozen=True):
 
 
 class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`size` bytes on a GPU that the target exports as `name`: CUDA's handle of the `memory`, the UUID of the `gpu` it
-    lies on, and the `mark` that follows it there (`ssd.ipc.shared`)."""
+    """`size` bytes of GPU memory that the target exports under `name`.
+    `memory` is CUDA's handle, `gpu` the UUID of the device, `mark` the bytes that follow the memory
+    (`ssd.ipc.arenas`)."""
 
     name: Name
     size: Count
@@ -190,20 +57,22 @@ class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mark: Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
 
 
-class Ready(Message, frozen=True):
-    """The target's answer to a `Hello` it accepts. A draft finds its `arenas` there, those that are not in memory that
-    both have inherited."""
+class Ready(InternalMessage, frozen=True):
+    """The target accepts a `Hello`. `arenas` tells a draft which arenas lie on the GPU; the others it has inherited."""
 
-    arenas: Annotated[list[ArenaHandle], Meta(max_length=8)] = []
+    arenas: Annotated[list[ArenaHandle], Meta(max_length=8)] = msgspec.field(default_factory=list)
 
 
-class Refused(Message, frozen=True):
-    """The target's answer to a `Hello` of another vocabulary or model."""
+class Refused(InternalMessage, frozen=True):
+    """The target refuses a `Hello` of another vocabulary or model."""
 
     message: Name
 
 
-class Submit(Message, frozen=True):
+# -- frontend <-> target --------------------------------------------------------------------------------------------
+
+
+class Submit(InternalMessage, frozen=True):
     """A tokenised request. `params.seed` and `params.speculation` are filled in."""
 
     request: RequestId
@@ -211,23 +80,23 @@ class Submit(Message, frozen=True):
     params: SamplingParams
 
 
-class Abort(Message, frozen=True):
-    """Forget a request. No `Emission` follows an abort that the target has read."""
+class Abort(InternalMessage, frozen=True):
+    """Forget a request. The target sends no `Emission` for it once it has read this."""
 
     request: RequestId
 
 
 class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one step gave one request; `finish_reason` ends it, `error` says why when the reason is `error`.
+    """What one step gave one request.
 
-    `drafted` tokens were verified and `accepted` of them were right. `cache` says what the speculation cache had for
-    the round: "hit", the reason of a miss (CONVENTIONS 3), or nothing where that question does not arise.
-    """
+    `finish_reason` ends the request; `error` explains the reason `error`. Of `drafted` verified tokens `accepted` were
+    accepted. `cache` is the result of the speculation cache look-up: "hit", the reason of a miss (the names of
+    `ssd.ipc.trace_ring.Mark`), or empty where there was no look-up."""
 
     request: RequestId
     token_ids: Tokens
     logprobs: Logprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: public.FinishReason | None = None
     metrics: Metrics | None = None
     error: Name = ""
     drafted: Count = 0
@@ -237,10 +106,12 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How busy the target is: requests that run and that wait, the part of the KV cache in use (0 to 1), what the draft
-    is, the tokens of the step, and the seconds of its forward pass and of waiting for the draft before it. Counted so
-    far: how often what the draft had was not sound, tree steps of the draft, the seconds in them, and look-ups that
-    found nothing but what answers another outcome."""
+    """How busy the target is after a step.
+
+    `running` and `waiting` are requests, `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the forward pass
+    of this step, `wait_seconds` the wait for the draft before it. The last four fields are totals since the target
+    started: board entries refused as unsound, tree steps of the draft and their seconds, and look-ups that found only
+    an entry for another outcome."""
 
     running: Count = 0
     waiting: Count = 0
@@ -255,8 +126,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     stale_speculations: Count = 0
 
 
-class Step(Message, frozen=True):
-    """All emissions of one step: one message per round (CONVENTIONS 3)."""
+class Step(InternalMessage, frozen=True):
+    """All emissions of one step: one message a round for the whole batch."""
 
     emissions: Annotated[list[Emission], Meta(max_length=4096)]
     load: Load = Load()
@@ -265,9 +136,9 @@ class Step(Message, frozen=True):
 # -- target -> draft ------------------------------------------------------------------------------------------------
 
 
-class Admit(Message, frozen=True):
-    """Begin or rebuild a sequence (contract C1). `token_ids` are committed; `round` is the verification in flight,
-    which carries no draft tokens."""
+class Admit(InternalMessage, frozen=True):
+    """Begins or rebuilds a sequence from its committed `token_ids`, all that a draft needs.
+    `round` is the verification in flight, which carries no draft tokens."""
 
     request: RequestId
     slot: Count
@@ -282,12 +153,10 @@ class Admit(Message, frozen=True):
     cache_salt: CacheSalt = ""
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Verification `round` of `request` accepted `accepted` draft tokens and emitted `token` after them.
-
-    `in_flight` is how many tokens of the chain cached for this outcome are being verified now, or -1 when the target
-    has not decided (it waits for a backup; a `Launched` follows).
-    """
+    `in_flight` is how many tokens of the entry cached for this outcome are now being verified. It is -1 where the
+    target waits for a backup and has not decided; a `Launched` follows."""
 
     request: RequestId
     round: Count
@@ -296,15 +165,15 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     in_flight: Annotated[int, Meta(ge=-1, le=64)]
 
 
-class Outcomes(Message, frozen=True):
-    """The outcomes of one step, one message for the batch."""
+class Outcomes(InternalMessage, frozen=True):
+    """The outcomes of one step: one message for the batch."""
 
-    rows: Annotated[list[Outcome], Meta(max_length=4096)]
+    rows: Annotated[list[Verified], Meta(max_length=4096)]
 
 
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Verification `round` of `request` has `in_flight` draft tokens: the draft's first ones, or the `tokens` that the
-    target has from elsewhere."""
+    """Verification `round` of `request` has `in_flight` draft tokens.
+    They are the draft's own first ones, unless `tokens` is given: then the target has them from another source."""
 
     request: RequestId
     round: Count
@@ -312,52 +181,138 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     tokens: Annotated[list[TokenId], Meta(max_length=64)] = []
 
 
-class Launched(Message, frozen=True):
-    """The rows left open by `Outcomes` are being verified now."""
+class Launched(InternalMessage, frozen=True):
+    """The rows that `Outcomes` left undecided are now being verified."""
 
     rows: Annotated[list[Launch], Meta(max_length=4096)]
 
 
-class Retune(Message, frozen=True):
-    """(request, how to speculate from now on): K and fan-outs as the tuner has chosen them."""
+class Retune(InternalMessage, frozen=True):
+    """(request, its speculation from now on): K and fan-outs as the tuner chose them."""
 
     rows: Annotated[list[tuple[RequestId, Speculation]], Meta(max_length=4096)]
 
 
-class Release(Message, frozen=True):
+class Release(InternalMessage, frozen=True):
     """Sequences that ended, lost their pages or go on without a draft."""
 
     requests: Annotated[list[RequestId], Meta(max_length=4096)]
 
 
-class Rejoin(Message, frozen=True):
+class Rejoin(InternalMessage, frozen=True):
     """Forget everything and say `Hello` again: messages were lost while the draft did not read."""
 
 
-def pack(message: Message, epoch: int = 0) -> list[bytes]:
-    """The two frames of a message."""
-    return [_HEADER.pack(MAGIC, PROTOCOL_VERSION, epoch), _encoder.encode(message)]
+# -- rank 0 of the target -> the other ranks ------------------------------------------------------------------------
+
+Slot = Annotated[int, Meta(ge=0, le=65535)]
+Page = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Pages = Annotated[list[Page], Meta(max_length=2**20)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
 
 
-def unpack(frames: list[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[int, Any]:
-    """(epoch, message) of two frames; raises `BadFrame` and nothing else for whatever may arrive."""
-    if len(frames) != 2 or len(frames[0]) != _HEADER.size:
-        raise BadFrame("expected a header frame and a body frame")
-    magic, version, epoch = _HEADER.unpack(frames[0])
-    if magic != MAGIC:
-        raise BadFrame("not an ssd frame")
-    if version != PROTOCOL_VERSION:
-        raise BadFrame(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
-    try:
-        return epoch, decoder.decode(frames[1])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(str(error)) from None
+class RowStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One row of a forward (`ssd.execution.batch.Row`).
+    Its page table is the first `kept` pages that its slot had before, followed by `pages`."""
+
+    slot: Slot
+    start: Count
+    token_ids: Tokens
+    outputs: Count
+    kept: Count
+    pages: Pages
 
 
-_encoder = msgspec.msgpack.Encoder()
+class RankStep(InternalMessage, frozen=True):
+    """A forward over `rows`. `laws` has a (temperature, seed) a row to sample with; None asks for the logits."""
 
-CLIENT_TO_FRONTEND = msgspec.msgpack.Decoder(Generate | Cancel | Describe)
-FRONTEND_TO_CLIENT = msgspec.msgpack.Decoder(Description | Chunk | Done | Failed)
-PEER_TO_TARGET = msgspec.msgpack.Decoder(Hello | Submit | Abort)
-TARGET_TO_FRONTEND = msgspec.msgpack.Decoder(Ready | Refused | Step)
-TARGET_TO_DRAFT = msgspec.msgpack.Decoder(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
+    rows: Annotated[list[RowStep], Meta(max_length=65536)]
+    laws: Annotated[list[tuple[Temperature, Seed]], Meta(max_length=65536)] | None
+
+
+# -- child -> supervisor --------------------------------------------------------------------------------------------
+
+
+class Status(InternalMessage, frozen=True):
+    """The state of a child. `failed` carries the cause and the exit code that it deserves."""
+
+    role: Name
+    state: Literal["ready", "failed", "stopped"]
+    message: Annotated[str, Meta(max_length=65536)] = ""
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
+
+
+class Loading(InternalMessage, frozen=True):
+    """Bytes of weights that a child has read (`done`) and has to read (`total`)."""
+
+    done: Count
+    total: Count
+
+
+class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """An `Emission` without its tokens, as the frontend saw it at `at` (monotonic ns).
+    `first` marks the prefill's, which verifies nothing."""
+
+    at: Count
+    request: RequestId
+    tokens: Count
+    drafted: Count
+    accepted: Count
+    cache: Name
+    first: bool
+
+
+class EndEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A request that ended at `at` (monotonic ns) for `reason`.
+    `metrics` are those that its client gets; they are empty where the target has not reported the end."""
+
+    at: Count
+    request: RequestId
+    prompt_tokens: Count
+    completion_tokens: Count
+    reason: Name
+    metrics: Metrics
+
+
+class FrontendReport(InternalMessage, frozen=True, tag="Report"):
+    """Frontend -> supervisor while someone watches: what has happened since the last report.
+    `dropped` counts events that did not fit into one message."""
+
+    load: Load
+    open_requests: Count
+    state: Name
+    rounds: Annotated[list[RoundEvent], Meta(max_length=MAX_ROUNDS)]
+    ended: Annotated[list[EndEvent], Meta(max_length=MAX_ENDED)]
+    dropped: Count = 0
+
+
+# -- supervisor -> frontend -----------------------------------------------------------------------------------------
+
+
+class Drain(InternalMessage, frozen=True):
+    """Finish the open requests within `seconds` and refuse new ones. Then end the rest and answer `stopped`."""
+
+    seconds: Seconds
+
+
+class TargetLost(InternalMessage, frozen=True):
+    """The target has died, and its requests with it. Another one is started, unless the engine drains."""
+
+
+class Watch(InternalMessage, frozen=True):
+    """Someone watches: send reports for `seconds` from now on. The supervisor renews this in time."""
+
+    seconds: Seconds
+
+
+def internal(union: Any) -> public.Direction:
+    """Returns the direction that accepts a union of internal messages."""
+    return public.Direction(INTERNAL_VERSION, msgspec.msgpack.Decoder(union))
+
+
+PEER_TO_TARGET = internal(Hello | Submit | Abort)
+TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
+TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
+RANK_STEP = internal(RankStep)
+CHILD_TO_SUPERVISOR = internal(Status | Loading | FrontendReport)
+SUPERVISOR_TO_CHILD = internal(Drain | TargetLost | Watch)

@@ -1,4 +1,4 @@
-"""A child process as a function that returns: start-up, status, and the end when its parent ends (RELIABILITY 1)."""
+"""A child process: how it starts, reports to its supervisor, and ends with it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import run_directory, sockets
-from ssd.ipc.messages import Message
-from ssd.ipc.pulse import Pulses
-from ssd.ipc.supervision import Loading, Report, Status
-from ssd.monitor.lanes import LANES, SILENT, Lane, State
+from ssd.ipc.heartbeat import Heartbeats
+from ssd.ipc.messages import ArenaHandle, FrontendReport, Hello, Loading, Ready, Refused, Status
+from ssd.ipc.public import Message
+from ssd.ipc.trace_ring import NO_TRACE, TRACED, State, TraceRing
+
+log = logging.getLogger("ssd.ipc")
+
+IDLE_MS = 100
+"""How long an engine without work sleeps before it shows a heartbeat again."""
 
 _PR_SET_PDEATHSIG = 1
-_LOADING_S = 0.1  # between two words about it
+_LOADING_S = 0.1  # between two messages
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told at its start, as JSON through an inherited file descriptor.
 
-    `death_fd` reaches end of file when the supervisor ends; `board_fd` is the memfd of the speculation board and
-    `laws_fd` that of the arena of draft laws, `features_fd` that of hidden states, `pulse_fd` that of the turn
-    counters, `events_fd` that of the lanes, `http_fd` the socket that listens for HTTP; -1 where no one needs it. The
-    ranks of a target are a `group`, named by the epoch of its first.
-    """
+    `death_fd` reaches end of file when the supervisor ends. The other descriptors are memfds: the speculation board,
+    draft probabilities, hidden states (`features_fd`), heartbeats and trace rings. `http_fd` is the
+    socket that listens for HTTP. -1 means that the child needs none. The ranks of a target share a `group`, named by
+    the epoch of its first."""
 
     role: str
     epoch: int
@@ -46,27 +50,27 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: tuple[int, ...]
     death_fd: int
     board_fd: int
-    laws_fd: int = -1
+    draft_probs_fd: int = -1
     features_fd: int = -1
-    pulse_fd: int = -1
-    events_fd: int = -1
+    heartbeat_fd: int = -1
+    trace_fd: int = -1
     http_fd: int = -1
     rank: int = 0
     group: int = 0
 
 
 class Child:
-    """A child's view of its engine: configuration, sockets' directory, the supervisor's ear."""
+    """A child's view of its engine: configuration, addresses, heartbeat, trace, the supervisor."""
 
     def __init__(self, start: Start, cores: Iterable[int] = ()) -> None:
-        """`cores` are those that the threads of sockets may use; none given, they share this process's."""
+        """`cores` are those that ZeroMQ's threads may use; without any they share this process's."""
         self.start = start
         self.config = start.config
         self.epoch = start.epoch
-        self._pulses = Pulses(start.pulse_fd)
-        records = self.config.telemetry and start.role in LANES
-        self.lane = Lane(start.events_fd, start.role) if records else SILENT
-        self.lane.enter(State.LOADING)
+        self._heartbeats = Heartbeats(start.heartbeat_fd)
+        records = self.config.telemetry and start.role in TRACED
+        self.trace = TraceRing(start.trace_fd, start.role) if records else NO_TRACE
+        self.trace.enter(State.LOADING)
         self.context: zmq.Context[Any] = zmq.Context()
         for core in cores:
             self.context.set(zmq.THREAD_AFFINITY_CPU_ADD, core)
@@ -74,15 +78,15 @@ class Child:
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
     def address(self, name: str) -> str:
-        """The ZeroMQ address of a socket of this run."""
+        """Returns the ZeroMQ address of a socket of this run."""
         return f"ipc://{self.start.run_directory}/{name}"
 
     def beat(self) -> None:
-        """Show that this process goes on; once in every turn of its loop."""
-        self._pulses.beat(self.start.role)
+        """Shows that this process goes on. Call it once in every turn of its loop."""
+        self._heartbeats.beat(self.start.role)
 
     def loading(self, done: int, total: int) -> None:
-        """So many bytes of the weights have been read. Said now and then; may be lost."""
+        """Reports progress in reading weights, in bytes, now and then. The message may be lost."""
         if (now := time.monotonic()) >= self._loading_told + _LOADING_S:
             self._loading_told = now
             self._tell(Loading(done, total))
@@ -96,12 +100,32 @@ class Child:
     def failed(self, message: str, exit_code: int) -> None:
         self._tell(Status(self.start.role, "failed", message[:65536], exit_code))
 
-    def report(self, report: Report) -> None:
-        """What someone watches; may be lost."""
+    def report(self, report: FrontendReport) -> None:
+        """Sends what a watcher wants. The message may be lost."""
         self._tell(report)
 
     def _tell(self, message: Message) -> None:
         sockets.send(self.supervisor, message, self.epoch)
+
+    def answer_hello(
+        self, socket: zmq.Socket[bytes], peer: bytes, hello: Hello, arenas: Sequence[ArenaHandle] = ()
+    ) -> bool:
+        """Answers a peer of the target; a draft is told of the exported `arenas`. False if the peer is refused."""
+        reason = self._objection(hello)
+        answer = Ready(list(arenas) if hello.role == "draft" else []) if reason is None else Refused(reason)
+        if not sockets.send(socket, answer, self.epoch, peer):
+            log.warning("%r was gone before it was answered", peer)
+        return reason is None
+
+    def _objection(self, hello: Hello) -> str | None:
+        config = self.config
+        if hello.digest != config.digest:
+            return f"this engine runs {config.target_name[:128]}; the {hello.role} was started for another model"
+        if hello.vocab_size != config.vocab_size:
+            return (
+                f"this engine's vocabulary has {config.vocab_size} tokens, that of the {hello.role} {hello.vocab_size}"
+            )
+        return None
 
     def close(self) -> None:
         self.supervisor.setsockopt(zmq.LINGER, 1000)
@@ -109,11 +133,11 @@ class Child:
 
 
 def run(module: str) -> None:
-    """Entry point of every child: `python -m ssd.<role> FD`. Calls `main(child)` of `module`, reports how it ended,
-    never returns.
+    """Entry point of every child (`python -m ssd.<role> FD`).
 
-    The module is imported last: loading torch takes a second, in which the parent may already die.
-    """
+    Calls `main(child)` of `module`; never returns.
+
+    The module is imported last: loading torch takes a second, in which the parent may already die."""
     descriptor = int(sys.argv[1])
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
@@ -122,7 +146,7 @@ def run(module: str) -> None:
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
     _die_with_parent(start)
-    # Where a process has one core, each message sent would stop it for the thread that carries it.
+    # On one core, each message would stop this process for ZeroMQ's thread.
     child = Child(start, cores if start.cpus else ())
     code = 0
     try:
@@ -139,7 +163,7 @@ def run(module: str) -> None:
 
 
 def log_level() -> str:
-    """The level of SSD_LOG (DEBUG, INFO, WARNING, ERROR); raises `UsageError` for any other word."""
+    """Returns the level named by SSD_LOG. Raises UsageError for any other word."""
     level = os.environ.get("SSD_LOG", "WARNING").upper()
     if level not in logging.getLevelNamesMapping():
         raise UsageError(f"SSD_LOG is {level!r}; give DEBUG, INFO, WARNING or ERROR")
@@ -147,24 +171,24 @@ def log_level() -> str:
 
 
 def _die_with_parent(start: Start) -> None:
-    """End when the supervisor does, whatever this process is busy with."""
+    """Ends this process when the supervisor ends, whatever it is busy with."""
     parent = os.pidfd_open(os.getppid())
 
     def watch() -> None:
-        # What the supervisor's program has forked holds the pipe open after its end: look at itself, too.
+        # A fork of the supervisor's program may hold the pipe open: watch the parent too.
         select.select([start.death_fd, parent], [], [])
         run_directory.remove(Path(start.run_directory))
         os._exit(0)
 
     threading.Thread(target=watch, name="death-pipe", daemon=True).start()
-    # A stopped process cannot read a pipe, nor can one that hangs in a device's library: when the supervisor's thread
-    # ends, the kernel sends a signal. One process is only woken, to remove the directory.
+    # A process that is stopped, or hangs in a device's library, cannot read a pipe. So the kernel sends a signal when
+    # the supervisor's thread ends. The frontend is only woken, to remove the directory.
     at_death = signal.SIGCONT if start.role == "frontend" else signal.SIGKILL
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, at_death)
 
 
 def memory_file(name: str, size: int) -> int:
-    """A sealed anonymous shared-memory file of `size` bytes; returns its descriptor (RELIABILITY 1)."""
+    """Returns the descriptor of a sealed anonymous shared-memory file of `size` bytes."""
     import fcntl
 
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

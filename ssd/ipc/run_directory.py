@@ -1,8 +1,7 @@
-"""The private directory of a running engine, where its sockets are: made, found, and removed.
+"""The private directory of a running engine, where its sockets are: made, found and removed.
 
-It is known by its name, its owner, its mode and what its lock file says. A directory that lacks one of these belongs to
-somebody else: it is neither asked nor removed.
-"""
+An engine's directory is known by its name, owner, mode and lock file. One that lacks any of these belongs to somebody
+else: it is neither read nor removed."""
 
 from __future__ import annotations
 
@@ -18,19 +17,17 @@ from ssd.errors import SsdError
 
 _PREFIX = "ssd-"
 _NAME = re.compile(r"ssd-[a-z0-9_]{8}")  # as tempfile.mkdtemp makes it
-_LOCK = "lock"  # held by the supervisor: where nobody holds it, the engine is dead
+_LOCK = "lock"  # the supervisor holds it; if nobody does, the engine is dead
 _MAGIC = b"ssd run directory 1\n"  # written to the lock once it is held
-# What the processes of an engine make there, beside the lock (`ssd.ipc.sockets`, `ssd.target.ranks`).
+# Files that an engine's processes make there, beside the lock (`ssd.ipc.sockets`, `ssd.target.ranks`).
 _MADE = re.compile(r"(client|engine|supervisor|telemetry|rank-\d+)\.sock|ranks-\d+")
 
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """A directory in which the addresses of sockets stay under the kernel's limit of 107 bytes; removed at the end.
-
-    Engines remove theirs however they end, unless all of their processes are killed at once. What such a one has left
-    goes now. Raises `SsdError` where there is no place for it.
-    """
+    """Yields a new run directory and removes it at the end.
+    Its sockets' addresses stay under the kernel's limit of 107 bytes. Directories of engines whose processes were
+    all killed at once are removed now. Raises SsdError where there is no place for one."""
     import fcntl
     import tempfile
 
@@ -49,14 +46,13 @@ def run_directory() -> Iterator[Path]:
 
 
 def run_directories() -> list[Path]:
-    """Those of all engines of this user that were started with an environment like this one, dead ones that left theirs
-    included."""
+    """Returns the directories of all of this user's engines with the same environment, dead ones included."""
     return _of_engines(_parent())
 
 
 def remove(directory: Path) -> None:
-    """Remove what an engine has made in its run directory, and the directory if nothing else is in it. Files that are
-    gone already are no error."""
+    """Removes what an engine has made in its run directory, and the directory if nothing else is in it.
+    Files that are gone already are no error."""
     try:
         folder = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -76,7 +72,7 @@ def _of_engines(parent: Path) -> list[Path]:
 
 
 def _is_engines(directory: Path) -> bool:
-    """Whether it is the run directory of an engine of this user. Never blocks."""
+    """True for the run directory of an engine of this user. Never blocks."""
     lock = _lock_of(directory)
     if lock is not None:
         os.close(lock)
@@ -84,7 +80,7 @@ def _is_engines(directory: Path) -> bool:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Remove the run directory of an engine if nobody holds its lock."""
+    """Removes an engine's run directory if nobody holds its lock."""
     import fcntl
 
     lock = _lock_of(directory)
@@ -100,7 +96,7 @@ def _remove_if_dead(directory: Path) -> None:
 
 
 def _lock_of(directory: Path) -> int | None:
-    """A descriptor of its lock; None where it is not the run directory of an engine of this user. Never blocks."""
+    """Returns a descriptor of the directory's lock, or None if it is no engine's of this user. Never blocks."""
     try:
         about = directory.lstat()
         private = stat.S_ISDIR(about.st_mode) and stat.S_IMODE(about.st_mode) == 0o700

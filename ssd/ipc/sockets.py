@@ -1,4 +1,4 @@
-"""The sockets of the engine: explicit limits everywhere, never a blocking send (RELIABILITY 2)."""
+"""The engine's ZeroMQ sockets: explicit limits everywhere, and no send that blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import msgspec
 import zmq
 
 from ssd.errors import SsdError
-from ssd.ipc.messages import BadFrame, Message, pack, unpack
+from ssd.ipc.public import BadFrame, Direction, Message, pack, unpack
 
 log = logging.getLogger("ssd.ipc")
 
@@ -21,7 +20,7 @@ INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
 PUBLIC_QUEUE = 2
-"""Messages of one client that may wait to be read. More of the largest would be too many bytes."""
+"""Messages of one client that may wait to be read. More of the largest would take too much memory."""
 
 _PATIENCE_S, _RETRY_S = 5.0, 0.005
 _SUBSCRIPTION_BYTES = 256
@@ -34,7 +33,7 @@ TELEMETRY = "telemetry.sock"
 
 
 def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """A bound ROUTER. Sending to a peer that is gone fails at once instead of vanishing (ROUTER_MANDATORY)."""
+    """Returns a bound ROUTER. Sending to a peer that is gone fails at once (ROUTER_MANDATORY)."""
     socket = _unbound_router(context, INTERNAL_BYTES)
     if address.startswith("tcp:"):
         notice_silence(socket)
@@ -43,15 +42,15 @@ def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 def public_router(context: zmq.Context[Any], max_bytes: int = PUBLIC_BYTES) -> zmq.Socket[bytes]:
-    """One for clients, who are not trusted: not bound yet."""
+    """Returns an unbound ROUTER for clients, which are not trusted."""
     socket = _unbound_router(context, max_bytes)
     socket.setsockopt(zmq.RCVHWM, PUBLIC_QUEUE)
     return socket
 
 
 def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Tells who connects to `socket` and who leaves: the events ACCEPTED and DISCONNECTED, with the descriptor. Its
-    queue has no bound, as libzmq would wait for room in it and do nothing else."""
+    """Returns a socket that tells who connects to `socket` and who leaves, with the descriptor.
+    Its queue has no bound: libzmq would wait for room in it and do nothing else."""
     address = f"inproc://monitor-{socket.underlying:x}"
     socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
     listener = socket.context.socket(zmq.PAIR)
@@ -63,11 +62,9 @@ def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 def dealer(
     context: zmq.Context[Any], address: str, identity: bytes | None = None, max_bytes: int = INTERNAL_BYTES
 ) -> zmq.Socket[bytes]:
-    """A connected DEALER; what is sent before the connection is up waits for it, at most HIGH_WATER_MARK messages.
-
-    Not IMMEDIATE: with it libzmq 4.3.5 discards what had arrived unread when the peer disconnects, and has been seen to
-    abort the process over half a message.
-    """
+    """Returns a connected DEALER. Up to HIGH_WATER_MARK messages wait until the connection is up.
+    Not IMMEDIATE: with it libzmq 4.3.5 discards unread messages when the peer disconnects, and has been seen to
+    abort the process over half a message."""
     socket = context.socket(zmq.DEALER)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
@@ -77,9 +74,9 @@ def dealer(
 
 
 def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[bytes]:
-    """A bound XPUB, which keeps `most` messages for a subscriber that does not read and drops the rest."""
+    """Returns a bound XPUB. It keeps `most` messages for a subscriber that does not read and drops the rest."""
     socket = context.socket(zmq.XPUB)
-    socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # every subscription is told, not only the first
+    socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report every subscription, not only the first
     _limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SNDHWM, most)
     socket.bind(address)
@@ -87,8 +84,8 @@ def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[
 
 
 def subscription(socket: zmq.Socket[bytes]) -> bool | None:
-    """What has come to a publisher: True for a new subscriber to everything, False when the last one has left, None
-    when there is no news."""
+    """Returns the next news of a publisher's subscribers:
+    True for a new one, False when the last has left, None for no news."""
     while True:
         try:
             frames = socket.recv_multipart(flags=zmq.NOBLOCK)
@@ -99,7 +96,7 @@ def subscription(socket: zmq.Socket[bytes]) -> bool | None:
 
 
 def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """A SUB to everything that is published at `address`, now or later."""
+    """Returns a SUB to everything that is published at `address`."""
     socket = context.socket(zmq.SUB)
     _limit(socket, INTERNAL_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -108,10 +105,8 @@ def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 def notice_silence(socket: zmq.Socket[bytes]) -> None:
-    """For TCP, where a peer can vanish without a word: take it for gone when its transport is silent for a minute.
-
-    Longer than an engine bears with a slow reader, whose transport is as silent.
-    """
+    """Takes a TCP peer for gone when its transport is silent for a minute.
+    That is longer than an engine bears with a slow reader, whose transport is just as silent."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, 15_000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
 
@@ -131,13 +126,13 @@ def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
 
 
 def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> Sent:
-    """Send without waiting; "full" or "gone" say that the peer's queue is full, or that there is no such peer."""
+    """Sends without waiting. Returns "full" if the peer's queue is full, "gone" if there is no such peer."""
     frames = pack(message, epoch)
     return offer_frames(socket, frames if to is None else [to, *frames])
 
 
 def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes]) -> Sent:
-    """The same for a message that is packed."""
+    """Does the same for a packed message."""
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK)
     except zmq.Again:
@@ -150,13 +145,13 @@ def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes]) -> Sent:
 
 
 def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
-    """Send without waiting. False: the peer is gone or its queue is full; the caller's policy decides."""
+    """Sends without waiting. False if the peer is gone or its queue is full: the caller decides what to do."""
     return offer(socket, message, epoch, to) == "sent"
 
 
 def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> bool:
-    """Send what must not be dropped: a receiver that is slow slows the sender, and one that reads nothing for five
-    seconds is an SsdError. False: the receiver is gone."""
+    """Sends what must not be dropped. False if the receiver is gone.
+    A slow receiver slows the sender. Raises SsdError for one that reads nothing for five seconds."""
     for _ in range(int(_PATIENCE_S / _RETRY_S)):
         sent = offer(socket, message, epoch, to)
         if sent != "full":
@@ -166,15 +161,11 @@ def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) 
 
 
 def receive(
-    socket: zmq.Socket[bytes],
-    decoder: msgspec.msgpack.Decoder[Any],
-    took: Callable[[bytes, int, int], None] | None = None,
+    socket: zmq.Socket[bytes], direction: Direction, took: Callable[[bytes, int, int], None] | None = None
 ) -> tuple[bytes, int, Any] | None:
-    """(peer, epoch, message) of the next message, None when there is none. `peer` is empty on a DEALER. `took` is told
-    of whatever has come: the peer, the descriptor of its connection and the bytes.
-
-    Raises `BadFrame` for anything that is not a message of `decoder`'s union; the frame is consumed.
-    """
+    """Returns (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
+    `took` is called for whatever arrives, with the peer, the connection's descriptor and the size in bytes. Raises
+    `BadFrame` for a frame that is not a message of `direction`; it is consumed."""
     try:
         first = socket.recv(flags=zmq.NOBLOCK, copy=False)
     except zmq.Again:
@@ -188,17 +179,17 @@ def receive(
     if took is not None:
         took(peer, int(first.get(zmq.SRCFD)), sum(map(len, frames)))
     try:
-        epoch, message = unpack(frames, decoder)
+        epoch, message = unpack(frames, direction)
     except BadFrame as error:
         raise BadFrame(f"{peer!r}: {error}") from None
     return peer, epoch, message
 
 
-def drained(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> Iterator[tuple[bytes, int, Any]]:
-    """What `receive` returns, until there is nothing more; bad frames are dropped, with a warning."""
+def drained(socket: zmq.Socket[bytes], direction: Direction) -> Iterator[tuple[bytes, int, Any]]:
+    """Yields what `receive` returns until nothing is left. Bad frames are dropped with a warning."""
     while True:
         try:
-            received = receive(socket, decoder)
+            received = receive(socket, direction)
         except BadFrame as error:
             log.warning("dropped a frame from %s", error)
             continue

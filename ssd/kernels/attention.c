@@ -4,7 +4,7 @@
 
 #include <omp.h>
 
-#define BLOCK 4 /* keys whose products are added up side by side, and vectors of values that stay in registers */
+#define BLOCK 4 /* keys whose products are added up together; vectors of values that stay in registers */
 
 static inline void products(const float *q, const float *const *k, float *out, int64_t count, int64_t dim) {
     quarter folds[BLOCK];
@@ -65,7 +65,7 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
     }
 }
 
-/* Weights of scores: e^(score - the largest), and how much they are together. */
+/* Turns scores into weights e^(score - the largest); returns their sum. */
 static float weights(float *scores, int64_t count, float scale, float cap) {
     for (int64_t j = 0; j < count; j++) scores[j] *= scale;
     if (cap > 0.0f)
@@ -77,15 +77,15 @@ static float weights(float *scores, int64_t count, float scale, float cap) {
     return total(scores, count);
 }
 
-/* `scores` has room for those of one token for each thread. */
+/* `scores` holds those of one token for each thread. */
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores) {
-    const int64_t row = kv_heads * dim, room = shared->longest + (own ? own->longest : 0);
+    const int64_t row = kv_heads * dim, most = shared->longest + (own ? own->longest : 0);
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t t = from; t < to; t++)
         for (int64_t head = 0; head < heads; head++) {
-            /* Keys of its own follow those that it shares with others. Of all of them it sees the last `window`. */
+            /* A token's own keys follow the shared ones. Of both together it sees the last `window`. */
             int64_t first = shared->count[t], second = own ? own->count[t] : 0;
             const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
             const int64_t hidden = first + second > window ? first + second - window : 0;
@@ -93,7 +93,7 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
             where += skipped, first -= skipped;
             own_where += hidden - skipped, second -= hidden - skipped;
 
-            float *mine = scores + omp_get_thread_num() * room, *result = out + (t * heads + head) * dim;
+            float *mine = scores + omp_get_thread_num() * most, *result = out + (t * heads + head) * dim;
             const float *query = q + t * q_stride + head * dim;
             const int64_t at = layer * shared->layer_size + head / (heads / kv_heads) * dim;
             const int64_t own_at = own ? layer * own->layer_size + head / (heads / kv_heads) * dim : 0;

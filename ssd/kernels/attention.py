@@ -1,4 +1,4 @@
-"""Attention over keys and values in a cache, token by token (attention.c)."""
+"""Attention over cached keys and values, a token at a time (attention.c)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ssd.kernels.library import call, scratch
 NO_WINDOW = 2**62
 
 
-class Places:
-    """Where the keys and values are that each of n tokens sees: of those in `keys` and `values`
-    [layers, ..., kv_heads, dim], token i sees the ones in slots[begin[i]] to slots[begin[i] + count[i] - 1], its own
-    the last. Slots [m] int64 must be some that there are: nothing checks them."""
+class KVSpans:
+    """Which keys and values each of n tokens sees: token i those in slots[begin[i]] to slots[begin[i] + count[i] - 1].
+
+    Its own are in the last of these. keys and values are [layers, ..., kv_heads, dim]. slots, int64 [m], must exist:
+    nothing checks them."""
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, begin: Sequence[int], count: Sequence[int]) -> None:
         self._kept = keys, values, slots, torch.tensor(begin), torch.tensor(count)
@@ -27,7 +28,7 @@ class Places:
         self.struct = library.Store(keys.data_ptr(), values.data_ptr(), keys.stride(0), *lists, self.longest)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store what each token adds, k and v [n, kv_heads, dim]."""
+        """Store each token's own k and v [n, kv_heads, dim]."""
         k, v, (n, kv_heads, dim) = by_heads(k), by_heads(v), k.shape
         strides = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         call().put(byref(self.struct), layer, *strides, n, kv_heads * dim)
@@ -41,24 +42,25 @@ class Places:
         scale: float,
         softcap: float | None = None,
         window: int | None = None,
-        own: Places | None = None,
+        own: KVSpans | None = None,
     ) -> None:
-        """Attention of these `tokens`, q [n, heads, dim], into out [n, heads * dim]. Each sees what it shares with
-        others here and behind that what is its `own`, of all of them the last `window`."""
+        """Attend with `tokens` of q [n, heads, dim]; write their rows of out [n, heads * dim].
+
+        A token sees its span here, and behind that its span in `own`; of both together the last `window` keys."""
         q, (_, heads, dim) = by_heads(q), q.shape
         sizes = heads, self._kept[0].shape[-2], dim
-        room = scratch(scores_bytes([View(self, own)]))
+        memory = scratch(scores_bytes([View(self, own)]))
         call().attend(
             *(byref(self.struct), None if own is None else byref(own.struct), layer),
             *(q.data_ptr(), q.stride(0), out.data_ptr(), tokens.start, tokens.stop, *sizes),
-            *(scale, softcap or 0.0, window or NO_WINDOW, room.data_ptr()),
+            *(scale, softcap or 0.0, window or NO_WINDOW, memory.data_ptr()),
         )
 
 
 class View:
-    """Tokens that see what is in `shared`, and behind that what is in `own`."""
+    """What a run of tokens sees: their spans in `shared`, and behind those their spans in `own`."""
 
-    def __init__(self, shared: Places, own: Places | None = None) -> None:
+    def __init__(self, shared: KVSpans, own: KVSpans | None = None) -> None:
         self.shared, self.own = shared, own
 
     @property
@@ -67,5 +69,5 @@ class View:
 
 
 def scores_bytes(views: Sequence[View]) -> int:
-    """What attention needs for scores: those of one token in each thread."""
+    """Bytes of scratch that attention needs: the scores of one token in each thread."""
     return 4 * torch.get_num_threads() * max(view.longest for view in views)

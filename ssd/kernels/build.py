@@ -1,4 +1,4 @@
-"""Compiles the C files beside it for this very processor, once, into the cache."""
+"""Compiles the C files here for this processor, once, into the cache folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from ssd.cache import cache_dir
+from ssd.files import cache_dir
 
 log = logging.getLogger("ssd.kernels")
 
 _HERE = Path(__file__).parent
 _SOURCES, _HEADERS = sorted(_HERE.glob("*.c")), sorted(_HERE.glob("*.h"))
-# Nobody asks for the flags and traps of mathematics, which would keep loops from becoming vectors. Sums stay in order.
+# Floating-point flags and traps would keep loops from becoming vectors. The order of sums is kept.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 180  # a compiler may have to share the machine
 _COMPILERS = ("cc", "gcc", "clang")
@@ -28,7 +28,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 
 @cache
 def library() -> Path | None:
-    """The compiled kernels; None where they cannot be had, with a warning that says why, or with `SSD_KERNELS=0`."""
+    """The path of the compiled kernels; None with `SSD_KERNELS=0`, or, after a warning, if they cannot be compiled."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
     command = (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
@@ -44,7 +44,7 @@ def library() -> Path | None:
 
 
 def _compiled(compiler: list[str]) -> Path:
-    """Raises what making a file and running a compiler raise."""
+    """Compile, unless it was done before. Raises what writing a file and running a compiler raise."""
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
     parts += [" ".join((*compiler, *_FLAGS)).encode(), _processor().encode()]
     folder = cache_dir() / "kernels"
@@ -62,7 +62,7 @@ def _compiled(compiler: list[str]) -> Path:
 
 
 def _processor() -> str:
-    """What instructions there are: a cache may be on a disk that machines share."""
+    """The instructions of this processor: machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,5 @@
-/* What all kernels stand on. Each of them computes rows of float32, and adds up the numbers of a row in an order that
-   depends on how many there are and on nothing else: a row has the same bits in any company. Vectors are GCC's and
-   clang's, who translate them for the processor there is. */
+/* What all kernels use. Each computes rows of float32 and adds up a row in an order that depends only on its length, so
+   a row has the same bits in any batch. Vectors are those of GCC and clang, which compile them for any processor. */
 
 #pragma once
 
@@ -65,15 +64,15 @@ static inline float float_of(int32_t bits) {
     return x;
 }
 
-/* Added to a number below 2^22, it leaves that, rounded, in the last bits. */
+/* Added to a number below 2^22, it leaves the number, rounded, in the last bits of the sum. */
 static const float UNITS = 12582912.0f; /* 1.5 * 2^23 */
 
 static inline lanes pick(places which, lanes yes, lanes no) {
     return (lanes)((which & (places)yes) | (~which & (places)no));
 }
 
-/* e^x within a few units in the last place: 2^n times a polynomial on -ln 2 / 2 to ln 2 / 2 (S. Moshier's Cephes). From
-   -87.3 down it is 1e-38, and what is no number stays none. */
+/* e^x within a few units in the last place: 2^n times a polynomial on -ln 2 / 2 to ln 2 / 2 (S. Moshier's Cephes). Below
+   -87.3 it is 1e-38; NaN stays NaN. */
 static inline lanes exponential(lanes x) {
     const lanes least = x * 0.0f - 87.3f, most = x * 0.0f + 88.0f;
     x = pick(x < least, least, x);

@@ -1,8 +1,7 @@
-"""What the C files here offer, on tensors: float32 on a CPU, without gradients.
+"""The kernels of the C files on tensors: float32 on a CPU, without gradients.
 
-Each function computes a row from that row alone, in an order that depends on its length: it has the same bits in any
-batch.
-"""
+Each function computes a row from that row alone, in an order that depends only on its length, so a row's result has the
+same bits in any batch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ssd.kernels import library
 from ssd.kernels.library import call, pointer, scratch
 
-_CHANNELS = 32  # as in products.h
+_CHANNELS = 32  # as in tile.h
 _GROUP = 32  # as in groups.c
 _GROUPED = {4: _CHANNELS * (4 + _GROUP // 2), 8: _CHANNELS * (2 + _GROUP)}  # bits: bytes of a block's group
 _ZERO_POINT = 128
@@ -24,33 +23,33 @@ _LEVELS = {1: 127.0, 2: 32639.0}  # of 8 bits, and of 256 a + b with a and b fro
 
 
 def present(device: torch.device) -> bool:
-    """Whether there are kernels for a device. The first time, they are compiled."""
+    """True if there are kernels for the device. The first call compiles them."""
     return device.type == "cpu" and library.functions() is not None
 
 
 def serve(tensor: Tensor) -> bool:
-    """Whether these kernels can work on what is like `tensor`."""
+    """True if these kernels take tensors of this dtype and device."""
     return tensor.dtype == torch.float32 and present(tensor.device)
 
 
 def multiply_floats(weight: Tensor) -> bool:
-    """Whether `FloatProduct` does for this weight, on this processor."""
+    """True if `float_product` takes this weight on this processor."""
     return serve(weight) and bool(call().has_float_product())
 
 
 def multiply_int8(inputs: int) -> bool:
-    """The same of `Int8Product` and a weight of so many inputs."""
+    """True if `int8_product` takes a weight of so many inputs on this processor."""
     return inputs % 4 == 0 and library.functions() is not None and bool(call().has_int8_product())
 
 
 def check(x: Tensor) -> None:
-    """`TypeError` for what would be read as something else than it is."""
+    """Raise `TypeError` unless x is float32 on a CPU: the kernels read bare memory."""
     if x.dtype != torch.float32 or not x.is_cpu:
         raise TypeError(f"these kernels take float32 on a CPU, not {x.dtype} on {x.device}")
 
 
 def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
-    """x [..., size] as rows at a constant distance, and that distance; raises `ValueError` for another size."""
+    """x [..., size] as rows at a constant stride, and that stride. Raises `ValueError` for another size."""
     check(x)
     if x.shape[-1] != size:
         raise ValueError(f"rows have {x.shape[-1]} numbers, not {size}")
@@ -60,7 +59,7 @@ def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
 
 
 def by_heads(x: Tensor) -> Tensor:
-    """x [n, heads, dim] with the heads of a token side by side."""
+    """x [n, heads, dim] with the heads of a token contiguous."""
     check(x)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
@@ -75,7 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """[n, 2 * size] -> silu(gate) * up [n, size], where gate is the first half of a row and up the second."""
+    """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size]."""
     check(gate_up)
     gate_up = gate_up.contiguous()
     y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -92,7 +91,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
-    """float32 [n, size] of Gumbel noise for the token ids from `first` on, by keys int32 [n, 2]."""
+    """Gumbel noise float32 [n, size] of the token ids from `first` on, for keys int32 [n, 2]."""
     keys = keys.contiguous()
     y = torch.empty(keys.shape[0], size)
     call().gumbel(keys.data_ptr(), first, y.data_ptr(), *y.shape)
@@ -100,12 +99,11 @@ def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
 
 
 Warmth = Sequence[tuple[float, Tensor] | None]
-"""For each row of logits [n, V] the temperature that it is divided by, and the noise, float32 [V or more], that is
-added to that; None for a row that is greedy."""
+"""For each row of logits [n, V] its temperature and the noise float32 [V or more] to add; None for a greedy row."""
 
 
 def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
-    """The id of the largest number of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
+    """The id of the largest logit of each row of [n, V], the lowest id on a tie; -1 for a row with a NaN or without a
     finite maximum."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * len(logits))()
@@ -114,8 +112,7 @@ def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
 
 
 def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> list[list[int]]:
-    """The ids of the `count` largest numbers of each row of [n, V], at most V, the lowest one of equals first; what is
-    no number comes last."""
+    """The ids of the `count` largest logits of each row of [n, V], lower ids first on a tie, NaNs last; count <= V."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * (len(logits) * count))()
     call().rank(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, count, *logits.shape)
@@ -123,7 +120,7 @@ def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> list[list[
 
 
 def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
-    """Temperatures, and the addresses of the noise. Raises `ValueError` for too little of it."""
+    """Temperatures, and addresses of the noise. Raises `ValueError` if there is too little noise."""
     if rows is None:
         return None, None
     if len(rows) != len(logits) or any(row and len(row[1]) < logits.shape[1] for row in rows):
@@ -133,7 +130,7 @@ def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] 
 
 
 class Product:
-    """x [n, in] -> [n, out] by a packed weight, `struct`, whose tensors are `kept`."""
+    """Multiplies x [n, in] -> [n, out] by the packed weight of `struct`; keeps its tensors alive."""
 
     def __init__(self, struct: library.Product, *kept: Tensor | None) -> None:
         self.struct, self._kept = struct, kept
@@ -143,17 +140,16 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         (x, stride), n = _rows(x, self._inputs), x.shape[0]
         y = torch.empty(n, self._outputs)
-        room = scratch(n * self.row_bytes)
-        call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, room.data_ptr())
+        memory = scratch(n * self.row_bytes)
+        call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, memory.data_ptr())
         return y
 
 
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
-    """x -> x W^T + b, for W [out, in] and b [out] in float32.
+    """Pack W [out, in] and b [out], float32, for x W^T + b.
 
-    A weight whose numbers are all bfloat16's, as most checkpoints have them, is kept in that, and one whose numbers
-    were made of few bits, in these: fewer bytes to read for the same products, bit by bit.
-    """
+    A weight whose numbers are all bfloat16's, as in most checkpoints, is stored in bfloat16; one that was dequantised
+    from few bits, in those bits. Fewer bytes are read for the same products, bit for bit."""
     weight = weight.contiguous()
     grouped = next(filter(None, (_grouped(weight, bits) for bits in _GROUPED)), None)
     if grouped is not None:
@@ -169,7 +165,7 @@ def float_product(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _grouped(weight: Tensor, bits: int) -> tuple[int, Tensor] | None:
-    """`weight` in groups of numbers of so many bits (groups.c), and these; None if its numbers are not such."""
+    """(bits, weight packed in groups as groups.c wants); None if its numbers are not of that form."""
     outputs, inputs = weight.shape
     if inputs % _GROUP:
         return None
@@ -179,11 +175,10 @@ def _grouped(weight: Tensor, bits: int) -> tuple[int, Tensor] | None:
 
 
 def int8_product(weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int, least: float) -> Product:
-    """x -> (integers W^T) * scales * sizes / levels + b: W [out, in] int8, scales and b [out] float32, sizes [n] the
-    largest magnitudes of the rows, or `least`, and the integers x / sizes * levels, rounded.
+    """Pack W int8 [out, in], scales and b float32 [out], for (integers W^T) * scales * sizes / levels + b.
 
-    They have 8 or 16 bits, multiplied in one or two `parts`. Sums are exact.
-    """
+    sizes [n] are the largest magnitudes of the rows of x, at least `least`; integers are x / sizes * levels, rounded.
+    They have 8 bits, or 16 in two `parts`. Sums are exact."""
     outputs, inputs = weight.shape
     zeros = _padded(_ZERO_POINT * weight.sum(1, dtype=torch.int32))
     packed, scales = _blocks(weight, 4), _padded(scales / _LEVELS[parts])
@@ -195,13 +190,13 @@ def int8_product(weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int
 
 
 def _blocks(weight: Tensor, together: int) -> Tensor:
-    """[out, in] -> [blocks of channels, in / together, channels of a block, together], filled up with zeros."""
+    """[out, in] -> [blocks of channels, in / together, channels of a block, together], padded with zeros."""
     inputs = weight.shape[1]
     blocks = _padded(weight).view(-1, _CHANNELS, inputs // together, together)
     return blocks.transpose(1, 2).contiguous()
 
 
 def _padded(x: Tensor) -> Tensor:
-    """x with zeros behind it, for whole blocks of channels."""
+    """x, padded with zeros to whole blocks of channels."""
     missing = -x.shape[0] % _CHANNELS
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x.contiguous()

@@ -1,5 +1,5 @@
-/* A layer of a decoder of the Llama family, from the kernels of the other files: what `ssd.models.llama` does step by
-   step, bit for bit, without the steps between the steps. */
+/* A decoder layer of the Llama family, from the kernels of the other files. Bit for bit what `ssd.models.llama` does in
+   single calls. */
 
 #include "kernels.h"
 
@@ -12,7 +12,7 @@ typedef struct {
     int64_t window;
 } layer_t;
 
-/* So many tokens see what is in `shared`, and behind that what is in `own`, if there is any. */
+/* The next `tokens` tokens see their keys in `shared`, and behind those their keys in `own`, which may be missing. */
 typedef struct {
     const store_t *shared, *own;
     int64_t tokens;
@@ -26,7 +26,7 @@ static void norm_heads(float *x, const float *weight, int64_t heads, const layer
     for (int64_t row = 0; row < rows; row++, x += stride) rms_norm(x, by->dim, weight, x, heads, by->dim, by->eps);
 }
 
-/* x [rows, width] -> y. `scratch` has room for what lies in it below. */
+/* x [rows, width] -> y. `scratch` holds the buffers below. */
 void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *cos, const float *sin, float *y,
                    int64_t rows, const view_t *views, int64_t count, float *scratch) {
     const int64_t dim = by->dim, width = by->qkv.inputs, attended = by->heads * dim, kv = by->kv_heads * dim;

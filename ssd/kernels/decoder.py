@@ -1,4 +1,4 @@
-"""A whole layer of a decoder in one call (decoder.c)."""
+"""A decoder layer in one call (decoder.c)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssd.kernels.cpu import Product, check
 
 
 class Heads(NamedTuple):
-    """The sizes of an attention, its scale, and how many of the last tokens it sees (None: all)."""
+    """The sizes of an attention, its scale, and its window (None: all tokens)."""
 
     queries: int
     keys: int
@@ -25,7 +25,7 @@ class Heads(NamedTuple):
 
 
 class Views:
-    """What the tokens of a batch see, run by run."""
+    """What the tokens of a batch see, run after run."""
 
     def __init__(self, views: Sequence[View]) -> None:
         self._views = views
@@ -40,8 +40,9 @@ class Views:
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + down(silu(gate) * up) of the normed sum: `ssd.models.llama` in one call, and bit
-    for bit what it computes with the kernels of `ssd.kernels.cpu`."""
+    """A layer of `ssd.models.llama` in one call, bit for bit what it computes with the kernels of `ssd.kernels.cpu`.
+
+    h = x + attention(norm(x)); the result is h + down(silu(gate) * up) of norm(h)."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class DecoderLayer:
         products: Sequence[Product],
         heads: Heads,
     ) -> None:
-        """`norms`: the weights before attention and before the feed-forward; `head_norms`: those on queries and keys;
-        `products`: to queries, keys and values, to the output, to gate and up, and down."""
+        """`norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
+        `products`: to queries, keys and values; to the output; to gate and up; down."""
         self._kept = norms, head_norms, products
         addresses = [library.pointer(weight) for weight in (*norms, *(head_norms or (None, None)))]
         structs = [product.struct for product in products]
@@ -64,15 +65,15 @@ class DecoderLayer:
         self._row_bytes, self._product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
 
     def __call__(self, layer: int, x: Tensor, table: tuple[Tensor, Tensor], views: Views) -> Tensor:
-        """x [n, width] -> [n, width]; `table`: cosines and signed sines [n, 1, dim]."""
+        """x [n, width] -> [n, width]; `table`: cosines and signed sines, each [n, 1, dim]."""
         n = x.shape[0]
         check(x)
         if x.shape != (views.tokens, self._width) or not x.is_contiguous():
             raise ValueError(f"{views.tokens} contiguous tokens of {self._width} numbers expected, not {list(x.shape)}")
         y = torch.empty(x.shape)
-        room = library.scratch(n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes))
+        memory = library.scratch(n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes))
         addresses = x.data_ptr(), table[0].data_ptr(), table[1].data_ptr(), y.data_ptr()
         library.call().decoder_layer(
-            byref(self._struct), layer, *addresses, n, views.structs, len(views.structs), room.data_ptr()
+            byref(self._struct), layer, *addresses, n, views.structs, len(views.structs), memory.data_ptr()
         )
         return y

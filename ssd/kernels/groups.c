@@ -1,10 +1,10 @@
-/* Weights whose numbers, in groups of GROUP inputs of a channel, are offset + step * q with q of 4 or 8 bits, as the
-   formats Q4_0, Q4_1 and Q8_0 of GGUF leave them: read in that form, a sixth or a quarter of the bytes, and made float32
-   again in registers. They are the same numbers, and the products have the bits of those of `float_product`. */
+/* Weights that were dequantised from GGUF's Q4_0, Q4_1 or Q8_0: in groups of GROUP inputs of a channel every number is
+   offset + step * q, with q of 4 or 8 bits. They are stored in that form, a sixth or a quarter of the bytes, and made
+   float32 again in registers. The numbers are the same, and so are the bits of the products (`float_product`). */
 
 #include <stdlib.h>
 
-#include "products.h"
+#include "tile.h"
 
 #define GROUP 32
 
@@ -19,7 +19,7 @@ static inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
 static inline uint16_t to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline lanes halves_at(const char *x) { return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)x)); }
 
-/* One group of one channel as offset + step * q; 0 if its numbers are not so. */
+/* Packs one group of one channel as offset + step * q; returns 0 if its numbers are not of that form. */
 static int pack_as(const float *weight, int64_t channel, int64_t bits, float step, float offset, char *packed) {
     const uint16_t halves[2] = {to_half(step), to_half(offset)};
     const float least = bits == 4 ? 0.0f : -127.0f, most = bits == 4 ? 15.0f : 127.0f;
@@ -50,7 +50,7 @@ static int pack_group(const float *weight, int64_t channel, int64_t bits, char *
            pack_as(weight, channel, bits, largest / -8.0f, largest, packed);    /* Q4_0 */
 }
 
-/* weight [outputs, inputs] -> packed, which is zero so far; 0 if its numbers are not of this form. */
+/* Packs weight [outputs, inputs] into `packed`, which must be zero; returns 0 if its numbers are not of that form. */
 int pack_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, char *packed) {
     const int64_t size = group_bytes(bits), groups = inputs / GROUP;
     int sound = 1;
@@ -120,7 +120,7 @@ static void unpack(const char *weight, int bits, int64_t inputs, float *numbers)
     }
 }
 
-/* From so many rows on a block is made float32 once, and not again for every ROWS of them. */
+/* From so many rows on, a block is made float32 once, and not once for every ROWS rows. */
 #define MANY (3 * ROWS + 1)
 
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {

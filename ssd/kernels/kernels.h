@@ -36,8 +36,9 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
             int64_t window, float *scores);
 
 /* products.c: a weight [outputs, inputs], packed by blocks of output channels, in numbers of so many `bytes`: float32,
-   bfloat16, or integers. Or, in groups.c, of so many `bits` in groups. Then `scales` are those of the channels, `zeros` what the zero point adds to their sums, and
-   inputs are rounded to `parts` bytes: to `levels` on either side of `zero`, for numbers of at least `least`. */
+   bfloat16, or integers. Integers have a scale a channel (`scales`) and `zeros`, what the zero point adds to its sum;
+   inputs are then rounded to `parts` bytes: to `levels` on either side of `zero`, for numbers of at least `least`.
+   groups.c: numbers of so many `bits`, in groups. */
 typedef struct {
     int64_t inputs, outputs, bytes, bits, parts; /* what is not so is 0 */
     const char *weight;

@@ -1,4 +1,4 @@
-"""The C files here as functions of pointers and numbers. `kernels.h` says what each takes."""
+"""The C functions, by ctypes. `kernels.h` says what each takes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 
 @cache
 def functions() -> ctypes.PyDLL | None:
-    """The compiled functions, None where there are none. They keep the interpreter's lock while they run."""
+    """The compiled library, None if there is none. Its functions keep the GIL while they run."""
     path = build.library()
     if path is None:
         return None
@@ -119,7 +119,7 @@ _scratch = torch.empty(0, dtype=torch.uint8)
 
 
 def scratch(size: int) -> Tensor:
-    """At least `size` bytes for use within one call, during which no other thread runs. Whoever calls keeps them."""
+    """At least `size` bytes for one call, during which no other thread runs. Keep a reference until it ends."""
     global _scratch
     if _scratch.numel() < size:
         _scratch = torch.empty(2 * size, dtype=torch.uint8)

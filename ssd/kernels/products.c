@@ -1,6 +1,6 @@
 /* Products of a few rows with a packed weight, at the speed of memory. */
 
-#include "products.h"
+#include "tile.h"
 
 int has_float_product(void) {
 #ifdef __AVX512F__

@@ -1,5 +1,5 @@
-/* Norms, activations and rotations, each in one pass. A call stands for three to ten of torch's, whose cost at the few
-   rows of decoding is that of being called. */
+/* Norms, activations and rotations, each in one pass. One call replaces three to ten of torch, whose cost at the few
+   rows of decoding is the call itself. */
 
 #include "kernels.h"
 

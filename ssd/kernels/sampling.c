@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-/* Where the largest number of a row is, the first of equals; -1 if it is not finite or there is none. */
+/* The index of the largest number of a row, the first of equals; -1 if it is not finite or the row has a NaN. */
 static int64_t first_largest(const float *x, int64_t size, float temperature, const float *noise) {
     const lanes none = {0};
     lanes most = none - INFINITY;
@@ -30,7 +30,7 @@ static int64_t first_largest(const float *x, int64_t size, float temperature, co
 
 #define BLOCK (8 * LANES)
 
-/* A block of scores; returns, lane by lane, the largest. Behind the end of a row they are no numbers. */
+/* Computes a block of scores; returns the largest, lane by lane. Scores behind the end of a row are NaN. */
 static inline lanes scored(const float *x, int64_t size, float temperature, const float *noise, float *scores) {
     const lanes none = {0};
     lanes most = none - INFINITY;
@@ -53,7 +53,7 @@ static inline int any(places where) {
     return ((part[0] | part[1]) | (part[2] | part[3]) | (part[4] | part[5]) | (part[6] | part[7])) != 0;
 }
 
-/* The `count` largest of a row, the first of equals first; what is no number comes last. */
+/* The ids of the `count` largest of a row, the first of equals first, NaNs last. */
 static void largest_few(const float *x, int64_t size, float temperature, const float *noise, int64_t *ids,
                         int64_t count) {
     float best[count], scores[BLOCK];

@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in a cache; the portable backend, plain torch on any device."""
+"""Attention in plain torch, on any device: over cached keys and values, and as parts that merge into one softmax."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer scores keys: q.k times `scale` (None: head_dim ** -0.5), brought below `softcap` in size by a tanh if
-    there is one, for the last `window` tokens up to the query itself (None: for all)."""
+    """How a layer scores keys: q.k * `scale`, bounded by `softcap` with a tanh, for the last `window` tokens.
+
+    None is head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token."""
 
     scale: float | None = None
     window: int | None = None
@@ -23,7 +24,7 @@ class Scores:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def reach(self, queries: int, length: int) -> int:
-        """How many of `length` keys the last so many queries see between them."""
+        """How many of `length` keys the last `queries` queries see together."""
         return length if self.window is None else min(length, queries - 1 + self.window)
 
 
@@ -32,18 +33,18 @@ PLAIN = Scores()
 
 @lru_cache(maxsize=64)
 def causal_mask(queries: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[queries, 1, queries]: 0 where key j <= query i, -inf elsewhere; for the last keys of a row."""
+    """[queries, 1, queries]: 0 where key j <= query i, else -inf; for the last keys of a row."""
     mask = torch.full((queries, queries), -torch.inf, device=device, dtype=dtype).triu(1)
     return mask[:, None, :]
 
 
 def minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask that hides what is true in `hidden`: -inf there, 0 elsewhere."""
+    """A mask that is -inf where `hidden` is true, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `minus_infinity`, but finite, so that a softmax over nothing but hidden keys is no NaN."""
+    """As `minus_infinity`, but finite: a softmax over hidden keys alone is then no NaN."""
     low = torch.finfo(dtype).min / 2
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, low)
 
@@ -61,11 +62,10 @@ def ungroup(out: Tensor, n: int) -> Tensor:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores = PLAIN) -> Tensor:
-    """Causal attention of the last n positions of a sequence: q [n, heads, dim] over keys and values
-    [length, kv_heads, dim] of the whole sequence, query i standing at position length - n + i. -> [n, heads * dim].
+    """Causal attention of the last n tokens of a sequence. Returns [n, heads * dim].
 
-    With a window, keys that no query sees may be left out.
-    """
+    q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
+    length - n + i. With a window, keys that no query sees may be left out."""
     n = q.shape[0]
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
     if length < keys.shape[0]:
@@ -83,8 +83,9 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
 
 
 def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """One query of each of n sequences: q [n, heads, dim] over keys and values [n, length, kv_heads, dim] of their own,
-    `mask` [n, 1, 1, length] added to the scores. -> [n, heads * dim]."""
+    """Attention of one query of each of n sequences, over keys of its own. Returns [n, heads * dim].
+
+    q [n, heads, dim], keys and values [n, length, kv_heads, dim]; `mask` [n, 1, 1, length] is added to the scores."""
     n, heads, dim = q.shape
     kv_heads = keys.shape[2]
     queries = q.view(n, kv_heads, heads // kv_heads, dim)  # those that share a key head stand as its positions
@@ -97,12 +98,11 @@ def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Ten
 def attend_part(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, rule: Scores = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Attention of n queries over keys that all of them share, as a part of a larger softmax.
+    """Attention of n queries over shared keys, as a part of a larger softmax (see `merge`).
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
-    keys, and says what a window hides. Returns the normalised output [n, heads, dim] and the log-sum-exp of the scores
-    [n, heads].
-    """
+    keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
+    scores [n, heads]."""
     n, heads, dim = q.shape
     length, kv_heads, _ = keys.shape
     scores = rule.capped(torch.bmm(group(q * scale, kv_heads), keys.permute(1, 2, 0))).view(kv_heads, n, -1, length)
@@ -117,8 +117,8 @@ def attend_part(
 def attend_own(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor, rule: Scores = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Attention of n queries, each over keys of its own: keys and values [n, length, kv_heads, dim], `mask`
-    [n, 1, 1, length] added to the scores. Returns as `attend_part`."""
+    """As `attend_part`, with keys and values [n, length, kv_heads, dim] of each query's own, and `mask`
+    [n, 1, 1, length] added to all scores."""
     n, heads, dim = q.shape
     kv_heads = keys.shape[2]
     queries = (q * scale).view(n, kv_heads, heads // kv_heads, dim)
@@ -129,10 +129,9 @@ def attend_own(
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Softmax attention over the union of two disjoint sets of keys from the parts over each: [n, heads, dim].
+    """Attention over the union of two disjoint sets of keys, from (output, log-sum-exp) over each: [n, heads, dim].
 
-    exp(a) / (exp(a) + exp(b)) = sigmoid(a - b) for the log-sum-exps a and b.
-    """
+    The first output's weight is exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps."""
     (out_a, total_a), (out_b, total_b) = first, second
     share = torch.sigmoid(total_a - total_b).unsqueeze(-1).to(out_a.dtype)
     return torch.lerp(out_b, out_a, share)

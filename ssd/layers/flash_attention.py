@@ -1,4 +1,4 @@
-"""Attention over pages by the flash-attn package, where that is installed (Dao, arXiv 2307.08691)."""
+"""Attention over pages by the flash-attn package, if it is installed (Dao, arXiv 2307.08691)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ssd.layers.attention import Scores
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 
-PAGE_SIZE = 256  # pages are a multiple of this, or flash-attn refuses them
+PAGE_SIZE = 256  # flash-attn refuses page sizes that are no multiple of this
 
 
 class FlashAttention(TritonAttention):
-    """Rows by flash-attn; parts of a larger softmax, whose masks it does not know, by Triton."""
+    """Causal rows in 16 bits by flash-attn; everything else by Triton, parts of a larger softmax among it."""
 
     def __init__(self, device: torch.device, page_size: int, deterministic: bool) -> None:
         if device.type != "cuda":

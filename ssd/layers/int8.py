@@ -1,4 +1,4 @@
-"""Linear layers that multiply 8-bit integers: a quarter of float32's bytes to read, and sums without rounding."""
+"""Linear layers in 8-bit integers: a quarter of float32's bytes to read, and exact sums."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 
-# Rows the packed layout is laid out for, as in `ssd.layers.linear`.
+# Rows that oneDNN lays a weight out for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
-# Output channels that are rounded at a time, so that no second copy of a large weight is made.
+# Output channels rounded at a time, so that a large weight is never copied as a whole.
 _CHANNELS = 1024
 # The scale of channels and rows that are all zero.
 _TINY = 1e-30
-# A row's numbers become integers of 16 bits, from -_LEVELS to _LEVELS, and those the numbers 256 a + b of two bytes,
-# which stand for a and b with 128 added.
+# A row's numbers become 16-bit integers from -_LEVELS to _LEVELS, and these 256 a + b: two bytes, which hold a and b
+# with 128 added.
 _LEVELS = 32639.0
 _ZERO_POINT = 128
 
@@ -25,14 +25,14 @@ _ZERO_POINT = 128
 class Int8Linear:
     """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, x in twice 8.
 
-    Every output channel of W has a scale, and so has every row of x, found when it comes. A row is multiplied as two,
-    of its high and its low bytes: with 8 bits alone, the few large numbers of a row leave too few for the others
-    (docs/performance.md). Integers are summed exactly: the result of a row is the same bits in any company.
-    """
+    Each output channel of W has a scale; each row of x gets one when it is multiplied. A row is multiplied twice, by
+    its high and by its low bytes: in 8 bits the few large numbers of a row leave too little for the others
+    (docs/performance.md). Sums of integers are exact, so a row's result has the same bits in any batch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, coarse: bool = False) -> None:
-        """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`. With `coarse`, 8 bits
-        of x may do: for advice they are as good, and half of the work (docs/performance.md)."""
+        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
+
+        `coarse`: multiply x in 8 bits, half of the work. Good enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         ours = cpu.multiply_int8(self.in_features)
         rounded, scales = _rounded(weight, 127 if ours else _weight_levels())
@@ -47,15 +47,15 @@ class Int8Linear:
 
 
 class _OneDnnProduct:
-    """The same as `cpu.int8_product` with 16 bits, in steps of torch's."""
+    """`cpu.int8_product` with 16 bits, in torch operations."""
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
-        # Tensors, since a number would be made one in every call.
+        # A tensor, as a number would be made one in every call.
         self._levels = torch.tensor(_LEVELS)
-        # Added to an integer of 16 bits, it makes a float32 of which that is the last two bytes: 1.5 * 2^23 has its
-        # units in the last place.
+        # Added to a 16-bit integer, this makes a float32 whose last two bytes are that integer: at 1.5 * 2^23 the unit
+        # in the last place is 1.
         self._to_bytes = torch.full((weight.shape[1],), 1.5 * 2**23 + 256 * _ZERO_POINT + _ZERO_POINT)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class _OneDnnProduct:
 
 
 def _rounded(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """(int8 [out, in] from -levels to levels, float32 [out]): `weight`, rounded, and the scales of its channels."""
+    """Round `weight`: returns int8 [out, in] from -levels to levels, and the channels' scales float32 [out]."""
     rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0])
     parts = zip(weight.split(_CHANNELS), rounded.split(_CHANNELS), scales.split(_CHANNELS), strict=True)
     for part, part_rounded, part_scales in parts:
@@ -95,10 +95,9 @@ def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zer
 
 @cache
 def _weight_levels() -> int:
-    """How many levels a weight has on either side of zero: 127, where the processor sums products of 8 bits in 32.
+    """Levels of a weight on either side of zero: 127, or 63 on a processor without VNNI. Found by trying.
 
-    Without VNNI it sums pairs of them in 16, which hold products with weights of 7 bits; found by trying.
-    """
+    Without VNNI products of 8 bits are added in pairs in 16 bits, which overflow with weights of more than 7 bits."""
     weight, rows = torch.full((16, 64), 127, dtype=torch.int8), torch.full((1, 64), 255, dtype=torch.uint8)
     product = _multiply(rows, 0, _pack(weight), torch.ones(16), torch.zeros(16, dtype=torch.long))
     return 127 if bool((product == 64 * 127 * 255).all()) else 63

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are packed once for the few rows that decoding has."""
+"""Linear layers whose weights are packed once, for the few rows of decoding and verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 
-# Rows the packed layout is laid out for: verification of a few sequences. Measured in docs/performance.md.
+# Rows that oneDNN lays a weight out for: verifications of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
 INVARIANT_ROWS = 16
 
@@ -19,12 +19,11 @@ INVARIANT_ROWS = 16
 class Linear:
     """y = x W^T + b for x [n, in] -> y [n, out].
 
-    On a CPU the weight is reordered, and the result of a row does not depend on how many rows there are; in bfloat16
-    that holds for at least 32 inputs and up to `INVARIANT_ROWS` rows (with AMX, oneDNN changes kernels).
-    """
+    On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 that holds for
+    at least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """`weight` [out, in], `bias` [out]. The caller should drop its own reference to `weight`."""
+        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         if cpu.multiply_floats(weight):
@@ -39,7 +38,7 @@ class Linear:
 
 
 class _OneDnnProduct:
-    """The product with a weight in oneDNN's own layout."""
+    """The product with a weight in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT), bias
@@ -55,10 +54,9 @@ class _OneDnnProduct:
         return y
 
     def _single_row_differs(self, weight: Tensor) -> bool:
-        """For some shapes oneDNN splits the sum of a single row differently from that of several; found by trying.
+        """True if oneDNN adds a single row up in another order than several, as it does for some shapes.
 
-        Rounding to 16 bits hides the difference in all but one of some thousand numbers, where a trial would miss it.
-        """
+        Found by trying. In 16 bits rounding hides most differences, so a trial would miss them."""
         x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
 

@@ -1,8 +1,6 @@
-"""Attention over pages where all that it is told lies in tensors of fixed shapes: the interface, and torch's backend.
+"""Attention over pages that a CUDA graph can hold: the interface of a backend, and the reference backend in torch.
 
-A backend is made by name (`attention_backend`). That of torch runs anywhere and says what is right; the others are in
-files of their own, imported only when they are asked for.
-"""
+Every input is a tensor whose shape does not depend on the text."""
 
 from __future__ import annotations
 
@@ -14,19 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend_own, very_low
 
 
 @dataclass(frozen=True)
 class PagedRows:
-    """Queries of a batch, row by row: each row reads the keys of one sequence, each query some of these.
+    """The rows of a batch: which sequence's pages each reads, and which of its keys each query sees.
 
-    `table` int32 [sequences, pages], `sequences` int32 [rows] says whose pages a row reads, `starts` int32 [rows + 1]
-    where its queries begin in the batch (a row may have none). Query i sees the keys 0 .. `seen[i]` - 1 of its row, but
-    with a window only those within it up to `positions[i]`, where it stands itself; both [queries]. `causal`: the
-    queries of a row follow each other and each sees all keys up to itself. No row has more than `longest` queries.
-    """
+    table: int32 [sequences, pages].
+    sequences: int32 [rows], the row's index in `table`.
+    starts: int32 [rows + 1], where the row's queries begin in the batch; a row may have none.
+    seen: [queries]; query i sees the keys 0 .. `seen[i]` - 1.
+    positions: [queries]; a window counts back from here.
+    longest: upper bound on a row's queries.
+    causal: a row's queries are consecutive tokens, and each sees all keys up to itself."""
 
     table: Tensor
     sequences: Tensor
@@ -39,26 +38,27 @@ class PagedRows:
 
     @property
     def reach(self) -> int:
-        """More keys than this no row can have."""
+        """Upper bound on a row's keys."""
         return self.table.shape[1] * self.page_size
 
     @cached_property
     def tables(self) -> Tensor:
-        """int32 [rows, pages]: the pages of every row."""
+        """The pages of every row, int32 [rows, pages]."""
         return self.table[self.sequences]
 
     @cached_property
     def key_starts(self) -> Tensor:
-        """int32 [rows + 1]: how many keys the rows before a row see; one without queries sees none."""
+        """How many keys the rows before each row see, int32 [rows + 1]; a row without queries sees none."""
         last = self.seen[(self.starts[1:] - 1).clamp(min=0)]
         counts = torch.where(self.starts.diff() > 0, last, 0)
         return F.pad(counts.cumsum(0), (1, 0)).int()
 
 
 class PagedAttention(Protocol):
-    """How q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say, token p of a
-    sequence lying in slot `pages[p // page_size] * page_size + p % page_size`. Nothing in it waits for the device, and
-    its launches depend on shapes alone, so that a CUDA graph may hold it."""
+    """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say.
+
+    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for
+    the device, and its launches depend on shapes alone, so that a CUDA graph can hold it."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
         """[queries, heads * dim]."""
@@ -66,13 +66,15 @@ class PagedAttention(Protocol):
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        """As a part of a larger softmax: the normalised output [queries, heads, dim] and the log-sum-exp of the scores
-        [queries, heads] in 32 bits at least, which is very low for a query that sees nothing."""
+        """Attend as a part of a larger softmax: the normalised output [queries, heads, dim] and the log-sum-exp.
+
+        The log-sum-exp [queries, heads] is in float32 at least; it is very low for a query that sees nothing."""
 
 
 class TorchAttention:
-    """Gathers for every query all the keys that its row could have, and computes in 32 bits at least: for few queries
-    and small contexts."""
+    """The reference. Gathers all keys that a row could have, for every query: for few queries and short sequences.
+
+    Computes in float32 at least."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
         return self.part(q, keys, values, rows, scale, rule)[0].flatten(1)
@@ -88,34 +90,9 @@ class TorchAttention:
         row = torch.searchsorted(rows.starts, queries, right=True) - 1
         pages = rows.table[rows.sequences[row]].long()
         slots = pages[:, places // rows.page_size] * rows.page_size + places % rows.page_size
-        # A hidden place reads what the sequence has first, which was written: 0 times what was not may be no number.
+        # Hidden places read the sequence's first key, which was written: 0 times what was never written may be NaN.
         slots = torch.where(hidden, pages[:, :1] * rows.page_size, slots)
         wide = torch.promote_types(q.dtype, torch.float32)
         mask = very_low(hidden, wide)[:, None, None]
         out, totals = attend_own(q.to(wide), keys[slots].to(wide), values[slots].to(wide), scale, mask, rule)
         return out.to(q.dtype), totals
-
-
-def attention_backend(name: str, device: torch.device, page_size: int, deterministic: bool = False) -> PagedAttention:
-    """The backend of a name (`--attention`). `deterministic`: no query's result depends on the shape of its batch.
-    Raises `UsageError` where it is not installed or cannot do what is asked."""
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and _has_triton() else "torch"
-    if name == "torch":
-        return TorchAttention()
-    try:
-        if name == "triton":
-            from ssd.layers.triton_attention import TritonAttention
-
-            return TritonAttention(device, deterministic)
-        from ssd.layers.flash_attention import FlashAttention
-
-        return FlashAttention(device, page_size, deterministic)
-    except ImportError as error:
-        raise UsageError(f"--attention {name} is not installed: {error}") from None
-
-
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None

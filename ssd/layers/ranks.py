@@ -1,9 +1,10 @@
-"""The processes that hold one model in parts (tensor parallelism), and what they tell each other within a forward."""
+"""Tensor parallelism: the ranks of a model, their collectives, and layers that are split over them."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +16,27 @@ from ssd.errors import SsdError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Longer than anything takes: the supervisor sees earlier who hangs, and ends all.
+# Longer than anything takes: the supervisor finds a rank that hangs earlier, and ends all.
 _TIMEOUT = timedelta(minutes=10)
-# A rank that has lost another waits for its own end: that of the other one, and its cause, is to be seen first.
+# A rank that has lost another waits before it ends, so that the other one's cause is logged first.
 _LAST_S = 1.0
 _LOOPBACK = "127.0.0.1"
 
 
 class Ranks:
-    """This process is number `rank` of `size`. What needs all of them, all have to call in the same order, with tensors
-    of the same shape and type; an `SsdError` where one is gone."""
+    """This process is number `rank` of `size`.
+
+    All ranks must call `sum` and `gather` in the same order, with tensors of the same shape and dtype. They raise
+    `SsdError` if another rank is lost."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
-        """`group` is their process group of torch.distributed, whose stubs lack what is called here."""
+        """`group`: a process group of torch.distributed, whose stubs lack the methods called here."""
         self.rank, self.size, self._group = rank, size, group
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' `x`, the same bits at each of them: added in the order of ranks, number by number, so
-        that a row's result does not depend on where in a batch it lies, as it may in a ring."""
+        """The sum of all ranks' `x`, with the same bits at each rank.
+
+        Added in the order of ranks: a row's result does not depend on its place in the batch, as in a ring it may."""
         if self._group is None:
             return x
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
@@ -46,7 +50,7 @@ class Ranks:
         return total
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """All ranks' `x`, in their order, at rank 0; nothing at the others."""
+        """All ranks' `x` in order at rank 0; [] at the others."""
         if self._group is None:
             return [x]
         from torch.distributed import GatherOptions
@@ -61,12 +65,12 @@ class Ranks:
         return parts
 
     def part(self, count: int) -> range:
-        """Which of so many rows of a vocabulary are this rank's."""
+        """This rank's range of `count` vocabulary rows."""
         return part_of(count, self.rank, self.size)
 
 
 def part_of(count: int, rank: int, size: int) -> range:
-    """Which of `count` things are those of `rank`: as many as any other has, or one less."""
+    """The range of `count` things that belongs to `rank`; ranges differ by one in length at most."""
     return range(rank * count // size, (rank + 1) * count // size)
 
 
@@ -74,8 +78,9 @@ SINGLE = Ranks()
 
 
 def connect(rank: int, size: int, device: torch.device, store: Store, address: str = _LOOPBACK) -> Ranks:
-    """Meet the other ranks, which find each other in `store`, a store of torch.distributed. They reach this process at
-    `address`, by default from this machine alone. Returns when all are there; an `SsdError` where one is lost."""
+    """Meet the other ranks in `store`, of torch.distributed; returns when all are there.
+
+    They reach this process at `address`, by default from this machine alone. Raises `SsdError` if one is lost."""
     try:
         return Ranks(rank, size, _group(rank, size, device, store, address))
     except RuntimeError as error:
@@ -102,3 +107,38 @@ def _lost(error: RuntimeError) -> SsdError:
     time.sleep(_LAST_S)
     first, *_ = str(error).splitlines() or [""]
     return SsdError(f"lost another rank of the target: {first}")
+
+
+class RowParallel:
+    """A linear layer split by inputs: each rank multiplies its part of x, and the products are summed."""
+
+    def __init__(self, partial: Callable[[Tensor], Tensor], ranks: Ranks) -> None:
+        """`partial` computes this rank's product; only rank 0's adds the bias."""
+        self._partial, self._ranks = partial, ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ranks.sum(self._partial(x))
+
+
+class Embedding:
+    """int64 [n] -> rows of `weight`, [n, width]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self._weight[token_ids]
+
+
+class ParallelEmbedding:
+    """An embedding split by ids: this rank has the rows from id `first` on."""
+
+    def __init__(self, weight: Tensor, first: int, ranks: Ranks) -> None:
+        self._weight, self._first, self._ranks = weight, first, ranks
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        here = token_ids - self._first
+        elsewhere = (here < 0) | (here >= len(self._weight))
+        found = self._weight[here.masked_fill(elsewhere, 0)]
+        # Not multiplied by 0, which would keep a NaN.
+        return self._ranks.sum(torch.where(elsewhere[:, None], torch.zeros_like(found), found))

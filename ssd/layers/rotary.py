@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, mapping, number
 from ssd.kernels import cpu
+from ssd.layers.fields import Config, mapping, number
 
 
 class Rotary:
-    """Tables of cosines and signed sines for positions 0..max_position-1 of heads of `head_dim` numbers."""
+    """Owns tables of cosines and signed sines for the positions 0 to `max_position` - 1."""
 
     def __init__(self, inverse_frequencies: Tensor, max_position: int, dtype: torch.dtype) -> None:
         angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse_frequencies.float().cpu()
@@ -26,11 +26,11 @@ class Rotary:
         self._kernel = cpu.serve(self._cos)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [n, 1, head_dim], for int64 `positions` [n]."""
+        """Return (cos, sin), each [n, 1, head_dim], for `positions` int64 [n]."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate x [n, heads, head_dim]: the two halves of a head are the coordinates of its planes."""
+        """Rotate x [n, heads, head_dim]; number i of a head is paired with number i + head_dim / 2."""
         cos, sin = table
         if self._kernel:
             return cpu.rotate(x, cos, sin)
@@ -38,10 +38,9 @@ class Rotary:
 
 
 def inverse_frequencies(head_dim: int, config: Config) -> Tensor:
-    """float32 [head_dim / 2] from a checkpoint's config; raises `UsageError` for a scaling that is not known.
+    """The inverse frequencies float32 [head_dim / 2] by a config. Raises `UsageError` for unknown scalings.
 
-    Old configs keep `rope_theta` beside `rope_scaling`; new ones keep both in `rope_parameters`.
-    """
+    Old configs have `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`."""
     scaling = rope_parameters(config)
     theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -57,15 +56,16 @@ def inverse_frequencies(head_dim: int, config: Config) -> Tensor:
     if kind == "linear":
         return plain / number(scaling, "factor")
     if kind == "llama3":
-        # Beside them, if it is there, transformers takes it first.
+        # transformers prefers the one outside of the scaling.
         known = number(config, "original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
         return _llama3(plain, scaling, known)
     raise UsageError(f"rope scaling {kind!r} is not supported (default, linear, llama3 are)")
 
 
 def rope_parameters(config: Config) -> Config:
-    """What a config says of rotation, by its new name or by its old one. Raises `UsageError` where it says both, and
-    not the same: readers differ in which of them counts."""
+    """The `rope_parameters` of a config, or its old `rope_scaling`; {} if it has neither.
+
+    Raises `UsageError` if it has both and they differ: readers disagree which one counts."""
     new, old = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
     if new and old and not old.items() <= new.items():
         raise UsageError("rope_parameters and rope_scaling contradict each other: remove one of them")
@@ -73,8 +73,9 @@ def rope_parameters(config: Config) -> Config:
 
 
 def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
-    """Llama 3.1's scaling of what was trained on `known` positions: long waves are slowed by `factor`, short ones kept,
-    those between interpolated."""
+    """Llama 3.1's scaling of a model trained on `known` positions.
+
+    Long waves are slowed by `factor`, short ones kept, those between interpolated."""
     factor, low, high = (number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise UsageError(f"low_freq_factor {low} is not below high_freq_factor {high}")

@@ -1,7 +1,6 @@
-"""Attention over pages by Triton kernels: needs nothing beyond torch and Triton, on any GPU that Triton knows.
+"""Attention over pages by Triton kernels, on any GPU that Triton supports.
 
-With TRITON_INTERPRET=1 they run on a CPU, slowly, for tests.
-"""
+With TRITON_INTERPRET=1 they run on a CPU, slowly, for tests."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
-# Queries of one program, heads counted; keys that it reads at a time, and of those in 32 bits or of wide heads.
+# Most queries (tokens times heads) of a program; keys that it reads at a time; the same in 32 bits or for wide heads.
 _MOST_QUERIES, _KEYS, _FEWER_KEYS = 64, 64, 32
-# Fewest keys of a share where shares must not depend on the batch, and the most shares.
+# Fewest keys of a split in deterministic mode, where splits must not depend on the batch; most splits.
 _CHUNK, _MOST_SPLITS = 256, 64
-# Programs that keep a processor busy.
+# Programs that keep a multiprocessor busy.
 _OCCUPANCY = 2
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut: `blocks` of queries a row, `splits` shares of its keys (of `chunk` keys, 0: equal ones)."""
+    """How work is divided: `blocks` of queries a row, and `splits` of its keys, of `chunk` keys each (0: equal)."""
 
     block_m: int
     block_n: int
@@ -37,7 +36,7 @@ class Tiling:
 
 
 class TritonAttention:
-    """See `ssd.layers.paged.PagedAttention`. `processors`: how many to keep busy, those of the device by default."""
+    """A `ssd.layers.paged.PagedAttention`. `processors`: multiprocessors to keep busy, by default all."""
 
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -49,7 +48,7 @@ class TritonAttention:
         self._processors, self._deterministic = processors, deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
-        """A function of shapes alone; if deterministic, what it says of a query's sums is the same for all shapes."""
+        """The tiling, by shapes alone. In deterministic mode a query's sums are divided the same way in all shapes."""
         group = heads // kv_heads
         queries = _MOST_QUERIES if self._deterministic else min(rows.longest * group, _MOST_QUERIES)
         block_m = max(16, _power_of_two(max(queries, group)))
@@ -132,5 +131,5 @@ class TritonAttention:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two that is not below a positive number."""
+    """The smallest power of two >= a positive number."""
     return 1 << (number - 1).bit_length()

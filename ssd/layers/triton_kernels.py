@@ -1,7 +1,6 @@
-"""Triton kernels of paged attention: one that attends to shares of the keys, one that adds the shares up.
+"""Triton kernels of paged attention: one attends to a split of the keys, one merges the splits.
 
-Scores are kept in powers of two, exp(x) = exp2(x log2 e), which is what the hardware computes.
-"""
+Exponentials are powers of two, exp(x) = exp2(x log2 e), as the hardware computes those."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-# What is not specialised makes no further variant, which would be compiled in the middle of somebody's answer.
+# Specialising on these would compile further variants in the middle of somebody's answer.
 @triton.jit(
     do_not_specialize=["window", "queries", "table_stride", "blocks"],
     do_not_specialize_on_alignment=["seen", "positions"],  # columns of a batch: where they begin depends on its size
@@ -47,13 +46,13 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """Attention of some queries of a row, all those that share a key head, to a share of the row's keys.
+    """Attend with a block of a row's queries, those that share a key head, to one split of the row's keys.
 
-    Programs: (row x `blocks` of queries, key head, share of `SPLITS`). Of several shares each leaves a normalised part
-    in float32, out [SPLITS, queries, HEADS, DIM], and its total [SPLITS, queries, HEADS], the log2 of the sum; a single
-    one leaves the result, and the natural logarithm. A share is `CHUNK` keys long, or, where that is 0, an equal part
-    of what the queries see. `WIDE`: multiply in float32 (the interpreter knows no bfloat16).
-    """
+    Programs: (row x `blocks` of queries, key head, split of `SPLITS`). With one split, `out` [queries, HEADS, DIM] is
+    the result and `totals` [queries, HEADS] the log-sum-exp. With several, `out` [SPLITS, queries, HEADS, DIM] are
+    float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has `CHUNK`
+    keys, or, if that is 0, an equal part of what the queries see. `WIDE`: multiply in float32, as the interpreter has
+    no bfloat16."""
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0) // blocks
     kv_head = tl.program_id(1)
@@ -120,7 +119,7 @@ def attend_kernel(
             visible = visible & (key[None, :] >= behind[:, None])
         scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        origin = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: -inf less -inf is no number
+        origin = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: -inf - -inf is NaN
         fade = tl.exp2(highest - origin)
         p = tl.exp2(scores - origin[:, None])
         weight = weight * fade + tl.sum(p, 1)
@@ -152,8 +151,9 @@ def merge_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """The softmax over all shares from `attend_kernel`'s parts [SPLITS, results, DIM] and their totals; a program for
-    each of the `results`, a query's head. Parts whose total is -inf were not written."""
+    """Merge the parts [SPLITS, results, DIM] of `attend_kernel` by their totals, into one softmax.
+
+    One program for each of the `results` (queries x heads). Parts whose total is -inf were not written."""
     LOG2E: tl.constexpr = 1.4426950408889634
     result = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK_S)

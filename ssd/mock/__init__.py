@@ -1,1 +1,1 @@
-"""An engine without a model, for those who test clients and servers: its tokens can be worked out by anyone."""
+"""An engine without a model, to test clients and servers with. Anyone can compute its tokens."""

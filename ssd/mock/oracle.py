@@ -1,10 +1,9 @@
-"""What the mock answers: pure functions of a request's prompt ids, its seed and the position, in integers only.
+"""What the mock answers: pure integer functions of a request's prompt ids, seed and position.
 
 The *key* of a request is a 64-bit number: the first 8 bytes of BLAKE2b (digest size 8) over its seed as 8 bytes and
-each prompt id as 4 bytes, all little-endian. The n-th number of a request is the SplitMix64 output for the state
-key + (n + 1) * 0x9E3779B97F4A7C15. Output token p, counted from 0, is the number 3 p modulo the size of the vocabulary.
-The round that begins with it brings one token where p = 0, as a prefill does, and else 1 + (number 3 p + 1) modulo 5.
-"""
+each prompt id as 4 bytes, all little-endian. The n-th number of a request is the SplitMix64 output for the state key +
+(n + 1) * 0x9E3779B97F4A7C15. Output token p, counted from 0, is number 3 p modulo the size of the vocabulary. The round
+that begins with it brings one token where p = 0, as a prefill does, and else 1 + (number 3 p + 1) modulo 5."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssd.ipc.messages import FinishReason, TokenLogprob
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
+from ssd.ipc.public import FinishReason, TokenLogprob
 
 LOOKAHEAD = 4  # draft tokens that a round pretends to have verified
 _MASK = 2**64 - 1
 _TOKEN, _ROUND, _LOGPROB, _USES = 0, 1, 2, 3
 
 
-class Round(NamedTuple):
-    """What one round adds: its tokens, why the answer ends with the last of them, if it does, and what speculation
-    would say of it (see `ssd.ipc.messages.Emission`)."""
+class MockRound(NamedTuple):
+    """What one round adds: tokens, the reason if the last one ends the answer, and speculation figures.
+    `drafted`, `accepted` and `cache` are pretended; see `ssd.ipc.messages.Emission`."""
 
     token_ids: list[int]
     reason: FinishReason | None
@@ -35,10 +34,8 @@ class Round(NamedTuple):
 
 class Answer:
     """The answer to one request, whose seed must be set. `ends` are the model's end-of-sequence ids.
-
-    It ends as a model's would: at a stop token, unless that comes before `min_tokens`, at `max_tokens`, or where
-    the context of `max_model_len` tokens is full. The rest of the sampling parameters changes nothing.
-    """
+    It ends as a model's would: at a stop token that comes no earlier than `min_tokens`, at `max_tokens`, or where
+    the context of `max_model_len` tokens is full. The other sampling parameters change nothing."""
 
     def __init__(
         self,
@@ -60,8 +57,8 @@ class Answer:
     def token(self, position: int) -> int:
         return self._number(position, _TOKEN) % self._vocab_size
 
-    def round(self, position: int) -> Round:
-        """The round that begins with token `position`; no token of it comes after the end."""
+    def round(self, position: int) -> MockRound:
+        """Returns the round that begins with token `position`. No token of it comes after the end."""
         draw = self._number(position, _ROUND)
         drafted = LOOKAHEAD if position else 0
         accepted = draw % (drafted + 1)
@@ -71,11 +68,11 @@ class Answer:
             tokens.append(self.token(place))
             reason = self._reason(tokens[-1], place)
             if reason is not None:
-                return Round(tokens, reason, drafted, accepted, cache)
-        return Round(tokens, None, drafted, accepted, cache)
+                return MockRound(tokens, reason, drafted, accepted, cache)
+        return MockRound(tokens, None, drafted, accepted, cache)
 
     def whole(self) -> tuple[list[int], FinishReason]:
-        """All tokens, and why the last one is the last."""
+        """Returns all tokens and the finish reason."""
         tokens: list[int] = []
         while True:
             tokens.append(self.token(len(tokens)))
@@ -84,23 +81,23 @@ class Answer:
                 return tokens, reason
 
     def logprobs(self, position: int, count: int, top: int) -> list[TokenLogprob]:
-        """Log-probabilities of the `count` tokens from `position` on, and of `top` ids each."""
+        """Returns the log-probabilities of `count` tokens from `position` on, with `top` alternatives each."""
         return [self._logprob(place, self.token(place), top) for place in range(position, position + count)]
 
     def prompt_logprobs(self, top: int) -> list[TokenLogprob]:
-        """The same for the tokens of the prompt, without the first."""
+        """Returns the same for the tokens of the prompt, without the first."""
         return [self._logprob(-place, self._prompt[place], top) for place in range(1, len(self._prompt))]
 
     def _logprob(self, position: int, token: int, top: int) -> TokenLogprob:
-        """`token` has at least half of the mass, the ids after it half of what is left each."""
+        """Gives `token` at least half of the mass, and each id after it half of the rest."""
         chance = 0.5 + self._number(position, _LOGPROB) / 2**66
         likeliest = [(token, math.log(chance))]
-        for rank in range(1, min(top, self._vocab_size)):
-            likeliest.append(((token + rank) % self._vocab_size, math.log((1 - chance) / 2**rank)))
+        others = range(1, min(top, self._vocab_size))
+        likeliest += [((token + rank) % self._vocab_size, math.log((1 - chance) / 2**rank)) for rank in others]
         return TokenLogprob(token, likeliest[0][1], likeliest[:top])
 
     def _reason(self, token: int, position: int) -> FinishReason | None:
-        """Why the answer ends with `token` at `position`, or None."""
+        """Returns why the answer ends with `token` at `position`, or None."""
         if token in self._stops and position + 1 >= self._min_tokens:
             return "stop"
         return "length" if position + 1 >= self._length else None
@@ -114,7 +111,7 @@ class Answer:
 
 
 def _cache(position: int, draw: int) -> str:
-    """What the speculation cache would have had for a round: a hit three times out of four."""
+    """Returns the pretended cache result of a round: a hit three times out of four."""
     if position < 2:
         return "first_round" if position else ""
     return "hit" if draw >> 62 else "token_not_covered"

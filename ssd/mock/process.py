@@ -1,8 +1,7 @@
 """The mock's process: the target's socket and protocol around `ssd.mock.oracle`, without torch.
 
-As fast as it can, or one round in SSD_MOCK_ROUND_MS milliseconds where that is set, so that streams last. Its lane has
-what a target would do meanwhile.
-"""
+It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last. Its trace shows what
+a target would do meanwhile."""
 
 from __future__ import annotations
 
@@ -16,35 +15,26 @@ import zmq
 
 from ssd.errors import UsageError
 from ssd.ipc import sockets
-from ssd.ipc.messages import (
-    Abort,
-    Emission,
-    Hello,
-    Load,
-    Metrics,
-    Step,
-    Submit,
-)
-from ssd.ipc.process import Child
-from ssd.ipc.reception import IDLE_MS, arrived, welcome
-from ssd.mock.oracle import LOOKAHEAD, Answer, Round
-from ssd.models.checkpoint import inspect
-from ssd.models.stopping import stop_token_ids
-from ssd.monitor.lanes import State
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
+from ssd.ipc.process import IDLE_MS, Child
+from ssd.ipc.public import Metrics
+from ssd.ipc.trace_ring import State
+from ssd.mock.oracle import LOOKAHEAD, Answer, MockRound
+from ssd.models.checkpoint import inspect, stop_token_ids
 
 ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
 _LONGEST_ROUND_MS = 60_000.0
 
 
 def main(child: Child) -> None:
-    """Say ready, serve until the supervisor ends this process."""
+    """Says ready, then serves until the supervisor ends this process."""
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
     ends = stop_token_ids(inspect(Path(child.config.target), weights=False))
     _Mock(child, socket, ends, round_seconds(os.environ.get(ROUND_VARIABLE, "0"))).serve()
 
 
 def round_seconds(text: str) -> float:
-    """What SSD_MOCK_ROUND_MS asks for, in seconds. Raises UsageError for what is no time."""
+    """Converts SSD_MOCK_ROUND_MS to seconds. Raises UsageError for anything that is no time."""
     try:
         milliseconds = float(text)
     except ValueError:
@@ -56,7 +46,7 @@ def round_seconds(text: str) -> float:
 
 @dataclass(slots=True)
 class _Request:
-    """One request, the tokens it has, and what its rounds add up to. Times in seconds."""
+    """One request, its position and the totals of its rounds. Times in seconds."""
 
     submit: Submit
     answer: Answer
@@ -71,7 +61,7 @@ class _Request:
     histogram: list[int] = field(default_factory=lambda: [0] * (LOOKAHEAD + 1))
 
     def advance(self, round_s: float) -> Emission:
-        """The next round."""
+        """Returns the next round."""
         params, position = self.submit.params, self.position
         now = self.answer.round(position)
         if position == 0:
@@ -86,14 +76,14 @@ class _Request:
             logprobs=None if wanted is None else self.answer.logprobs(position, len(now.token_ids), wanted),
             prompt_logprobs=None if of_prompt is None else self.answer.prompt_logprobs(of_prompt),
             finish_reason=now.reason,
-            # A stop string ends a request in the frontend: then these are the last figures it has.
+            # A stop string ends a request in the frontend, which then uses the last figures it has.
             metrics=self._metrics(round_s) if now.reason is not None or params.stop else None,
             drafted=now.drafted,
             accepted=now.accepted,
             cache=now.cache,
         )
 
-    def _count(self, now: Round) -> None:
+    def _count(self, now: MockRound) -> None:
         self.rounds += 1
         self.accepted += now.accepted
         self.histogram[now.accepted] += 1
@@ -130,12 +120,12 @@ class _Mock:
 
     def serve(self) -> None:
         self._child.ready()
-        lane = self._child.lane
+        trace = self._child.trace
         while True:
             self._child.beat()
             busy = bool(self._running or self._waiting)
             if not busy:
-                lane.enter(State.IDLE)
+                trace.enter(State.IDLE)
                 self._socket.poll(IDLE_MS)
             began = time.perf_counter()
             self._read()
@@ -144,22 +134,22 @@ class _Mock:
                 if busy:  # an abort has ended the last one
                     sockets.send(self._socket, Step([], self._load(0)), self._child.epoch, self._frontend)
                 continue
-            lane.enter(State.VERIFY, len(self._running) * (LOOKAHEAD + 1))
+            trace.enter(State.VERIFY, len(self._running) * (LOOKAHEAD + 1))
             if self._round_s:
                 time.sleep(max(0.0, began + self._round_s - time.perf_counter()))
-            lane.enter(State.SAMPLE)
+            trace.enter(State.SAMPLE)
             step = self._step()
-            lane.enter(State.OTHER)
+            trace.enter(State.OTHER)
             for emission in step.emissions:
-                lane.looked_up(emission.request, emission.cache)
+                trace.looked_up(emission.request, emission.cache)
             if not sockets.deliver(self._socket, step, self._child.epoch, self._frontend):
                 self._abort_all()
 
     def _read(self) -> None:
-        """Handle every message that is there."""
-        for peer, _, message in arrived(self._socket):
+        """Handles every message that is there."""
+        for peer, _, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
-                if welcome(self._socket, self._child, peer, message) and message.role == "frontend":
+                if self._child.answer_hello(self._socket, peer, message) and message.role == "frontend":
                     self._abort_all()
                     self._frontend = peer
             elif isinstance(message, Submit):
@@ -169,7 +159,7 @@ class _Mock:
                 self._running.pop(message.request, None)
 
     def _abort_all(self) -> None:
-        """Nobody waits for these requests any more."""
+        """Forgets all requests: nobody waits for them any more."""
         self._waiting.clear()
         self._running.clear()
 
@@ -179,14 +169,14 @@ class _Mock:
         self._waiting[submit.request] = _Request(submit, answer, time.perf_counter())
 
     def _admit(self) -> None:
-        """The oldest waiting requests run, as many as may at the same time."""
+        """Starts the oldest waiting requests, up to `max_num_seqs`."""
         while self._waiting and len(self._running) < self._child.config.max_num_seqs:
             number = next(iter(self._waiting))
             request = self._running[number] = self._waiting.pop(number)
             request.started = time.perf_counter()
 
     def _step(self) -> Step:
-        """One round of every running request."""
+        """Returns one round of every running request."""
         emissions = [request.advance(self._round_s) for request in self._running.values()]
         for emission in emissions:
             if emission.finish_reason is not None:
@@ -194,7 +184,7 @@ class _Mock:
         return Step(emissions, self._load(sum(emission.drafted + 1 for emission in emissions)))
 
     def _load(self, batched_tokens: int) -> Load:
-        """How busy it is after a round of so many tokens."""
+        """Returns the load after a round of `batched_tokens` tokens."""
         running = len(self._running)
         return Load(
             running=running,

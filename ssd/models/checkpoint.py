@@ -1,39 +1,23 @@
-"""A checkpoint folder checked before any process is spawned or memory allocated: config, tensors, tokenizer.
+"""Checks a checkpoint folder before a process starts or memory is allocated: config, tensors, tokenizer.
 
-Nothing here trusts the files: lengths, offsets, dtypes and shapes are compared with the bytes that exist.
-"""
+No file is trusted: lengths, offsets, dtypes and shapes are compared with the bytes that exist."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssd import fields, files
+from ssd import files
 from ssd.errors import UsageError
-from ssd.models import heads
+from ssd.layers import fields
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
-from ssd.models.multimodal import text_part
-
-__all__ = [
-    "DRAFT_VOCAB",
-    "SHARED",
-    "Checkpoint",
-    "TensorInfo",
-    "borrowed",
-    "check_pair",
-    "check_safetensors",
-    "inspect",
-    "read_config",
-]
-__all__ += ["safetensors_files", "tokenizer_vocabulary"]
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
 _QUANTISED = ("quantization_config", "compression_config")
-# Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it may predict.
-SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 # What the engine reads in config.json -> what others name it.
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -43,10 +27,22 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
+# What the nested config of a `model_type` leaves out where it is as in the family's first model.
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+    }
+}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that passed every check. `digest` (hex) names the model: equal for equal files, wherever they are."""
+    """A folder that passed every check. `digest` (hex) is equal for equal files, wherever they are."""
 
     directory: Path
     config: dict[str, Any]
@@ -63,10 +59,9 @@ class Checkpoint:
 
 
 def inspect(directory: Path, weights: bool = True) -> Checkpoint:
-    """Check the config and every safetensors file of `directory`; UsageError names the first thing wrong.
+    """Check the config and every safetensors file of `directory`. UsageError names the first fault.
 
-    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty.
-    """
+    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty."""
     config = read_config(directory)
     tensors: dict[str, TensorInfo] = {}
     running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -83,20 +78,35 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json as a dict, of a model of several modalities its text part; UsageError when it is missing, no JSON
-    object, or asks for code of its own, for quantised weights, for modalities or a kind of attention that are not
-    supported."""
+    """Read config.json; of a multimodal model, its text part.
+
+    Raises UsageError if it is missing or no JSON object, or asks for its own code, quantised weights, or a modality or
+    attention that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
     _refuse_what_is_not_read(config, file)
     if "text_config" in config:
-        config = text_part(config, file)
+        config = _text_part(config, file)
         _refuse_what_is_not_read(config, file)
     for name, old_names in _OLD_NAMES.items():
         old = [config[key] for key in old_names if key in config]
         if name not in config and old:
             config[name] = old[0]
     return config
+
+
+def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The config of the text part of a multimodal model, with the plain fields that stand beside it in `file`.
+
+    Raises UsageError if it is no family of ours."""
+    left_out, text = _LEFT_OUT.get(str(config.get("model_type"))), config["text_config"]
+    if left_out is None or not isinstance(text, dict):
+        known = ", ".join(_LEFT_OUT)
+        raise UsageError(
+            f"{file} has text_config: models of several modalities are not supported (the text of {known} is)"
+        )
+    beside = {key: value for key, value in config.items() if not isinstance(value, dict)}
+    return {**beside, **left_out, **text}
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
@@ -110,7 +120,7 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """model.safetensors, or the shards that model.safetensors.index.json names, all of which exist."""
+    """model.safetensors, or the shards that model.safetensors.index.json names. Raises UsageError if one is missing."""
     single = directory / "model.safetensors"
     if single.is_file():
         return [single]
@@ -125,7 +135,7 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name to shard file name; a shard outside the folder is refused."""
+    """Map tensor names to shard file names; refuse a shard outside of the folder."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{index} has no weight_map")
@@ -136,7 +146,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
-    """With shards, every tensor is where the index says."""
+    """Raise UsageError unless every tensor is in the shard that the index names."""
     if (directory / "model.safetensors").is_file():
         return
     for name, shard in _weight_map(directory / "model.safetensors.index.json").items():
@@ -149,14 +159,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
-    """All of a model's file. Raises UsageError for one that is missing or that `ssd.files` refuses."""
+    """Read a whole file of a model. Raises UsageError if it is missing or `ssd.files` refuses it."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no {path.name}")
     return files.read_bounded(path, most)
 
 
 def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token -> id from tokenizer.json, added tokens included; None when the folder has no tokenizer.json."""
+    """Token -> id from tokenizer.json, with added tokens; None if there is no tokenizer.json."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return None
@@ -169,41 +179,26 @@ def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
         raise UsageError(f"cannot read {file}: {error}") from error
 
 
-def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """UsageError unless every token id means the same to both models.
+def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """The end-of-sequence ids of config.json and generation_config.json that are in the vocabulary.
 
-    Embeddings padded to different sizes are fine as long as the tokenizers agree. Without two tokenizers to compare,
-    the vocabulary sizes must be equal.
-    """
-    if DRAFT_VOCAB in draft.config:
-        draft.count(DRAFT_VOCAB)
-    pair = f"target {target.directory} and draft {draft.directory}"
-    files = [model.directory / "tokenizer.json" for model in (target, draft)]
-    if all(file.is_file() for file in files):
-        if read_bounded(files[0], MAX_TOKENIZER) == read_bounded(files[1], MAX_TOKENIZER):
-            return
-        ours, theirs = tokenizer_vocabulary(target.directory), tokenizer_vocabulary(draft.directory)
-        assert ours is not None and theirs is not None
-        if differing := sorted(ours.items() ^ theirs.items()):
-            raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
-    else:
-        sizes = [model.count("vocab_size") for model in (target, draft)]
-        if sizes[0] != sizes[1]:
-            raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
-
-
-def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """`draft` with the tensors that its config leaves to the target's files ("shared_with_target": their names).
-
-    A draft over its target's own embedding needs no copy of it, and an EAGLE-3 head often has none. UsageError when the
-    target has no such tensor.
-    """
-    names = draft.config.get(SHARED, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
-    if heads.is_head(draft) and heads.EMBEDDING not in draft.tensors:
-        names = [*names, heads.TARGET_EMBEDDING]
-    for name in names:
-        if name not in target.tensors:
-            raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
-    return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})
+    Raises UsageError if one is no id, or if all of them are beyond the vocabulary."""
+    found: set[int] = set()
+    sources = [checkpoint.config]
+    path = checkpoint.directory / "generation_config.json"
+    if path.is_file():
+        sources.append(read_json(path))
+    for source in sources:
+        ids = source.get("eos_token_id")
+        ids = [] if ids is None else ids
+        listed = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int and token >= 0 for token in listed):
+            raise UsageError(f"{checkpoint.directory}: eos_token_id {ids!r} is neither a number nor a list of numbers")
+        found.update(listed)
+    vocabulary = range(checkpoint.count("vocab_size"))
+    if found and found.isdisjoint(vocabulary):
+        raise UsageError(
+            f"{checkpoint.directory}: no text would ever end: eos_token_id {sorted(found)} is not in the vocabulary of "
+            f"{len(vocabulary)} tokens"
+        )
+    return frozenset(found.intersection(vocabulary))

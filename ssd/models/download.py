@@ -1,15 +1,18 @@
-"""Getting one file from the package index the user's pip is configured for: found by pip, resumed, verified."""
+"""Downloads from the package index that pip is configured for, and cache folders that appear whole or not at all."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import json
+import os
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +39,7 @@ with command.main_context():
     finder = command._build_package_finder(options, session)
     best = finder.find_best_candidate(wanted.name, wanted.specifier).best_candidate
     verify = session.verify if isinstance(session.verify, str) else None
-    print(json.dumps({"url": best.link.url_without_fragment, "ca_file": verify, "proxies": dict(session.proxies)}))
-"""
+    print(json.dumps({"url": best.link.url_without_fragment, "ca_file": verify, "proxies": dict(session.proxies)}))"""
 _PIP_REPORT = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-"]
 
 
@@ -76,8 +78,7 @@ def fetch(location: Location, part: Path, size: int, sha256: str, report: Report
     """Complete `part` to the `size` bytes with digest `sha256`; what it holds already is kept and continued.
 
     A dropped connection is resumed as long as each attempt brings something. Raises UsageError when one does not
-    (`part` stays, for the next call) and when the digest is wrong (`part` is deleted).
-    """
+    (`part` stays, for the next call) and when the digest is wrong (`part` is deleted)."""
     part.parent.mkdir(parents=True, exist_ok=True)
     while (have := _size(part)) < size:
         try:
@@ -137,3 +138,56 @@ def digest(path: Path) -> str:
     """sha256 of a file, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def building(final: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `final` when the block ends well, and is removed when it does not.
+
+    A reader sees the old folder, none, or the new one, never a mixture."""
+    fresh, old = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)  # left by a process that was killed
+    fresh.mkdir()
+    try:
+        yield fresh
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            final.rename(old)
+        fresh.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def lock(path: Path, report: Report) -> Iterator[None]:
+    """Hold the file lock; the kernel drops it when this process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("wait for another pull", 0, 1)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Report]:
+    """A rich bar on stderr, one line per stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"{title}: {{task.description}}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield report

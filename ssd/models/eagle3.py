@@ -1,8 +1,7 @@
 """The EAGLE-3 head: one layer that goes on from hidden states of its target, or from its own (arXiv 2503.01840).
 
 It reads pairs: the features of one token, and the token after it. What it makes of a pair predicts the token after
-that, and stands for the features that the target has not computed yet.
-"""
+that, and stands for the features that the target has not computed yet."""
 
 from __future__ import annotations
 
@@ -13,17 +12,17 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, flag, number
+from ssd.layers.fields import Config, flag, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
-from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
-from ssd.models.interface import Plan
+from ssd.models.interface import ForwardContext
 from ssd.models.llama import Attention, FeedForward, shape_of
+from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
 from ssd.models.weights import Weights
 
 
-class FeaturePlan(Plan, Protocol):
-    """A plan that also says what the head knows of the token before each of the batch."""
+class FeatureContext(ForwardContext, Protocol):
+    """A context that also says what the head knows of the token before each of the batch."""
 
     features: Tensor
     """[n, width]: hidden states of the target, fused, or what the head made of that token itself."""
@@ -36,7 +35,7 @@ class PairAttention(Attention):
 
 
 class Eagle3:
-    """See `ssd.models.interface.Model`; `forward` takes a `FeaturePlan`. Its hidden states have not passed its norm
+    """See `ssd.models.interface.Model`; `forward` takes a `FeatureContext`. Its hidden states have not passed its norm
     yet: as they are, they are the features of the next pair. Tokens that it does not predict have logits of -inf."""
 
     def __init__(
@@ -77,13 +76,13 @@ class Eagle3:
         """[n, fused], that is three times the target's width, low to high -> features [n, width]."""
         return self._fuse(states)
 
-    def forward(self, token_ids: Tensor, plan: FeaturePlan) -> Tensor:
-        features = self._feature_norm(plan.features)
+    def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
+        features = self._feature_norm(context.features)
         pairs = torch.cat((self._token_norm(self._embedding[token_ids]), features), dim=-1)
-        x = features if self._normed_residual else plan.features
-        x = x + self._attention(pairs, self._rotary.at(plan.positions), plan)
+        x = features if self._normed_residual else context.features
+        x = x + self._attention(pairs, self._rotary.at(context.positions), context)
         x = x + self._feed_forward(self._forward_norm(x))
-        plan.show(1, x)
+        context.keep_hidden(1, x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

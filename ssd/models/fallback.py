@@ -1,10 +1,9 @@
-"""Families without a file here: transformers' own model, with its attention done by the engine's plan.
+"""Families without a file here: transformers' own model, with its attention done by the engine's context.
 
-Slower than a family of ours (its layers are not packed, its small operations not fused), but of the same contract: it
-attends through `Plan` over paged keys and values, in the tree of a draft as well. A model that is not a function of
-tokens, positions and causal attention is refused: on loading, a short text cut in two must give the logits of
-transformers' own attention. Code that comes with a checkpoint is never run.
-"""
+It is slower than a family of ours: its layers are not packed, its small operations not fused. It attends through the
+`ForwardContext` over paged keys and values, in the tree of a draft as well. A model that is not a function of tokens,
+positions and causal attention is refused: on loading, a short text cut in two must give the logits of transformers' own
+attention. Code that comes with a checkpoint is never run."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
-from ssd.models.checkpoint import DRAFT_VOCAB, SHARED, Checkpoint
-from ssd.models.interface import Plan, Shape
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.interface import ForwardContext, Shape
+from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.weights import check_finite, check_type
 
 _OLDEST = 5  # version of transformers
@@ -119,7 +119,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    plan: Plan | None = None,
+    context: ForwardContext | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -128,12 +128,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]."""
     layer: Any = getattr(module, "layer_idx", None)
-    if plan is None or not isinstance(layer, int):
+    if context is None or not isinstance(layer, int):
         raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
     if s_aux is not None:
         raise UsageError("attention sinks are not supported")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = plan.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap))
+    out = context.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap))
     return out.view(1, q.shape[0], q.shape[1], -1), None
 
 
@@ -178,7 +178,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def _show_layers(decoder: nn.Module, count: int) -> None:
-    """Let its `count` layers, where they can be told, show what they make to the plan that they are called with."""
+    """Let its `count` layers, where they can be told, show what they make to the context that they are called with."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     layers: Any = next(lists, ())
 
@@ -198,9 +198,9 @@ def _show_layers(decoder: nn.Module, count: int) -> None:
 
 
 def _show(layers: int, x: Any, kwargs: dict[str, Any]) -> None:
-    plan = kwargs.get("plan")
-    if plan is not None and isinstance(x, Tensor):
-        plan.show(layers, x[0])
+    context = kwargs.get("context")
+    if context is not None and isinstance(x, Tensor):
+        context.keep_hidden(layers, x[0])
 
 
 class Fallback:
@@ -218,26 +218,28 @@ class Fallback:
         """The model's numbers, from what its layers do with a short text, which must come out right."""
         vocab_size: int = model.get_input_embeddings().num_embeddings
         ids = torch.arange(1, 1 + _PROBE, device=self.device) * 7919 % vocab_size
-        plan = _Probe(self.device)
+        context = _Probe(self.device)
         parts = []
         for part in (ids[:_CUT], ids[_CUT:]):
-            plan.extend(len(part))
-            parts.append(self.logits(self.forward(part, plan)))
+            context.extend(len(part))
+            parts.append(self.logits(self.forward(part, context)))
         logits = torch.cat(parts).double()
-        plan.check(model.config)
+        context.check(model.config)
         model.set_attn_implementation("eager")
         expected = model(ids[None], use_cache=False).logits[0].double()
         model.set_attn_implementation(_NAME)
         tolerance = 1e-3 if torch.finfo(self.dtype).eps < 1e-4 else 0.1
         if not (logits - expected).abs().mean() <= tolerance * expected.std():
             raise UsageError("transformers' own attention gives other logits: it attends in a way of its own")
-        heads, kv_heads, head_dim = plan.sizes[0]
+        heads, kv_heads, head_dim = context.sizes[0]
         known = getattr(model.config, "max_position_embeddings", None) or max_position
-        return Shape(vocab_size, logits.shape[1], len(plan.sizes), heads, kv_heads, head_dim, min(max_position, known))
+        return Shape(
+            vocab_size, logits.shape[1], len(context.sizes), heads, kv_heads, head_dim, min(max_position, known)
+        )
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         hidden: Tensor = self._decoder(
-            input_ids=token_ids[None], position_ids=plan.positions[None], use_cache=False, plan=plan
+            input_ids=token_ids[None], position_ids=context.positions[None], use_cache=False, context=context
         ).last_hidden_state
         return hidden[0]
 
@@ -248,7 +250,7 @@ class Fallback:
 
 
 class _Probe:
-    """A plan of one sequence that keeps what its layers did: heads, key heads and head size, and the window."""
+    """A context of one sequence that keeps what its layers did: heads, key heads and head size, and the window."""
 
     def __init__(self, device: torch.device) -> None:
         self.positions = torch.arange(0, device=device)
@@ -277,7 +279,7 @@ class _Probe:
     def views(self) -> None:
         return None
 
-    def show(self, layers: int, x: Tensor) -> None:
+    def keep_hidden(self, layers: int, x: Tensor) -> None:
         pass
 
     def check(self, config: Any) -> None:

@@ -1,8 +1,7 @@
 """The text models of the Gemma 3 family (arXiv 2503.19786), `model_type` gemma3_text.
 
 Four norms a layer, norms on queries and keys, scaled embeddings; most layers see a window only and rotate by a base of
-their own.
-"""
+their own."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, count, mapping, number, refuse
 from ssd.layers.attention import Scores
+from ssd.layers.fields import Config, count, mapping, number, refuse
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
-from ssd.models.interface import Plan, Shape
+from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import FULL, SLIDING, SPLITS, FeedForward, output_table, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
@@ -53,9 +52,9 @@ class Layer:
         self._attention = Gemma3Attention(config, shape, weights.below("self_attn"), layer, rotary)
         self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         before_attention, after_attention, before, after = self._norms
-        x = x + after_attention(self._attention(before_attention(x), table, plan))
+        x = x + after_attention(self._attention(before_attention(x), table, context))
         return x + after(self._feed_forward(before(x)))
 
 
@@ -91,13 +90,13 @@ class Gemma3:
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x = self._embed(token_ids) * self._scale
-        tables = {kind: rotary.at(plan.positions) for kind, rotary in self._rotary.items()}
-        plan.show(0, x)
+        tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary.items()}
+        context.keep_hidden(0, x)
         for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
-            x = layer(x, tables[kind], plan)
-            plan.show(index, x)
+            x = layer(x, tables[kind], context)
+            context.keep_hidden(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

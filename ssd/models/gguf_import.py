@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
-from ssd.models.download import Report
+from ssd.files import cache_dir
+from ssd.models.download import Report, building, lock, progress_bar
 from ssd.models.gguf_header import check_gguf
+from ssd.models.gguf_tokenizer import FILES, write_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +47,7 @@ _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0}
 def import_gguf(reader: GGUFReader, directory: Path, report: Report) -> None:
     """Write config.json and model.safetensors for the Llama in a GGUF into the existing folder `directory`.
 
-    Raises UsageError when it is of another architecture, or has tensors that a Llama does not have.
-    """
+    Raises UsageError when it is of another architecture, or has tensors that a Llama does not have."""
     try:
         config = llama_config(reader)
         (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
@@ -185,3 +188,34 @@ def _write_safetensors(path: Path, reader: GGUFReader, config: Mapping[str, Any]
         for tensor in reader.tensors:
             file.write(_array(tensor, config).tobytes())
             report("convert", file.tell(), 8 + len(text) + end)
+
+
+def checkpoint_of(file: Path) -> Path:
+    """The folder with the checkpoint made from `file`, and from the tokenizer files beside it if there are any.
+
+    It is made again when one of these has changed. Raises UsageError for a file that is no Llama in a GGUF, and when
+    the cache cannot be written."""
+    beside = [path for name in FILES if (path := file.with_name(name)).is_file()]
+    final = cache_dir() / "gguf" / f"{file.stem}-{_state([file, *beside])}"
+    if (final / "config.json").is_file():
+        return final
+    try:
+        with progress_bar(file.name) as report, lock(final.with_name(f".{final.name}.lock"), report):
+            if not (final / "config.json").is_file():
+                with building(final) as fresh:
+                    reader = read_gguf(file)
+                    if file.with_name("tokenizer.json") in beside:
+                        for path in beside:
+                            shutil.copyfile(path, fresh / path.name)
+                    else:
+                        write_tokenizer(reader, fresh)
+                    import_gguf(reader, fresh, report)
+    except OSError as error:
+        raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error}") from error
+    return final
+
+
+def _state(files: list[Path]) -> str:
+    """Names the files as they are now: path, size and time of the last change."""
+    stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, count, flag, number, refuse
 from ssd.layers.attention import Scores
+from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import LayerNorm
-from ssd.models.interface import Plan, Shape
+from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import output_table
 from ssd.models.split import VOCABULARY, Split, Splits
 from ssd.models.weights import LinearLayer, MakeLinear, Weights
@@ -55,9 +55,9 @@ class Block:
         scale = shape.head_dim**-0.5 if flag(config, "scale_attn_weights", True) else 1.0
         self._scores = Scores(scale / (layer + 1) if flag(config, "scale_attn_by_inverse_layer_idx") else scale)
 
-    def __call__(self, x: Tensor, plan: Plan) -> Tensor:
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         qkv = self._qkv(self._first(x)).view(x.shape[0], 3, self._shape.heads, self._shape.head_dim)
-        x = x + self._out(plan.attend(self._layer, qkv[:, 0], qkv[:, 1], qkv[:, 2], self._scores))
+        x = x + self._out(context.attend(self._layer, qkv[:, 0], qkv[:, 1], qkv[:, 2], self._scores))
         return x + self._down(F.gelu(self._up(self._second(x)), approximate=self._approximate))
 
 
@@ -89,12 +89,12 @@ class GPT2:
         self._head = weights.linear(output_table(config, weights, self._embedding, tied=True), None)
         self._embed = weights.embedding(self._embedding, vocab_size)
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        x = self._embed(token_ids) + self._positions[plan.positions]
-        plan.show(0, x)
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        x = self._embed(token_ids) + self._positions[context.positions]
+        context.keep_hidden(0, x)
         for index, block in enumerate(self._blocks, 1):
-            x = block(x, plan)
-            plan.show(index, x)
+            x = block(x, context)
+            context.keep_hidden(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -38,8 +38,7 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one file, in the order of their bytes, from its header alone.
 
     Raises UsageError unless the header fits, every dtype is known, every shape agrees with its bytes, and the tensors
-    fill the rest of the file with neither gap nor overlap.
-    """
+    fill the rest of the file with neither gap nor overlap."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -101,8 +100,7 @@ def _naturals(value: Any) -> bool:
 def sample(path: Path) -> bytes:
     """What tells a checked file from another cheaply: its size, its header, and bytes from the middle and the end.
 
-    Fine-tunes of one model have equal headers and sizes, so those alone would not do.
-    """
+    Fine-tunes of one model have equal headers and sizes, so those alone would not do."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)

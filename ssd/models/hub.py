@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from ssd.cache import cache_dir
 from ssd.errors import UsageError
+from ssd.models.pull import BUILTIN, pull
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
-
-
-@dataclass(frozen=True)
-class BuiltinModel:
-    """A model that ssd provides without a hub: installed with it (`packaged`), or pulled once."""
-
-    name: str
-    kind: str
-    parameters: str
-    licence: str
-    packaged: bool
-
-    @property
-    def directory(self) -> Path:
-        """Where the checkpoint is, or will be once pulled."""
-        return Path(__file__).parent / "builtin" / self.name if self.packaged else cache_dir() / "models" / self.name
-
-    @property
-    def present(self) -> bool:
-        return (self.directory / "config.json").is_file()
-
-
-BUILTIN: Mapping[str, BuiltinModel] = {
-    model.name: model
-    for model in (
-        BuiltinModel("smollm2", "SmolLM2-135M-Instruct", "134.5M", "Apache-2.0", packaged=False),
-        BuiltinModel("smollm2-draft", "8 layers over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True),
-    )
-}
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
@@ -49,8 +18,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
     model (downloaded unless it is cached).
 
     `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
-    built-in one has not been pulled, and when the hub cannot be reached and has nothing cached.
-    """
+    built-in one has not been pulled, and when the hub cannot be reached and has nothing cached."""
     path = Path(name).expanduser()
     is_folder = name != "" and path.is_dir()  # an empty name would be the working directory
     is_gguf = path.suffix == ".gguf" and path.is_file()
@@ -65,7 +33,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
     if is_folder:
         return _with_config(path)
     if is_gguf:
-        from ssd.models.gguf_file import checkpoint_of
+        from ssd.models.gguf_import import checkpoint_of
 
         return checkpoint_of(path)
     if is_hub_name:
@@ -79,8 +47,6 @@ def resolve(name: str, revision: str | None = None) -> Path:
 def ensure(name: str, revision: str | None = None) -> Path:
     """Like `resolve`, but a built-in model that is missing is pulled first, with progress on stderr."""
     if name in BUILTIN and not BUILTIN[name].present:
-        from ssd.models.pull import pull
-
         pull(name)
     return resolve(name, revision)
 

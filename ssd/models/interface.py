@@ -1,4 +1,4 @@
-"""What the engine asks of a model, and what it gives it."""
+"""The interface of a model family: what the engine calls, and the context that it passes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores
-from ssd.model_sizes import MOST
+from ssd.models.sizes import MOST
 
 
-class Plan(Protocol):
-    """Where the tokens of one forward stand and what each may see; made by the engine, opaque to a model."""
+class ForwardContext(Protocol):
+    """The positions and the attention of one forward. The engine makes it; a model only calls it."""
 
     @property
     def positions(self) -> Tensor:
-        """int64 [n]: the absolute position of every token of the batch."""
+        """The absolute position of every token of the batch, int64 [n]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        """Store k and v [n, kv_heads, head_dim] of this layer and attend with q [n, heads, head_dim],
-        scored as `rule` says. Returns [n, heads * head_dim]."""
+        """Store k and v [n, kv_heads, head_dim] of this layer, then attend with q [n, heads, head_dim] by `rule`.
+
+        Returns [n, heads * head_dim]."""
 
     def views(self) -> Views | None:
-        """What tokens see, where our kernels can do a layer over it in one call, its attention included; else None."""
+        """What tokens see, if our kernels can compute a whole layer over it in one call; else None."""
 
-    def show(self, layers: int, x: Tensor) -> None:
-        """x [n, width] is what the first `layers` layers made of the tokens. A family that tells can be the target of
-        an EAGLE-3 head; most plans do not listen."""
+    def keep_hidden(self, layers: int, x: Tensor) -> None:
+        """Offer x [n, width], the hidden states after the first `layers` layers; few contexts keep them.
+
+        A family that calls this after every layer can be the target of an EAGLE-3 head."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model that the engine needs. It reads ids below `vocab_size` and predicts those below `outputs`
-    (fewer only in a draft); `max_position` is the longest sequence, in tokens."""
+    """The sizes of a model that the engine needs.
+
+    A model reads ids below `vocab_size` and predicts ids below `outputs`, fewer only in a draft. `max_position` is the
+    longest sequence, in tokens."""
 
     vocab_size: int
     outputs: int
@@ -47,7 +51,7 @@ class Shape:
     max_position: int
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` for numbers that no model has, before anything is made of them."""
+        """Raise `UsageError` for sizes that no model has, before anything is allocated."""
         for name in ("vocab_size", "outputs", "layers", "heads", "kv_heads", "head_dim", "max_position"):
             most = MOST.get(name, 2**31)
             if not 1 <= getattr(self, name) <= most:
@@ -57,14 +61,14 @@ class Shape:
 
 
 class Model(Protocol):
-    """A model family instance: a function of token ids and a plan, without state."""
+    """A loaded model: a function of token ids and a forward context, without state."""
 
     shape: Shape
     dtype: torch.dtype
     device: torch.device
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        """int64 [n] -> hidden states [n, width], after the last norm."""
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        """Token ids int64 [n] -> hidden states [n, width] after the last norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, width] -> [m, outputs]."""
+        """Hidden states [m, width] -> logits [m, outputs]."""

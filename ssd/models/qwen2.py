@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd.fields import Config
+from ssd.layers.fields import Config
 from ssd.models.llama import SPLITS, Attention, Llama
 
 # What configs of Qwen leave out.
@@ -22,7 +22,7 @@ class Qwen2Attention(Attention):
 class Qwen2(Llama):
     """A dense Qwen2 decoder; see `ssd.models.interface.Model`."""
 
-    attention = Qwen2Attention
+    attention: type[Attention] = Qwen2Attention
     slides = True
     defaults = WINDOWS
     refused = ("mlp_bias",)

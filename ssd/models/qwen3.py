@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd.fields import Config, number
+from ssd.layers.fields import Config, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import Shape
-from ssd.models.llama import SPLITS, Attention, Llama
-from ssd.models.qwen2 import WINDOWS
+from ssd.models.llama import SPLITS, Attention
+from ssd.models.qwen2 import Qwen2
 from ssd.models.weights import Weights
 
 
@@ -36,11 +36,8 @@ class Qwen3Attention(Attention):
         return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)
 
 
-class Qwen3(Llama):
+class Qwen3(Qwen2):
     """A dense Qwen3 decoder; see `ssd.models.interface.Model`."""
 
     attention = Qwen3Attention
-    slides = True
-    defaults = WINDOWS
-    refused = ("mlp_bias",)
     splits = SPLITS

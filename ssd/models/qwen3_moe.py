@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.fields import Config, count, flag
+from ssd.layers.fields import Config, count, flag
 from ssd.layers.linear import Linear
 from ssd.models.llama import SPLITS, FeedForward
 from ssd.models.qwen3 import Qwen3

@@ -1,9 +1,7 @@
-"""Model families by the `model_type` of a checkpoint's config (contract C6).
+"""Finds the family of a checkpoint by the `model_type` of its config, and builds the model.
 
-A family is a class `Family(config, weights, options)` registered under the entry-point group `ssd.models`. The built-in
-ones are entry points of this package, a plugin's are those of its own: there is no second way in. What no family takes
-goes to transformers (`ssd.models.fallback`).
-"""
+A family is a class registered under the entry-point group `ssd.models`; the built-in ones are registered in the same
+way as a plugin's. transformers runs what no family takes (`ssd.models.fallback`)."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
-from ssd.models import heads
+from ssd.models.pairs import is_head
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +29,8 @@ def families() -> dict[str, str]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    found = sorted(entry_points(group=GROUP), key=lambda entry: _source(entry) == "built in")  # nothing replaces these
+    # The built-in ones come last: plugins cannot replace them.
+    found = sorted(entry_points(group=GROUP), key=lambda entry: _source(entry) == "built in")
     return {entry.name: entry for entry in found}
 
 
@@ -40,8 +39,8 @@ def _source(entry: EntryPoint) -> str:
 
 
 def has_file(checkpoint: Checkpoint) -> bool:
-    """Whether a family of ours or of a plugin takes it, and not transformers."""
-    return str(checkpoint.config.get("model_type")) in _entries() or heads.is_head(checkpoint)
+    """True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
+    return str(checkpoint.config.get("model_type")) in _entries() or is_head(checkpoint)
 
 
 def load(
@@ -56,13 +55,17 @@ def load(
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Build the checkpoint's model. `max_position` bounds the positions it will ever see; `dummy`: with random weights;
-    `int8`: with linear layers in 8 bits, in float32 on a CPU only, which see their inputs in 16 bits, or in 8 if the
-    model gives `advice`, as a draft; `ranks`: this rank's part of it, whose logits are those of its part of the
-    vocabulary; `progress` hears how much has been read. Raises `UsageError`."""
+    """Build the model of a checkpoint. Raises `UsageError`.
+
+    max_position: upper bound on positions.
+    dummy: random weights.
+    int8: linear layers in 8 bits, on a CPU in float32 only; inputs have 16 bits, or 8 if `advice`, for a draft.
+    ranks: build this rank's part, whose logits are those of its part of the vocabulary.
+    progress: is told how many bytes have been read."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import Linear
     from ssd.models import fallback, weights
+    from ssd.models.eagle3 import Eagle3
     from ssd.models.split import Share
 
     kind, known = str(checkpoint.config.get("model_type")), _entries()
@@ -82,7 +85,7 @@ def load(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
     linear = partial(Int8Linear, coarse=advice) if int8 else Linear
-    family = _head_family() if heads.is_head(checkpoint) else known[kind].load()
+    family: Any = Eagle3 if is_head(checkpoint) else known[kind].load()
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:
@@ -96,9 +99,3 @@ def load(
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     return model
-
-
-def _head_family() -> Any:
-    from ssd.models.eagle3 import Eagle3
-
-    return Eagle3

@@ -17,8 +17,7 @@ class Split(NamedTuple):
     """Along which dimensions weight and bias of a layer are split; None: every rank has all of it.
 
     `keys`: by key heads, of which there may be fewer than ranks; then neighbours have the same. `vocabulary`: by token
-    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor.
-    """
+    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor."""
 
     weight: int
     bias: int | None
@@ -76,8 +75,7 @@ class Share:
     def pieces(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[Piece]]:
         """The shape of the whole tensor `name`, of which this rank's part has `shape`, or of whose vocabulary it is
         part; and the pieces that its part consists of, side by side in the last dimension that they name. None of them:
-        its part is the whole.
-        """
+        its part is the whole."""
         layer, _, kind = name.rpartition(".")
         split = self._splits.get(layer.rpartition(".")[2]) if self.ranks.size > 1 else None
         dimension = None if split is None else split.weight if kind == "weight" else split.bias

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.linear import Linear
-from ssd.layers.parallel import Embedding, ParallelEmbedding, RowParallel
+from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
 from ssd.models.split import WHOLE, Piece, Share
 
@@ -35,8 +35,7 @@ class Weights:
 
     `linear` makes the linear layers of a family out of them. `names` are those that exist; None: whatever is asked for.
     Of what is split over ranks (`ssd.models.split`), `share` is the part that is here. `integers` reads those that are
-    no weights, as they are.
-    """
+    no weights, as they are."""
 
     def __init__(
         self,

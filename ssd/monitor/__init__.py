@@ -1,1 +1,1 @@
-"""What an engine tells about itself while it runs: lanes of named states, and who reads them."""
+"""Live monitoring of an engine: the supervisor publishes snapshots, watchers turn them into figures."""

@@ -1,4 +1,4 @@
-"""A scripted engine for `ssd top --demo`: what a pair on two devices would tell, by a clock and at random."""
+"""A scripted engine for `ssd top --demo`: plausible figures of a pair on two devices, at random."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from ssd.ipc.messages import Load, Metrics
-from ssd.ipc.supervision import Ended, Report, Round
-from ssd.monitor.lanes import MARKS, State
-from ssd.monitor.messages import LaneNews, Process, Snapshot
-from ssd.params import Speculation
+from ssd.config.params import Speculation
+from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
+from ssd.ipc.public import Metrics
+from ssd.ipc.trace_ring import MARKS, State
+from ssd.monitor.messages import Process, Snapshot, TraceNews
 
-_Event = TypeVar("_Event", Round, Ended)
+_Event = TypeVar("_Event", RoundEvent, EndEvent)
 
 _PERIOD_S, _PAST_S = 0.1, 65.0
 _MS = 1_000_000
@@ -25,7 +25,7 @@ _MISSES = ("token_not_covered", "token_not_covered", "k_not_covered", "late")
 
 
 class Demo:
-    """Snapshots like those of `ssd.monitor.subscriber.Subscriber`, with a minute of past in the first."""
+    """Produces snapshots like `ssd.monitor.subscriber.Subscriber`; the first holds a minute of history."""
 
     here, address = True, "demo"
 
@@ -37,12 +37,12 @@ class Demo:
         self._begun = {next(self._requests): self._time for _ in range(_ROWS)}
         self._tokens = dict.fromkeys(self._begun, 0)
         self._records: dict[str, deque[tuple[int, int, int, int]]] = {"target": deque(), "draft": deque()}
-        self._rounds: deque[Round] = deque()
-        self._ended: deque[Ended] = deque()
+        self._rounds: deque[RoundEvent] = deque()
+        self._ended: deque[EndEvent] = deque()
         self._first = True
 
     def receive(self, timeout: float) -> Snapshot | None:
-        """The next snapshot, or None after so many seconds."""
+        """Returns the next snapshot, or None after `timeout` seconds."""
         wait = self._next - time.monotonic()
         time.sleep(max(0.0, min(timeout, wait)))
         if wait > timeout:
@@ -62,8 +62,8 @@ class Demo:
             speculation=Speculation("ssd"),
             whole=first,
             processes=[Process(role, 4000 + mib, "up", mib * 2**20, 0.0) for role, mib in processes],
-            lanes=[LaneNews("target", self._taken("target", now)), LaneNews("draft", self._taken("draft", now))],
-            reports=[Report(load, _ROWS + 1, "ready", _until(self._rounds, now), _until(self._ended, now))],
+            traces=[TraceNews("target", self._taken("target", now)), TraceNews("draft", self._taken("draft", now))],
+            reports=[FrontendReport(load, _ROWS + 1, "ready", _until(self._rounds, now), _until(self._ended, now))],
         )
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Demo:
     # -- what happens in a round ------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """A verification of every row, and meanwhile the draft's tree."""
+        """Simulates one verification of every row, and the draft's tree meanwhile."""
         draw, begin = self._random, self._time
         prefill = 0 if draw.random() > 0.03 else 60 * _MS
         missed = sum(draw.random() < 0.17 for _ in self._begun)
@@ -121,7 +121,7 @@ class Demo:
         if cache:
             self._note("target", at, MARKS[cache], request)
         drafted = 0 if first else 2 if missed else _K
-        self._rounds.append(Round(at, request, 1 + accepted, drafted, accepted, cache, first))
+        self._rounds.append(RoundEvent(at, request, 1 + accepted, drafted, accepted, cache, first))
         self._tokens[request] += 1 + accepted
         if draw.random() < 0.012:
             self._end(request, at)
@@ -137,11 +137,11 @@ class Demo:
             time_to_first_token_ms=first,
             generation_time_ms=lasted,
         )
-        self._ended.append(Ended(at, request, self._random.randint(20, 400), tokens, "stop", metrics))
+        self._ended.append(EndEvent(at, request, self._random.randint(20, 400), tokens, "stop", metrics))
         new = next(self._requests)
         self._begun[new], self._tokens[new] = at, 0
 
 
 def _until(happened: deque[_Event], now: int) -> list[_Event]:
-    """What has happened by now, and is told only once."""
+    """Takes the events that have happened by `now`."""
     return [happened.popleft() for _ in range(sum(event.at <= now for event in happened))]

@@ -1,4 +1,4 @@
-"""What a watcher remembers of an engine: lanes, rounds and ends of the last minutes. Pure; times are monotonic ns."""
+"""What a watcher remembers of an engine: traces, rounds and ends of the last minutes. Pure; times are monotonic ns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from ssd.ipc.messages import Load
-from ssd.ipc.supervision import Ended, Report, Round
-from ssd.monitor.lanes import LANES, Mark, Moment, Records, Span, spans
+from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
+from ssd.ipc.trace_ring import TRACED, Mark, Moment, Records, Span, spans
 from ssd.monitor.messages import Snapshot
 
 KEPT_S = 300.0
@@ -18,8 +17,8 @@ _NONE: Records = np.empty((0, 4), np.int64)
 _ROUNDS, _ENDED = 1 << 17, 1 << 14
 
 
-class LaneHistory:
-    """The records of one lane, each once, however often they are told; about the `most` newest."""
+class TraceHistory:
+    """The records of one trace ring, each once even if it is told again; about the `most` newest."""
 
     def __init__(self, most: int) -> None:
         self._most, self._count = most, 0
@@ -36,7 +35,7 @@ class LaneHistory:
             self._count -= len(self._chunks.popleft())
 
     def since(self, begin: int, until: int) -> tuple[list[Span], list[Moment]]:
-        """States and moments from `begin` to `until`; the state at `begin` is cut there."""
+        """Returns states and moments from `begin` to `until`. The state at `begin` is cut there."""
         wanted: deque[Records] = deque([_NONE])
         for chunk in reversed(self._chunks):
             wanted.appendleft(chunk)
@@ -51,13 +50,16 @@ class LaneHistory:
 
 
 def _states_before(records: Records, moment: int) -> npt.NDArray[np.intp]:
-    """Where states are entered until `moment`: the last of these is the state then."""
+    """Returns where states are entered until `moment`; the last one is the state at that moment."""
     return np.flatnonzero((records[:, 1] <= moment) & (records[:, 2] < Mark.HIT))
 
 
 class History:
-    """Everything that snapshots have told of one engine, with so many `records` for a lane. With another engine it
-    begins again. `began` is since when the frontend has reported."""
+    """Everything that the snapshots of one engine have told, with up to `records` a trace.
+
+    Another engine clears it.
+
+    `began` is the time since when the frontend has reported."""
 
     def __init__(self, records: int = RECORDS) -> None:
         self._most = records
@@ -67,21 +69,21 @@ class History:
         self.last: Snapshot | None = None
         self.load, self.open_requests, self.state = Load(), 0, ""
         self.began = self.dropped = 0
-        self.lanes: dict[str, LaneHistory] = {role: LaneHistory(self._most) for role in LANES}
-        self.rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self.ended: deque[Ended] = deque(maxlen=_ENDED)
+        self.traces: dict[str, TraceHistory] = {role: TraceHistory(self._most) for role in TRACED}
+        self.rounds: deque[RoundEvent] = deque(maxlen=_ROUNDS)
+        self.ended: deque[EndEvent] = deque(maxlen=_ENDED)
 
     @property
     def now(self) -> int:
-        """When it was last told something."""
+        """The time of the last snapshot."""
         return self.last.at if self.last is not None else 0
 
     def add(self, snapshot: Snapshot) -> None:
         if self.last is not None and self.last.engine != snapshot.engine:
             self._clear()
         self.last = snapshot
-        for lane in snapshot.lanes:
-            self.lanes[lane.role].add(lane.records)
+        for trace in snapshot.traces:
+            self.traces[trace.role].add(trace.records)
         for report in snapshot.reports:
             self._report(report)
         oldest = snapshot.at - int(KEPT_S * 1e9)
@@ -90,7 +92,7 @@ class History:
         while self.ended and self.ended[0].at < oldest:
             self.ended.popleft()
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: FrontendReport) -> None:
         self.load, self.open_requests, self.state = report.load, report.open_requests, report.state
         self.rounds.extend(report.rounds)
         self.ended.extend(report.ended)

@@ -1,4 +1,4 @@
-"""What an engine publishes to whoever watches it, ten times a second."""
+"""What an engine publishes to its watchers, ten times a second."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.ipc.messages import Count, Message, Name
-from ssd.ipc.supervision import Report, Seconds
-from ssd.monitor.lanes import CAPACITY, LANES, Role
-from ssd.params import Speculation
+from ssd.config.params import Speculation
+from ssd.ipc.messages import FrontendReport, InternalMessage, Seconds, internal
+from ssd.ipc.public import Count, Name
+from ssd.ipc.trace_ring import CAPACITY, TRACED, Role
 
 _RECORD_BYTES = 32
 ProcessState = Literal["starting", "up", "down"]
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process of the engine: "down" is one that has ended and will be replaced, or not. `beat_age` is how long its
-    loop has shown no sign of life."""
+    """One process of the engine. "down" is one that has ended, whether or not it is replaced.
+    `beat_age` is the seconds since its loop last showed a heartbeat."""
 
     role: Name
     pid: Count
@@ -27,16 +27,17 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat_age: Seconds = 0.0
 
 
-class LaneNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Records of one lane (`ssd.monitor.lanes`), in order, as native 64-bit words."""
+class TraceNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Records of one trace ring (`ssd.ipc.trace_ring`), in order, as native 64-bit words."""
 
     role: Role
     records: Annotated[bytes, Meta(max_length=CAPACITY * _RECORD_BYTES)]
 
 
-class Snapshot(Message, frozen=True):
-    """`engine` is another one for every start of an engine. `at` is CLOCK_MONOTONIC in ns, as all times are. `whole`:
-    the lanes have everything that is still known, not only what is new since the last snapshot."""
+class Snapshot(InternalMessage, frozen=True):
+    """The state of an engine at `at` (CLOCK_MONOTONIC in ns, like all times).
+    `engine` differs for every start of an engine. With `whole`, `traces` has every record that is still known, not
+    only those since the last snapshot."""
 
     engine: Name
     at: Count
@@ -45,8 +46,8 @@ class Snapshot(Message, frozen=True):
     speculation: Speculation
     whole: bool
     processes: Annotated[list[Process], Meta(max_length=16)]
-    lanes: Annotated[list[LaneNews], Meta(max_length=len(LANES))]
-    reports: Annotated[list[Report], Meta(max_length=16)]
+    traces: Annotated[list[TraceNews], Meta(max_length=len(TRACED))] = msgspec.field(name="lanes")
+    reports: Annotated[list[FrontendReport], Meta(max_length=16)]
 
 
-SNAPSHOTS = msgspec.msgpack.Decoder(Snapshot)
+SNAPSHOTS = internal(Snapshot)

@@ -1,4 +1,4 @@
-"""The supervisor's part of monitoring: while someone is subscribed, snapshots; else nothing is read or built."""
+"""The supervisor's part of monitoring: publishes snapshots while someone is subscribed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 import zmq
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.roles import roles
 from ssd.ipc import sockets
-from ssd.ipc.messages import pack
-from ssd.ipc.pulse import Pulses
-from ssd.ipc.supervision import Report, Seconds, Watch
-from ssd.monitor.lanes import LANES, Lane, Reader, State
-from ssd.monitor.messages import LaneNews, Process, ProcessState, Snapshot
-from ssd.roles import roles
+from ssd.ipc.heartbeat import Heartbeats
+from ssd.ipc.messages import FrontendReport, Seconds, Watch
+from ssd.ipc.public import pack
+from ssd.ipc.trace_ring import TRACED, State, TraceReader, TraceRing
+from ssd.monitor.messages import Process, ProcessState, Snapshot, TraceNews
 
 PERIOD_S = 0.1
-# The frontend is told again and again that someone watches: neither a lost message nor a new frontend matters.
+# The frontend is told repeatedly that someone watches, so a lost message or a new frontend does not matter.
 _TELL_S, _WATCH_S = 1.0, 3.0
-# A watcher that reads nothing for so many snapshots, or reports that nobody fetches: the rest is dropped.
+# Snapshots that wait for one watcher, and reports that wait for a snapshot; more are dropped.
 _SNAPSHOTS, _REPORTS = 50, 16
 _MOST_AGE_S = 86400.0
 
@@ -36,42 +36,42 @@ class Running(Protocol):
 
 
 class Publisher:
-    """Made in the supervisor's thread, to which it belongs. `socket` is readable when someone comes or goes."""
+    """Publishes snapshots. Belongs to the supervisor's thread. `socket` is readable when a watcher comes or goes."""
 
     def __init__(
-        self, context: zmq.Context[Any], directory: Path, config: EngineConfig, events_fd: int, pulses: Pulses
+        self, context: zmq.Context[Any], directory: Path, config: EngineConfig, trace_fd: int, heartbeats: Heartbeats
     ) -> None:
         self.watched = False
-        self._config, self._events_fd, self._pulses = config, events_fd, pulses
+        self._config, self._trace_fd, self._heartbeats = config, trace_fd, heartbeats
         self._name = directory.name
         self._roles = roles(config)
-        self._lanes = {role: Reader(events_fd, role) for role in LANES}
-        self._reports: deque[Report] = deque(maxlen=_REPORTS)
+        self._traces = {role: TraceReader(trace_fd, role) for role in TRACED}
+        self._reports: deque[FrontendReport] = deque(maxlen=_REPORTS)
         self._seen: dict[str, tuple[int, int, float]] = {}  # role -> pid, turns, when they last changed
         self._due = self._tell_due = 0.0
         self._whole = False
         self.socket = sockets.publisher(context, f"ipc://{directory}/{sockets.TELEMETRY}", _SNAPSHOTS)
 
     def let_go(self) -> None:
-        """Of the processes' memory; at the end."""
-        self._lanes.clear()
-        self._pulses = Pulses(-1)
+        """Releases the memory of the processes; called at the end."""
+        self._traces.clear()
+        self._heartbeats = Heartbeats(-1)
 
     def delay(self, now: float) -> float:
-        """Seconds (of time.monotonic) until there is something to publish."""
+        """Returns the seconds from `now` (time.monotonic) until the next snapshot is due."""
         return max(0.0, self._due - now) if self.watched else _MOST_AGE_S
 
     def ended(self, role: str) -> None:
-        """A child is gone: nobody else writes its lane."""
-        if self._config.telemetry and role in LANES:
-            Lane(self._events_fd, role).enter(State.DOWN)
+        """Marks a child as down in its trace: nobody else writes there any more."""
+        if self._config.telemetry and role in TRACED:
+            TraceRing(self._trace_fd, role).enter(State.DOWN)
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: FrontendReport) -> None:
         if self.watched:
             self._reports.append(report)
 
     def turn(self, children: Iterable[Running], now: float) -> Watch | None:
-        """Publish if that is due. Returns what the frontend must be told."""
+        """Publishes if that is due. Returns what the frontend must be told, if anything."""
         self._hear()
         if not self.watched or now < self._due:
             return None
@@ -84,7 +84,7 @@ class Publisher:
             speculation=self._config.speculation,
             whole=self._whole,
             processes=self._processes({child.role: child for child in children}, now),
-            lanes=[LaneNews(role, lane.news().tobytes()) for role, lane in self._lanes.items()],
+            traces=[TraceNews(role, trace.news().tobytes()) for role, trace in self._traces.items()],
             reports=list(self._reports),
         )
         self.socket.send_multipart(pack(snapshot), flags=zmq.NOBLOCK)  # a PUB drops, it never waits
@@ -96,13 +96,13 @@ class Publisher:
         return Watch(_WATCH_S)
 
     def _hear(self) -> None:
-        """Who has come gets everything that is still known; what others have already, they can tell by its number."""
+        """Gives a new watcher everything that is still known. Others recognise by its number what they have already."""
         while (subscription := sockets.subscription(self.socket)) is not None:
             self.watched = subscription
             if subscription:
                 self._whole, self._due = True, 0.0
-                for lane in self._lanes.values():
-                    lane.rewind()
+                for trace in self._traces.values():
+                    trace.rewind()
             else:
                 self._tell_due = 0.0
                 self._seen.clear()
@@ -120,7 +120,7 @@ class Publisher:
         return found
 
     def _beat_age(self, child: Running, now: float) -> Seconds:
-        turns = self._pulses.turns(child.role)
+        turns = self._heartbeats.turns(child.role)
         pid, before, since = self._seen.get(child.role, (0, 0, now))
         if (pid, before) != (child.pid, turns):
             self._seen[child.role] = child.pid, turns, now
@@ -129,7 +129,7 @@ class Publisher:
 
 
 def _rss_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM, shared pages included; 0 of one that is gone."""
+    """Returns the resident memory of a process, shared pages included; 0 for one that is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:

@@ -1,4 +1,4 @@
-"""Why target and draft do not do what they are for, in words. Pure."""
+"""Explains in words why target and draft stall. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-# Shares of a lane, or of the look-ups, from which on something is worth a word.
+# Shares of a trace, or of the look-ups, that are worth reporting.
 _WAIT, _OTHER, _PREFILL, _SPARE, _LATE, _MISSED = 0.02, 0.05, 0.2, 0.3, 0.05, 0.3
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """The last `seconds` of the lanes: `shares` by lane and state; the median from one verification to the next and
-    the longest wait for the draft, in seconds."""
+    """The last `seconds` of the traces: `shares` by role and state.
+    `round_seconds` is the median from one verification to the next, `longest_wait` the longest wait for the draft."""
 
     seconds: float
     shares: dict[str, dict[str, float]]
@@ -30,12 +30,13 @@ _REASONS = {
 
 
 def reason(verdict: str) -> str:
-    """A reason of a miss for people."""
+    """Returns the reason of a miss for people."""
     return _REASONS.get(verdict, verdict)
 
 
 def causes(pipeline: Pipeline, misses: Mapping[str, int], rounds: int, states: Mapping[str, str]) -> list[str]:
-    """What holds the engine up, the worst first. `misses` by reason of so many `rounds`; `states` of the processes."""
+    """Returns what holds the engine up, the worst first.
+    `misses` counts by reason over `rounds`; `states` are those of the processes."""
     return [*_absent(states), *_of_target(pipeline, misses), *_of_cache(misses, rounds), *_of_draft(pipeline)]
 
 

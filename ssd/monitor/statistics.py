@@ -1,5 +1,7 @@
-"""From a history to figures. Pure. Definitions, here as everywhere: acceptance length = 1 + accepted / rounds; hit rate
-per round of a sequence, the first after its prefill apart; inter-token latency = a chunk's gap over its tokens."""
+"""Turns a history into figures. Pure.
+
+Definitions: acceptance length = 1 + accepted / rounds. The hit rate is per round of a sequence, without the first round
+after its prefill. Inter-token latency = the gap before a chunk / its tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from statistics import median
 
 import msgspec
 
-from ssd.ipc.supervision import Ended, Round
+from ssd.config.params import Speculation
+from ssd.ipc.messages import EndEvent, RoundEvent
+from ssd.ipc.trace_ring import TRACED, Span, State
 from ssd.monitor.history import History
-from ssd.monitor.lanes import LANES, Span, State
 from ssd.monitor.messages import Process
 from ssd.monitor.stalls import Pipeline, causes
-from ssd.params import Speculation
 
 STALE_S = 2.0
 SPARKS = 60  # seconds that the sparkline shows
-_SPEED_S, _LANES_S = 2.0, 10.0
+_SPEED_S, _SHARES_S = 2.0, 10.0
 _SHOWN_REQUESTS = 20
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds."""
+    """In seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -34,7 +36,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """`state` is STARTING, UP, STALE (no sign of life) or DOWN."""
+    """`state` is STARTING, UP, STALE (no heartbeat) or DOWN."""
 
     role: str
     pid: int
@@ -44,8 +46,8 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True):
-    """`per_position[i]`: of the rounds that verified more than i draft tokens, the part that accepted more than i.
-    `misses` by reason, those of first rounds among them."""
+    """`per_position[i]`: the share of rounds that accepted more than i draft tokens.
+    Only rounds that verified more than i count there. `misses` counts by reason, first rounds included."""
 
     rounds: int
     acceptance_length: float
@@ -70,7 +72,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Everything that `ssd top` shows, over the last `window` seconds where nothing else is said. Times in seconds."""
+    """Everything that `ssd top` shows, over the last `window` seconds unless it says otherwise. Times in seconds."""
 
     model: str
     draft: str
@@ -95,14 +97,15 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures(history: History, window: float) -> Figures:
-    """What a history that has begun comes to."""
+    """Returns the figures of a history that has at least one snapshot."""
     last = history.last
     assert last is not None, "it has begun"
     known = min(window, max(1.0, (last.at - history.began) / 1e9))
     begin = last.at - int(window * 1e9)
     rounds = [round for round in history.rounds if round.at >= begin]
     ended = [end for end in history.ended if end.at >= begin]
-    pipeline = lane_shares(history)
+    finished = [end.metrics for end in ended if end.metrics.time_to_first_token_ms > 0]  # the target told their end
+    pipeline = state_shares(history)
     speculating = speculation_figures(rounds)
     processes = [_process(process) for process in last.processes]
     return Figures(
@@ -115,9 +118,9 @@ def figures(history: History, window: float) -> Figures:
         tokens_per_second=_speed(history),
         per_second=per_second(history),
         ended_per_second=len(ended) / known,
-        time_to_first_token=percentiles([(end.metrics.time_to_first_token_ms / 1e3, 1) for end in _finished(ended)]),
+        time_to_first_token=percentiles([(m.time_to_first_token_ms / 1e3, 1) for m in finished]),
         inter_token_latency=percentiles(gaps(rounds)),
-        end_to_end=percentiles([(_lasted(end), 1) for end in _finished(ended)]),
+        end_to_end=percentiles([((m.time_to_first_token_ms + m.generation_time_ms) / 1e3, 1) for m in finished]),
         speculating=speculating,
         pipeline=pipeline,
         stalls=causes(pipeline, speculating.misses, speculating.rounds, {p.role: p.state for p in processes}),
@@ -130,7 +133,7 @@ def figures(history: History, window: float) -> Figures:
 
 
 def percentiles(values: Iterable[tuple[float, int]]) -> Percentiles:
-    """Of values that each count so many times; by nearest rank."""
+    """Returns the percentiles of (value, how often it counts) pairs, by nearest rank."""
     ordered = sorted(values)
     below = list(accumulate(times for _, times in ordered))
     if not below:
@@ -139,8 +142,8 @@ def percentiles(values: Iterable[tuple[float, int]]) -> Percentiles:
     return Percentiles(p50, p95, p99, below[-1])
 
 
-def gaps(rounds: Sequence[Round]) -> list[tuple[float, int]]:
-    """(seconds per token, tokens) of every round but a request's first known one."""
+def gaps(rounds: Sequence[RoundEvent]) -> list[tuple[float, int]]:
+    """Returns (seconds per token, tokens) of every round but a request's first known one."""
     before: dict[int, int] = {}
     found = []
     for round in rounds:
@@ -151,7 +154,7 @@ def gaps(rounds: Sequence[Round]) -> list[tuple[float, int]]:
     return found
 
 
-def speculation_figures(rounds: Iterable[Round]) -> SpeculationFigures:
+def speculation_figures(rounds: Iterable[RoundEvent]) -> SpeculationFigures:
     rounds = [round for round in rounds if not round.first]
     drafted, accepted = sum(round.drafted for round in rounds), sum(round.accepted for round in rounds)
     hit = [round.accepted for round in rounds if round.cache == "hit"]
@@ -172,7 +175,7 @@ def speculation_figures(rounds: Iterable[Round]) -> SpeculationFigures:
 
 
 def per_second(history: History) -> list[float]:
-    """Tokens of each of the last seconds, the oldest first."""
+    """Returns the tokens of each of the last seconds, the oldest first."""
     found = [0.0] * SPARKS
     for round in reversed(history.rounds):
         age = int((history.now - round.at) // 1e9)
@@ -182,15 +185,15 @@ def per_second(history: History) -> list[float]:
     return found
 
 
-def lane_shares(history: History) -> Pipeline:
-    """What each lane did in the last seconds, by state."""
-    begin = history.now - int(_LANES_S * 1e9)
-    lanes: dict[str, list[Span]] = {role: history.lanes[role].since(begin, history.now)[0] for role in LANES}
-    verified = [span.begin for span in lanes["target"] if span.state is State.VERIFY]
+def state_shares(history: History) -> Pipeline:
+    """Returns each process's shares of time by state over the last seconds."""
+    begin = history.now - int(_SHARES_S * 1e9)
+    traces: dict[str, list[Span]] = {role: history.traces[role].since(begin, history.now)[0] for role in TRACED}
+    verified = [span.begin for span in traces["target"] if span.state is State.VERIFY]
     steps = [(later - one) / 1e9 for one, later in pairwise(verified)]
-    waits = [(span.end - span.begin) / 1e9 for span in lanes["target"] if span.state is State.WAIT_FOR_DRAFT]
-    shares = {role: _shares(spans) for role, spans in lanes.items() if spans}
-    return Pipeline(_LANES_S, shares, median(steps) if steps else 0.0, max(waits, default=0.0))
+    waits = [(span.end - span.begin) / 1e9 for span in traces["target"] if span.state is State.WAIT_FOR_DRAFT]
+    shares = {role: _shares(spans) for role, spans in traces.items() if spans}
+    return Pipeline(_SHARES_S, shares, median(steps) if steps else 0.0, max(waits, default=0.0))
 
 
 def _shares(spans: Iterable[Span]) -> dict[str, float]:
@@ -202,7 +205,7 @@ def _shares(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def state_name(span: Span) -> str:
-    """As `verify`, or `depth 3`."""
+    """Returns a name such as `verify` or `depth 3`."""
     name = span.state.name.lower()
     return f"{name} {span.detail}" if span.state is State.DEPTH else name
 
@@ -214,25 +217,16 @@ def _process(process: Process) -> ProcessFigures:
 
 
 def _speed(history: History) -> float:
-    """Tokens per second now; the last rounds may not have been reported yet."""
+    """Returns tokens per second now. The last rounds may not have been reported yet."""
     begin = max(history.began, history.now - int(_SPEED_S * 1e9))
     return sum(round.tokens for round in history.rounds if round.at > begin) / max(1e-3, (history.now - begin) / 1e9)
-
-
-def _finished(ended: Iterable[Ended]) -> list[Ended]:
-    """Those of which the target has told how they went."""
-    return [end for end in ended if end.metrics.time_to_first_token_ms > 0]
-
-
-def _lasted(end: Ended) -> float:
-    return (end.metrics.time_to_first_token_ms + end.metrics.generation_time_ms) / 1e3
 
 
 def _length(accepted: Sequence[int]) -> float:
     return 1 + sum(accepted) / len(accepted) if accepted else 0.0
 
 
-def _request(end: Ended, now: int) -> RequestFigures:
+def _request(end: EndEvent, now: int) -> RequestFigures:
     metrics = end.metrics
     return RequestFigures(
         request=end.request,

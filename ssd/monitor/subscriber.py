@@ -1,4 +1,4 @@
-"""A watcher's end: finds a running engine, hears its snapshots, notices when it goes and when it is back."""
+"""A watcher's end: finds an engine, receives its snapshots, notices when it goes and comes back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zmq
 
 from ssd.errors import UsageError
 from ssd.ipc import sockets
-from ssd.ipc.messages import BadFrame
+from ssd.ipc.public import BadFrame
 from ssd.ipc.run_directory import run_directories
 from ssd.monitor.messages import SNAPSHOTS, Snapshot
 
@@ -23,14 +23,14 @@ _IPC = "ipc://"
 
 
 def running_engines() -> list[str]:
-    """Addresses of the engines of this user that run on this machine now."""
+    """Returns the addresses of this user's engines that run on this machine."""
     found = [directory for directory in run_directories() if _answers(directory / sockets.TELEMETRY)]
     return [f"{_IPC}{directory}/{sockets.CLIENT}" for directory in found]
 
 
 def _answers(path: Path) -> bool:
     with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # who accepts no connections would have it wait
+        probe.setblocking(False)  # it would wait for an engine that accepts no connections
         try:
             probe.connect(str(path))
         except OSError:
@@ -39,7 +39,7 @@ def _answers(path: Path) -> bool:
 
 
 def only_engine(address: str | None) -> str:
-    """The engine at `address`, or the only one that runs. Raises UsageError where that is not one."""
+    """Returns `address`, or that of the only running engine. Raises UsageError where there is none or several."""
     if address is not None:
         if not address.startswith(_IPC):
             raise UsageError(f"{address!r} is no engine on this machine: give the address after `ready:` of ssd launch")
@@ -53,8 +53,9 @@ def only_engine(address: str | None) -> str:
 
 
 class Subscriber:
-    """Snapshots of the engine at `address`, or of the only one there is, also of the next one after it has gone; for
-    one thread. `here` says whether there is one. Close it."""
+    """Receives the snapshots of one engine; for one thread. `here` is false while none is heard. Close it.
+    The engine is the one at `address`, or the only one there is. Without an `address` it follows the next engine
+    after a loss."""
 
     def __init__(self, address: str | None) -> None:
         self._wanted = address
@@ -69,7 +70,7 @@ class Subscriber:
         self._socket = sockets.subscriber(self._context, f"{_IPC}{directory}/{sockets.TELEMETRY}")
 
     def receive(self, timeout: float) -> Snapshot | None:
-        """The next snapshot, or None after so many seconds."""
+        """Returns the next snapshot, or None after `timeout` seconds."""
         if self._socket.poll(max(0, int(1000 * timeout))):
             try:
                 received = sockets.receive(self._socket, SNAPSHOTS)
@@ -85,7 +86,7 @@ class Subscriber:
         return None
 
     def _lost(self) -> None:
-        """Nothing comes: look whether there is another engine, unless this very one is wanted."""
+        """Looks for another engine, unless one address was asked for."""
         self.here = False
         if self._wanted is None and [self.address] != (found := running_engines()) and len(found) == 1:
             self._socket.close()

@@ -1,4 +1,4 @@
-"""Lanes as a trace for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since its begin. Pure."""
+"""Writes traces for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since its begin. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ssd.ipc.supervision import Ended
-from ssd.monitor.lanes import Mark, Moment, Span, State
+from ssd.ipc.messages import EndEvent
+from ssd.ipc.trace_ring import Mark, Moment, Span, State
 
 _ROLES = ("frontend", "target", "draft")
 _STATES, _LOOK_UPS = 1, 2  # threads of each process
 
 Event = dict[str, Any]
-Lanes = Mapping[str, tuple[list[Span], list[Moment]]]
+Traces = Mapping[str, tuple[list[Span], list[Moment]]]
 
 
-def trace(lanes: Lanes, ended: Iterable[Ended], begin: int, about: Mapping[str, Any]) -> Event:
-    """The document. `lanes` by role, `ended` requests where they are known, `about` whatever should be kept with it."""
+def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[str, Any]) -> Event:
+    """Returns the document. `traces` are by role, `ended` are the known requests, `about` is stored with it."""
     events = [*_names()]
-    for role, (states, moments) in lanes.items():
+    for role, (states, moments) in traces.items():
         process = 1 + _ROLES.index(role)
         events += [_slice(process, span, begin) for span in states if span.state != State.IDLE]
         events += [_instant(process, moment, begin) for moment in moments]
-    events += _flows(lanes, begin)
+    events += _flows(traces, begin)
     for end in ended:
         events += _request(end, begin)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about)}
@@ -39,12 +39,12 @@ def _names() -> Iterator[Event]:
 
 
 def words(name: str) -> str:
-    """The name of a state or mark for people."""
+    """Returns a state's or mark's name for people."""
     return name.lower().replace("_", " ")
 
 
 def title(span: Span) -> str:
-    """A state, and which depth of the tree it is."""
+    """Returns a state's name, with the depth of the draft's tree."""
     return f"depth {span.detail}" if span.state is State.DEPTH else words(span.state.name)
 
 
@@ -68,14 +68,14 @@ def _instant(process: int, moment: Moment, begin: int) -> Event:
     return event | {"ts": _us(moment.at - begin), "args": {"request": moment.detail}}
 
 
-def _flows(lanes: Lanes, begin: int) -> Iterator[Event]:
-    """A round as arrows: from the verification to the look-up of each of its outcomes, and on to where the draft
-    takes it up. An arrow begins and ends in the slice around its time."""
-    states, moments = lanes.get("target", ([], []))
+def _flows(traces: Traces, begin: int) -> Iterator[Event]:
+    """Yields each round as arrows: verification -> look-up of each outcome -> where the draft promotes it.
+    An arrow begins and ends in the slice around its time."""
+    states, moments = traces.get("target", ([], []))
     verified = [span for span in states if span.state in (State.VERIFY, State.PREFILL)]
     ends = [span.end for span in verified]
     promoted: dict[int, list[Span]] = {}
-    for span in lanes.get("draft", ([], []))[0]:
+    for span in traces.get("draft", ([], []))[0]:
         if span.state is State.PROMOTE:
             promoted.setdefault(span.detail, []).append(span)
     starts = {request: [span.begin for span in found] for request, found in promoted.items()}
@@ -94,8 +94,8 @@ def _flows(lanes: Lanes, begin: int) -> Iterator[Event]:
             yield flow | {"ph": "f", "bp": "e", "pid": 3, "tid": _STATES, "ts": _us(span.begin - begin)}
 
 
-def _request(end: Ended, begin: int) -> Iterator[Event]:
-    """A request from its arrival at the target to its end."""
+def _request(end: EndEvent, begin: int) -> Iterator[Event]:
+    """Yields a request from its arrival at the target to its end."""
     metrics = end.metrics
     lasted = int(1e6 * (metrics.time_to_first_token_ms + metrics.generation_time_ms))
     about = {"prompt": end.prompt_tokens, "completion": end.completion_tokens, "reason": end.reason}

@@ -1,1 +1,1 @@
-"""The algorithm, pure (contract C5): plain values and tensors in, plain values and tensors out."""
+"""The paper as pure functions of plain values and tensors. Only `ssd.kernels.cpu` calls C, where it serves a tensor."""

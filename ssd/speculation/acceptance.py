@@ -1,4 +1,4 @@
-"""The verification outcome (k, t*) of a speculation (ALGORITHM 1, 6)."""
+"""Decides the outcome (k, t*) of a verification."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ class Outcome(NamedTuple):
 
 
 def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
-    """Accept while the draft token equals the target's own sample; the first difference is the bonus token.
+    """Accepts while the draft token equals the target's own sample; the first difference is the bonus token.
 
-    `own` holds the target's samples y_1..y_{d+1} for the positions of the d speculated tokens and the one after.
-    Greedy decoding is the same rule with argmax as the sample. The emitted tokens are `own[: accepted + 1]`, whatever
-    the speculation was: that is the whole proof of exactness (Daliri, Musco, Suresh, arXiv 2408.07978).
-    """
+    `own` holds the target's samples y_1..y_{d+1} for the positions of the d speculated tokens and the one after; a
+    greedy sample is the argmax. The emitted tokens are `own[: accepted + 1]`, whatever the speculation was. That is the
+    whole proof of exactness (Daliri, Musco, Suresh, arXiv 2408.07978)."""
     for accepted, (guess, sample) in enumerate(zip(speculation, own, strict=False)):
         if guess != sample:
             return Outcome(accepted, sample)
@@ -30,10 +29,9 @@ def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
 
 
 def coupled_rows(speculations: Tensor, drafted: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """`coupled` for several rows where they lie, without waiting for the device; accepted and bonus tokens, both [n].
+    """`coupled` for n rows on their device, without waiting for it; returns accepted and bonus tokens, both [n].
 
-    Of `speculations` [n, K] the first `drafted` [n] tokens of a row count, of `own` [n, K + 1] as many and one more.
-    """
+    Of a row of `speculations` [n, K] the first `drafted` [n] tokens count; of `own` [n, K + 1] one more."""
     places = torch.arange(speculations.shape[1], device=own.device)
     right = (speculations == own[:, :-1]) & (places < drafted[:, None])
     accepted = right.long().cumprod(-1).sum(-1)
@@ -47,13 +45,12 @@ def rejection(
     uniforms: Sequence[float],
     sample: Callable[[int, Tensor], int],
 ) -> list[int] | None:
-    """The ratio rule (Leviathan et al., arXiv 2211.17192): the tokens that a verification emits where a speculated
-    token is rejected, the accepted ones before it included; None where all are accepted.
+    """The ratio rule (Leviathan et al., arXiv 2211.17192): returns the emitted tokens if a draft token is rejected.
 
-    `q` [d, V] are the laws that the d speculated tokens were drawn from, exactly; None: they were not drawn at all (an
-    n-gram, a greedy draft), which is a law with all its mass on the token. `p` [>= d, V] are the target's laws,
-    `uniforms` d numbers in [0, 1), and `sample(i, weights)` draws from unnormalised `weights` [V] for position i.
-    """
+    They begin with the accepted tokens. Returns None if all draft tokens are accepted. The d draft tokens were drawn
+    from the distributions `q` [d, V]; None: they were not drawn (an n-gram, a greedy draft), so all mass is on them.
+    `p` [>= d, V] are the target's distributions, `uniforms` d numbers in [0, 1), and `sample(i, weights)` draws from
+    unnormalised `weights` [V] for position i."""
     for i, token in enumerate(speculation):
         if uniforms[i] * (1.0 if q is None else float(q[i, token])) < float(p[i, token]):
             continue
@@ -64,7 +61,7 @@ def rejection(
 
 
 def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
-    """max(p - q, 0) [V], not normalised: the law after `token` ~ q was rejected. Without q: p without the token."""
+    """Returns the weights [V] after `token` ~ q was rejected: max(p - q, 0); without q, p without the token."""
     if q is not None:
         return (p - q).clamp_min_(0)
     weights = p.clone()

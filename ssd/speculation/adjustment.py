@@ -1,8 +1,7 @@
-"""What a request does to its logits before anything is sampled: biases, an end that may not come yet, penalties.
+"""Adjusts a request's logits before sampling: biases, a minimum length, penalties. Meaning and order are vLLM's.
 
-Meaning and order are vLLM's. The counts that penalties depend on grow along a verification: what follows a draft token
-is judged as if that token had been committed, so that a row is the computation of plain decoding (contract C2).
-"""
+Penalties depend on counts, which grow along a verification: logits after a draft token are adjusted as if that token
+had been committed. So a row gets the computation of plain decoding."""
 
 from __future__ import annotations
 
@@ -14,9 +13,11 @@ from torch import Tensor
 
 
 class Adjustment(NamedTuple):
-    """`bias` is added to the logits of its ids. No token of `ends` is possible before there are `min_tokens` of output.
-    `repetition` divides positive logits of tokens in prompt or output and multiplies negative ones; of tokens in the
-    output `frequency` is taken off for each time, and `presence` once. Ids beyond the vocabulary are of no effect."""
+    """What a request asks for.
+
+    `bias` is added to the logits of its ids. No token of `ends` is possible before `min_tokens` of output. `repetition`
+    divides positive logits of tokens in prompt or output and multiplies negative ones. `frequency` is subtracted from a
+    token's logit for each time it is in the output, `presence` once. Ids beyond the vocabulary have no effect."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -36,15 +37,14 @@ class Written:
         self.length = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These were committed after what there is."""
+        """Add committed tokens."""
         ids = torch.tensor(tokens, dtype=torch.long, device=self.counts.device)
         self.counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         self.length += len(tokens)
 
 
 def adjusted(logits: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int] = ()) -> Tensor:
-    """A new tensor [n, V] in float32: row i of `logits` [n, V] as it counts after `written` and the first i tokens of
-    `draft` (n - 1 of them)."""
+    """Returns `logits` [n, V] as new float32: row i comes after `written` and i of the n - 1 `draft` tokens."""
     rows = logits.to(torch.float32, copy=True)
     vocab_size = rows.shape[-1]
     bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
@@ -59,8 +59,9 @@ def adjusted(logits: Tensor, adjustment: Adjustment, written: Written, draft: Se
 
 
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
-    """In place, in the columns of the text alone: they are few beside the vocabulary. Each penalty is computed from the
-    whole count: adding up would round differently than plain decoding does."""
+    """Changes, in place, the columns of tokens in the text: they are few beside the vocabulary.
+
+    Each penalty is computed from the whole count, as adding up would round differently than plain decoding does."""
     in_text = written.in_prompt | (written.counts > 0)
     in_text[torch.tensor(draft, dtype=torch.long, device=rows.device)] = True
     columns = in_text.nonzero()[:, 0]

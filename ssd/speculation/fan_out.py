@@ -1,21 +1,19 @@
-"""How a budget of chains is spread over accepted lengths (arXiv 2603.03251, Theorem 12)."""
+"""Spreads a budget of chains over accepted lengths (arXiv 2603.03251, Theorem 12)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-MOST = 16
-"""No more candidates are prepared for one accepted length."""
+MOST = 16  # candidates prepared for one accepted length
 
 
 def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: int) -> tuple[int, ...]:
-    """F_0..F_K for K = `lookahead` and B = `budget` chains: the most hits where each token is accepted with probability
-    a = `acceptance` and F candidates miss the bonus token with probability c F^-r, r = `exponent`.
+    """Returns F_0..F_K with the most hits, for K = `lookahead` and B = `budget` chains.
 
-    F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by largest remainder, each at
-    least 1. Raises ValueError for a budget below K + 1.
-    """
+    Each token is accepted with probability a = `acceptance`, and F candidates miss the bonus token with probability
+    c F^-r, r = `exponent`. Then F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by
+    largest remainder, each at least 1. Raises ValueError for a budget below K + 1."""
     if budget <= lookahead:
         raise ValueError(f"{budget} chains do not cover the {lookahead + 1} accepted lengths of K = {lookahead}")
     a = min(max(acceptance, 1e-3), 1 - 1e-3)
@@ -43,12 +41,11 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
 
 
 def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
-    """F_k for k = `accepted` of `in_flight` speculated tokens.
+    """Returns F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
 
-    One number serves every k. Of a list F_0..F_K the last one belongs to full acceptance. Where fewer than K tokens are
-    in flight, the lengths that cannot be accepted leave theirs to it, up to `MOST` in all: that all of them are
-    accepted is as likely then as those lengths together. More than K may be in flight when K has become smaller.
-    """
+    One number serves every k. The last of a list belongs to full acceptance. With fewer than K tokens in flight, full
+    acceptance also gets the numbers of the lengths that cannot occur, up to `MOST` in all: it is as likely then as
+    those lengths together. More than K may be in flight after K has become smaller."""
     last = len(fan_out) - 1
     if last == 0:
         return fan_out[0]
@@ -58,13 +55,14 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
 
 
 def most_candidates(fan_out: Sequence[int]) -> int:
-    """The largest F_k, whatever is in flight."""
+    """Returns the largest F_k, whatever is in flight."""
     return max(*fan_out, fan_out_at(0, 0, fan_out))
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
-    """(c, r) of the power law 1 - p_hit(F) = c F^-r that fits the misses by fan-out best, least squares of the
-    logarithms. Needs two fan-outs with misses; raises ValueError otherwise."""
+    """Fits the power law 1 - p_hit(F) = c F^-r to miss rates by fan-out; returns (c, r).
+
+    Least squares of the logarithms. Raises ValueError without two fan-outs that have misses."""
     points = [(math.log(fan_out), math.log(rate)) for fan_out, rate in miss_rates.items() if rate > 0]
     if len(points) < 2:
         raise ValueError("a power law needs the miss rates of two fan-outs")
@@ -74,13 +72,13 @@ def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
 
 
 def hit_chance(fan_out: int, law: tuple[float, float]) -> float:
-    """The chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r of `law` = (c, r), at least 0."""
+    """Returns the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r)."""
     c, r = law
     return 1 - min(1.0, c * fan_out**-r)
 
 
 def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
-    """The share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
+    """Returns the share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
     lookahead = len(fan_out) - 1
     reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
     return min(1.0, sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True)))  # rounding may exceed 1

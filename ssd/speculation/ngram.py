@@ -1,19 +1,19 @@
 """Prompt lookup decoding (Saxena, 2023): what followed the last tokens when they were written before.
 
-A backup speculator (entry point `ssd.speculators`): made per sequence, fed its committed tokens, asked for proposals.
-"""
+The built-in speculator (`ssd.speculation.speculators`), one for each sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Two equal tokens in a row are often chance; what agrees on more than six hardly ever goes on differently.
+# Two equal tokens in a row are often chance; texts that agree on more than six hardly ever go on differently.
 _SHORTEST, _LONGEST = 2, 6
 
 
 class PromptLookup:
-    """An index of one sequence's n-grams, n from 2 to 6; grows with the sequence, in constant time a token. The
-    evidence for a proposal is the n of what was found."""
+    """An index of one sequence's n-grams, n from 2 to 6. A token is added in constant time.
+
+    The evidence for a proposal is the n of the n-gram that was found."""
 
     def __init__(self) -> None:
         self.evidence = 0
@@ -22,7 +22,7 @@ class PromptLookup:
         self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """More committed tokens."""
+        """Add committed tokens."""
         for token in tokens:
             self._tokens.append(token)
             end = len(self._tokens)
@@ -32,10 +32,9 @@ class PromptLookup:
                 self._ends[gram] = (end, before[0] if before else 0)
 
     def propose(self, count: int) -> list[int]:
-        """At most `count` tokens that followed the latest occurrence of the longest known n-gram; [] without one.
+        """Returns `count` tokens that followed the latest occurrence of the longest known n-gram; [] without one.
 
-        A repetition whose end is in sight goes on in circles: what is proposed counts as written.
-        """
+        A repetition that reaches the end of the text goes on in circles: proposed tokens count as written."""
         size = len(self._tokens)
         for n in range(min(_LONGEST, size), _SHORTEST - 1, -1):
             end = self._ends[tuple(self._tokens[size - n :])][1]

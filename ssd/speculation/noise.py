@@ -1,8 +1,7 @@
-"""Counter-based Gumbel noise shared by target and draft (ALGORITHM 6, `coupled`; arXiv 2408.07978).
+"""Counter-based Gumbel noise that target and draft share (sampler `coupled`; arXiv 2408.07978).
 
-The noise of a token depends on (request seed, absolute position, token id) alone. Integer hash lanes give the same
-bits on every device; only the two logarithms at the end are floating point.
-"""
+The noise of a token depends on request seed, absolute position and token id alone. Integer hashes give the same bits on
+every device; only the two logarithms at the end are floating point."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ssd.kernels import cpu
 
 _MASK64 = 2**64 - 1
-# Lanes that are computed at a time: few enough for a processor's own memory.
+# Hashes that are computed at a time: few enough for a processor's cache.
 _AT_ONCE = 2**16
 
 Place = tuple[int, int]
@@ -24,8 +23,7 @@ Place = tuple[int, int]
 
 
 class Stream(IntEnum):
-    """Independent random streams of one request. `coupled` uses SHARED alone; the ratio rule must not: shared noise
-    would bias it (ALGORITHM 6)."""
+    """Independent random streams of one request. `coupled` uses SHARED alone; it would bias the ratio rule."""
 
     SHARED = 0
     DRAFT = 1
@@ -52,7 +50,7 @@ def _signed32(value: int) -> int:
 
 
 def _mix32(lanes: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finaliser (Appleby, public domain) on int32 lanes, in place; multiplication wraps."""
+    """MurmurHash3's 32-bit finaliser (Appleby, public domain) on int32, in place; multiplication wraps."""
     lanes ^= (lanes >> 16) & 0xFFFF
     lanes *= _signed32(0x85EBCA6B)
     lanes ^= (lanes >> 13) & 0x7FFFF
@@ -62,7 +60,7 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
+    """Returns int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
     return _lanes(_keys([(seed, position)], device), vocab_size)[0]
 
 
@@ -71,14 +69,14 @@ def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
 
 
 def halves(place: Place) -> tuple[int, int]:
-    """The key of a place's noise, as two signed numbers of 32 bits."""
+    """Returns the key of a place's noise, two signed numbers of 32 bits."""
     seed, position = place
     key = _splitmix64(_splitmix64(seed) ^ position)
     return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
 
 
 def _lanes(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """int32 [n, vocab_size]; see `hash_lanes`. Of keys int32 [n, 2], from the token id `first` on."""
+    """`hash_lanes` of keys int32 [n, 2], from the token id `first` on: int32 [n, vocab_size]."""
     low, high = keys.T[..., None]
     lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)
     lanes *= _signed32(0x9E3779B1)
@@ -88,23 +86,21 @@ def _lanes(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
+    """Returns float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
 
-    31 bits make u; E keeps its relative resolution near 0, which is where the Gumbel is large and decides.
-    """
+    31 bits make u. E keeps its relative resolution near 0, where the Gumbel is large and decides."""
     return gumbels([(seed, position)], vocab_size, device)[0]
 
 
 def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """float32 [n, vocab_size]: the same for several places, bit by bit. From the token id `first` on."""
+    """`gumbel` for n places, bit by bit, from the token id `first` on: float32 [n, vocab_size]."""
     return gumbels_of(_keys(places, device), vocab_size, first)
 
 
 def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """float32 [n, vocab_size]: the same for keys int32 [n, 2] that are on the device already (`halves`).
+    """`gumbels` for keys int32 [n, 2] (`halves`) that are on the device already: float32 [n, vocab_size].
 
-    Our kernel for it has other logarithms than torch: the last bits are those of one machine and its kernels.
-    """
+    The C kernel has other logarithms than torch: the last bits are those of one machine and its kernels."""
     if cpu.present(keys.device):
         return cpu.gumbel(keys, first, vocab_size)
     bits = _lanes(keys, vocab_size, first) & 0x7FFFFFFF
@@ -113,15 +109,12 @@ def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) of 53 random bits for (seed, position)."""
+    """Returns a number in [0, 1) of 53 random bits for (seed, position)."""
     return (_splitmix64(_splitmix64(seed) ^ position) >> 11) * 2.0**-53
 
 
 class NoiseCache:
-    """Recently used noise vectors by (seed, position): chains, rows and retries at a position share one vector.
-
-    They are of `vocab_size` token ids, `first` being the lowest.
-    """
+    """Recently used noise vectors of `vocab_size` token ids from `first` on; all that is at a position shares one."""
 
     def __init__(
         self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26, first: int = 0
@@ -131,7 +124,7 @@ class NoiseCache:
         self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
     def __call__(self, seed: int, position: int) -> Tensor:
-        """float32 [vocab_size]; see `gumbel`."""
+        """Returns `gumbel` noise, float32 [vocab_size]."""
         place = (seed, position)
         if place not in self._vectors:
             self.prepare([place])
@@ -139,7 +132,7 @@ class NoiseCache:
         return self._vectors[place]
 
     def prepare(self, places: Iterable[Place]) -> None:
-        """Make the vectors of places that will be asked for soon: several at a time cost little more than one."""
+        """Make the vectors that will be asked for soon: several at a time cost little more than one."""
         missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self._capacity]
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):

@@ -1,4 +1,4 @@
-"""From logits to tokens: one function for all modes, so that `ar`, `sd` and `ssd` cannot differ (contract C2)."""
+"""From logits to tokens. All modes call the same functions, so that `ar`, `sd` and `ssd` cannot differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Law(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Whether it leaves out tokens, by what others there are."""
+        """Whether it leaves out tokens."""
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
@@ -34,11 +34,10 @@ Noise = Callable[[int, int], Tensor]
 
 
 def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) -> Tensor:
-    """Scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
+    """Returns scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
 
-    Row i stands at absolute position `positions[i]`. Greedy: the logits themselves. Otherwise the filtered logits at
-    the law's temperature plus the Gumbel noise of (seed, position), so that argmax is a sample (ALGORITHM 6).
-    """
+    Row i stands at absolute position `positions[i]`. Greedy scores are the logits themselves. Otherwise they are the
+    filtered logits at the law's temperature plus the Gumbel noise of (seed, position)."""
     if law.temperature == 0.0:
         return logits.float()
     scaled = filtered(logits.float() / law.temperature, law)
@@ -48,18 +47,16 @@ def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) 
 
 
 def warmth(law: Law, positions: Sequence[int], noise: Noise) -> cpu.Warmth:
-    """What our kernels have to know to do the same, for a law that filters nothing."""
+    """Returns what the C kernels need to do the same, for a law that filters nothing."""
     if law.temperature == 0.0:
         return [None] * len(positions)
     return [(law.temperature, noise(law.seed, position)) for position in positions]
 
 
 def filtered(scaled: Tensor, law: Law) -> Tensor:
-    """`scaled` [n, V] (logits over temperature) with the tokens outside min-p, top-k and top-p at -inf.
+    """Returns `scaled` [n, V], logits over temperature, with the tokens outside min-p, top-k and top-p at -inf.
 
-    Ties at a border are kept, except where that would depend on sorting: top-p keeps the tokens whose probability is at
-    least that of the last one needed to reach p.
-    """
+    Ties at a border are kept: top-p keeps every token as likely as the last one needed to reach p."""
     if law.min_p > 0.0:
         floor = scaled.amax(-1, keepdim=True) + torch.log(torch.tensor(law.min_p, dtype=scaled.dtype))
         scaled = scaled.masked_fill(scaled < floor, -torch.inf)
@@ -73,10 +70,9 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
 
 
 def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
-    """The logit of the last token needed for probability `top_p` (Holtzman et al., arXiv 1904.09751), from [V].
+    """Returns the logit of the last token of `row` [V] needed for probability `top_p` (Holtzman, arXiv 1904.09751).
 
-    The likeliest few nearly always suffice; sorting a whole vocabulary takes milliseconds.
-    """
+    Tries the likeliest few first, which nearly always suffice: sorting a whole vocabulary takes milliseconds."""
     total = torch.logsumexp(row, dim=-1)
     for count in (_NUCLEUS, row.shape[-1]):
         best = torch.topk(row, min(count, row.shape[-1])).values
@@ -87,17 +83,15 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
 
 
 def probabilities(logits: Tensor, law: Law) -> Tensor:
-    """Rows of `logits` [n, V] as probabilities in float32 under a law with temperature > 0."""
+    """Returns rows of `logits` [n, V] as probabilities in float32, under a law with temperature > 0."""
     return torch.softmax(filtered(logits.float() / law.temperature, law), dim=-1)
 
 
 def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
-    """`scaled` [n, V] with the weight of each row's `fan_outs[row]` best tokens multiplied by `c`, 0 to 1 (arXiv
-    2603.03251, Definition 14): what the draft proposes less often is left to the residual, where the bonus token
-    then falls on the tokens that the speculation cache is prepared for.
+    """Returns `scaled` [n, V] with the weight of each row's `fan_outs[row]` best tokens multiplied by `c`, 0 to 1.
 
-    A row whose whole mass is in its best tokens stays as it is when `c` is 0.
-    """
+    Saguaro sampling (arXiv 2603.03251, Definition 14): the draft proposes the prepared tokens less often, so that more
+    of the residual, and the bonus token, falls on them. With `c` 0 a row with all its mass in them stays as it is."""
     if c == 1.0:
         return scaled
     lowered = scaled.clone()
@@ -109,8 +103,9 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
 
 
 def argmax(scores: Tensor) -> list[int]:
-    """The id of the largest score of each row of [n, V], the lowest one on a tie; -1 for a row that holds a NaN or no
-    finite maximum, which has no sample."""
+    """Returns the id of the largest score of each row of [n, V], the lowest one on a tie.
+
+    It is -1 for a row without a sample: one that holds a NaN or has no finite maximum."""
     if cpu.serve(scores):
         return cpu.draw(scores)
     ids, values = best(scores)
@@ -118,11 +113,9 @@ def argmax(scores: Tensor) -> list[int]:
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The id of the largest score of each row of [n, V], the lowest one on a tie, and that score; NaN for a row that
-    holds one.
+    """Returns the id of each row's largest score, the lowest one on a tie, and that score; NaN if the row holds one.
 
-    Two passes over blocks: reducing without indices is several times faster than `Tensor.argmax` on a CPU.
-    """
+    Two passes over blocks of [n, V]: reducing without indices is several times faster than `Tensor.argmax` on a CPU."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK:
         largest = scores.max(-1)
@@ -135,33 +128,32 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def checked(ids: Tensor, values: Tensor) -> list[int]:
-    """`ids`, -1 in place of those whose `values` are no finite numbers. One copy from the device."""
+    """`sound` as a list; one copy from the device."""
     tokens: list[int] = sound(ids, values).tolist()
     return tokens
 
 
 def sound(ids: Tensor, values: Tensor) -> Tensor:
-    """`ids`, -1 in place of those whose `values` are no finite numbers."""
+    """Returns `ids`, with -1 where the `values` are no finite numbers."""
     return torch.where(values.isfinite(), ids, -1)
 
 
 def drawn(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
-    """`argmax(perturbed(...))` of logits [n, V], as a tensor and without waiting for the device; see `warmed`."""
+    """`argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device; see `warmed`."""
     return sound(*best(warmed(logits, inverse_temperatures, noise)))
 
 
 def warmed(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
-    """`perturbed` of logits [n, V] under laws that filter nothing: one over the temperature of each row, float32 [n],
-    0 if it is greedy, and its noise, float32 [n, V].
+    """`perturbed` of logits [n, V] under laws that filter nothing, without waiting for the device.
 
-    A GPU divides by a number as it multiplies by its inverse, so that these are the scores of `perturbed` there.
-    """
+    `inverse_temperatures` float32 [n] are 0 for greedy rows; `noise` is float32 [n, V]. A GPU divides by a number as it
+    multiplies by its inverse, so these are the scores of `perturbed` there."""
     scores, inverse = logits.float(), inverse_temperatures[:, None]
     return torch.where(inverse > 0, scores * inverse + noise, scores)
 
 
 def ranked(scores: Tensor, count: int) -> list[list[int]]:
-    """The `count` best ids of each row of [n, V], at most V, best first; among equals in no particular order."""
+    """Returns the `count` best ids of each row of [n, V], at most V, best first; equals in no particular order."""
     count = min(count, scores.shape[1])
     if cpu.serve(scores):
         return cpu.rank(scores, count)
@@ -170,10 +162,9 @@ def ranked(scores: Tensor, count: int) -> list[list[int]]:
 
 
 def highest(scores: Tensor, count: int) -> Tensor:
-    """The same as a tensor int64 [n, count], without waiting for the device; `count` is at most V.
+    """`ranked` as a tensor int64 [n, count], without waiting for the device; `count` is at most V.
 
-    Exact: the best tokens lie in the blocks with the best maxima.
-    """
+    Exact: the best tokens lie in the blocks with the best maxima."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
         return torch.topk(scores, count).indices

@@ -1,46 +1,43 @@
-"""Cheap speculators by name: what a missed row may verify without waiting for the draft (contract C6).
+"""Backups by name: what a row may do after a miss, built in or from a plugin.
 
-One is a class without constructor arguments, registered under the entry-point group `ssd.speculators`; the built-in
-`ngram` is an entry point of this package, a plugin's are those of its own.
-"""
+A plugin registers a class without constructor arguments under one of two entry-point groups. In `ssd.speculators` it is
+a `Speculator`, which guesses from a text alone; the built-in `ngram` is one. In `ssd.backups` it is a whole policy
+(`ssd.target.misses.MissPolicy`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
-GROUP = "ssd.speculators"
+SPECULATORS, BACKUPS = "ssd.speculators", "ssd.backups"
 MOST_EVIDENCE = 8
-POLICIES = ("auto", "jit", "none")
-"""Backups that are not speculators of this kind: choose, wait for the draft, go on without."""
+BUILT_IN = ("auto", "jit", "none")
+"""Policies of this package: choose, wait for the draft, go on without. No plugin replaces them."""
 
 
 class Speculator(Protocol):
     """Guesses about one sequence from its text alone.
 
     It may have an attribute `evidence`, an int: how much speaks for its last proposal. How far proposals are worth
-    verifying is learned for each value from 0 to `MOST_EVIDENCE` apart.
-    """
+    verifying is learned separately for each value from 0 to `MOST_EVIDENCE`."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More committed tokens, the prompt first."""
 
     def propose(self, count: int) -> list[int]:
-        """At most `count` tokens that may come next; [] for no idea."""
+        """Returns at most `count` tokens that may come next; [] for no idea."""
 
 
 @cache
 def names() -> list[str]:
     """Every value that `--backup` takes."""
-    return sorted({*POLICIES, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *(entry.name for group in (SPECULATORS, BACKUPS) for entry in entry_points(group=group))})
 
 
 @cache
-def load(name: str) -> Callable[[], Speculator] | None:
-    """What makes the speculators of a backup; `auto` uses `ngram`; None where there is none. Raises what the import of
-    a plugin raises."""
-    wanted = "ngram" if name == "auto" else name
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == wanted and wanted not in POLICIES]
+def load(group: str, name: str) -> Callable[[], Any] | None:
+    """Returns the class that a group has under a name, or None. Raises what the import of a plugin raises."""
+    found = [entry for entry in entry_points(group=group) if entry.name == name]
     return found[0].load() if found else None

@@ -1,22 +1,35 @@
-"""What the paper predicts (arXiv 2603.03251), as functions of measured values."""
+"""What the paper (arXiv 2603.03251) predicts, as functions of measured values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _HALVINGS = 50  # as exact as a float is
 
 
+class LinearCost(NamedTuple):
+    """Seconds as a function of a size: `fixed` + `each` x size."""
+
+    fixed: float
+    each: float
+
+    def at(self, size: float) -> float:
+        return self.fixed + self.each * size
+
+
 def expected_tokens(acceptance: float, depth: int) -> float:
-    """Tokens of a round that verifies `depth` draft tokens, each accepted with probability `acceptance`: the geometric
-    sum 1 + a + ... + a^depth (Leviathan et al., arXiv 2211.17192, eq. 1)."""
+    """Expected tokens of a round with `depth` draft tokens: 1 + a + ... + a^depth with a = `acceptance`.
+
+    Leviathan et al., arXiv 2211.17192, eq. 1."""
     return sum(acceptance**i for i in range(depth + 1))
 
 
 def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> float:
-    """The same where `acceptance[i]` is the rate of the (i + 1)-th draft token, given that all before it were accepted;
-    the last number serves beyond. `depth` is a whole number or between two."""
+    """The same with a rate by position: `acceptance[i]` is that of token i + 1 if all before it were accepted.
+
+    The last number serves beyond. `depth` is a whole number or between two."""
     total, reached = 1.0, 1.0
     for index in range(math.ceil(depth)):
         reached *= acceptance[min(index, len(acceptance) - 1)]
@@ -25,15 +38,15 @@ def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> fl
 
 
 def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
-    """Accepted draft tokens over those that were tested, in rounds of `depth` of them, at least 1: the `a` of the
-    geometric law that comes closest to rates by position. (A token after the first refused one is not tested.)"""
+    """Returns the accepted share of tested draft tokens, from rates by position, in rounds of `depth` >= 1 tokens.
+
+    A token after the first rejected one is not tested. This is the `a` of the closest geometric law."""
     accepted = expected_tokens_by_position(acceptance, depth) - 1
     return accepted / expected_tokens_by_position(acceptance, depth - 1)
 
 
 def acceptance_for(tokens: float, depth: float) -> float:
-    """The acceptance rate that gives so many `tokens` a round with `depth` draft tokens, by bisection: they rise with
-    it."""
+    """Returns the acceptance rate that gives `tokens` a round with `depth` draft tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -71,13 +84,14 @@ def speedup_of_batch(
 
 
 def critical_batch(
-    hit_rate: float, tokens_hit: float, tokens_neural: float, tokens_cheap: float, neural: float
+    hit_rate: float, tokens_hit: float, tokens_neural: float, tokens_model_free: float, neural: float
 ) -> float:
-    """Theorem 17: below this batch size the neural backup, which takes `neural` (T_n) and gives `tokens_neural`, beats
-    one that takes no time and gives `tokens_cheap`; infinite where it always does, 0 where it never does."""
+    """Theorem 17: below this batch size a neural backup beats a model-free one, which takes no time.
+
+    The neural one takes `neural` (T_n). Returns infinity where it always wins, 0 where it never does."""
     if hit_rate >= 1:  # nobody ever waits
         return math.inf
-    gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_cheap) - 1
+    gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_model_free) - 1
     if gain >= neural:
         return math.inf
     if gain <= 0:
@@ -87,3 +101,33 @@ def critical_batch(
 
 def _tokens(hit_rate: float, hit: float, miss: float) -> float:
     return hit_rate * hit + (1 - hit_rate) * miss
+
+
+def depth_worth_waiting_for(
+    ready: Sequence[int],
+    missed: int,
+    lookahead: int,
+    acceptance: float,
+    verify: LinearCost,
+    depth_s: float,
+    otherwise: float = 1.0,
+) -> int:
+    """Returns how many fresh draft tokens, 0 to `lookahead`, a batch should wait for on behalf of its missed rows.
+
+    `ready` has the number of draft tokens of each row that need not wait; `missed` rows have none. `verify` is the time
+    of a verification by the tokens of the whole batch, `depth_s` that of one drafted token, in seconds. A missed row
+    that does not wait brings `otherwise` tokens: 1, or more with a backup that takes no time.
+
+    Maximises expected tokens per second of the whole batch: all rows pay for the waiting of one, and a fresh token has
+    to be verified. With equal rows and verified tokens for nothing this is Theorem 17."""
+    if missed == 0:
+        return 0
+    certain = sum(expected_tokens(acceptance, depth) for depth in ready)
+    verified = len(ready) + sum(ready)
+
+    def rate(depth: int) -> float:
+        fresh, row = (expected_tokens(acceptance, depth), 1 + depth) if depth else (otherwise, otherwise)
+        seconds = verify.at(verified + missed * row) + depth * depth_s
+        return (certain + missed * fresh) / max(1e-6, seconds)  # a clock may see nothing
+
+    return max(range(lookahead + 1), key=rate)

@@ -1,1 +1,1 @@
-"""The target process: truth lives here (contract C1)."""
+"""The target process: it alone decides which tokens are committed."""

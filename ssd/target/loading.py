@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
 from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -15,17 +15,17 @@ from ssd.execution.shards import ShardRunner, Tell
 from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
-from ssd.models.checkpoint import inspect
-from ssd.models.interface import Model
-from ssd.models.stopping import stop_token_ids
+from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.models.weights import Progress, unseen
 
 
 def load(
     config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None, progress: Progress = unseen
 ) -> tuple[Runner, frozenset[int]]:
-    """The model with its cache, and its end-of-sequence ids; at rank 0 warmed up for the first request, which the
-    others are by what they are told meanwhile. `progress` hears how much of the weights has been read."""
+    """The model with its cache, and its end-of-sequence ids; `progress` hears how much of the weights has been read.
+
+    Rank 0 warms it up; the other ranks run what rank 0 tells them then. Raises UsageError for a model that cannot be
+    run as configured."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config, ranks.rank)
@@ -42,50 +42,37 @@ def load(
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "target", ranks)
     sizes = config.num_pages, config.page_size, config.deterministic
+    longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
+    runner: Runner
     if ranks.size > 1:
-        runner: Runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
+        runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
     elif device.type == "cuda" and config.emulate is None:
-        runner = static_runner(model, config)
-    else:
-        runner = pacing.runner(
-            model, *sizes, None if config.emulate is None else config.emulate.verify, config.attention
+        rows, capture = config.max_num_seqs, not config.enforce_eager
+        runner = StaticRunner(
+            model, *sizes, config.attention, most_rows=rows, longest=longest, layers=layers, capture=capture
         )
+    else:
+        takes = None if config.emulate is None else config.emulate.verify
+        runner = pacing.runner(model, *sizes, takes, config.attention)
     if ranks.rank == 0:
         try:
-            runner.warm_up(1 + config.speculation.longest)
+            runner.warm_up(longest)
         except UsageError as error:
             raise UsageError(f"the target {config.target}: {error}") from error
-        if config.features is not None:
-            _check_shown(runner, config)
+        if layers and not _shows(runner, layers):
+            raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
 
 
-def static_runner(model: Model, config: EngineConfig) -> StaticRunner:
-    """A runner whose verifications have static shapes."""
-    return StaticRunner(
-        model,
-        config.num_pages,
-        config.page_size,
-        config.deterministic,
-        config.attention,
-        most_rows=config.max_num_seqs,
-        longest=1 + config.speculation.longest,
-        layers=() if config.features is None else config.features.layers,
-        capture=not config.enforce_eager,
-    )
-
-
-def _check_shown(runner: Runner, config: EngineConfig) -> None:
-    """UsageError where the target's family does not show the hidden states that the draft reads."""
-    assert config.features is not None
+def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
+    """True if the target's family shows the hidden states after these layers."""
     rows = [Row([0], 0, range(1))]
-    plan = runner.prepare(rows, config.features.layers)
-    runner.forward(rows, plan)
-    if plan.shown.keys() != set(config.features.layers):
-        raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
+    context = runner.prepare(rows, layers)
+    runner.forward(rows, context)
+    return context.hidden.keys() == set(layers)
 
 
 def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
-    """The device of a rank: the CPU for all of them, or neighbouring GPUs, from the configured one on."""
+    """The device of a rank: the CPU for all, or of neighbouring GPUs, from the configured one on, the rank's."""
     device, place = device_of(config.device), rank - config.ranks.start
     return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

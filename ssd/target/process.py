@@ -13,18 +13,19 @@ from ssd.execution.runner import Runner
 from ssd.ipc import sockets
 from ssd.ipc.arenas import TargetArenas
 from ssd.ipc.board import BoardReader
-from ssd.ipc.messages import Abort, Emission, Hello, Load, Message, Step, Submit
-from ssd.ipc.process import Child
-from ssd.ipc.reception import IDLE_MS, arrived, welcome
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.features import FeatureArena
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
+from ssd.ipc.process import IDLE_MS, Child
+from ssd.ipc.public import Message
+from ssd.ipc.trace_ring import State
 from ssd.layers.ranks import SINGLE
-from ssd.monitor.lanes import State
-from ssd.target.ahead import launcher
-from ssd.target.board_proposer import BoardProposer
 from ssd.target.engine import TargetEngine
-from ssd.target.features import FeatureExport
 from ssd.target.loading import load
-from ssd.target.proposer import NoProposer, Proposer
+from ssd.target.overlap import overlapped
+from ssd.target.proposer import BoardProposer, NoProposer, Proposer
 from ssd.target.ranks import Leader, follow, meet
+from ssd.target.verification import FeatureExport, PlainVerification, Verification
 
 log = logging.getLogger("ssd.target")
 
@@ -44,7 +45,7 @@ def main(child: Child) -> None:
 
 
 def messages(step: Step) -> list[Step]:
-    """A step as it is sent: in one message, unless several prompts have log-probabilities, which may half fill one."""
+    """A step cut into messages: one, unless several prompts have log-probabilities, which may half fill a message."""
     scored = [emission for emission in step.emissions if emission.prompt_logprobs]
     if len(scored) < 2:
         return [step]
@@ -53,7 +54,7 @@ def messages(step: Step) -> list[Step]:
 
 
 class Target:
-    """The loop over a `TargetEngine`; `socket` is what frontend and draft connect to."""
+    """The loop over a `TargetEngine`. Frontend and draft connect to `socket`."""
 
     def __init__(self, child: Child, socket: zmq.Socket[Any], loaded: tuple[Runner, frozenset[int]]) -> None:
         self._child, self._socket = child, socket
@@ -62,17 +63,18 @@ class Target:
         self._load, self._orphaned = Load(), False
         self._emissions: list[Emission] | None = None
         config, (runner, stops) = child.config, loaded
-        self._arenas = TargetArenas(child.start, runner.model.device)
+        draft_probs, hidden = DraftProbsArena.of(child.start), FeatureArena.of(child.start, writable=True)
+        self._arenas = TargetArenas(config, (draft_probs, hidden), runner.model.device)
+        features = FeatureExport(hidden, config.features.layers) if hidden and config.features else None
+        plain = PlainVerification(runner, child.trace, features)
+        verification: Verification = plain
+        proposer: Proposer = NoProposer()
         self._board: BoardProposer | None = None
-        ahead = None
         if config.draft is not None:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._board = BoardProposer(reader, self._to_draft, self._arenas.laws, child.lane, config.one_bus)
-            ahead = launcher(config, runner, reader, self._board.asks)
-        proposer: Proposer = NoProposer() if self._board is None else self._board
-        arena = self._arenas.features
-        features = FeatureExport(arena, config.features.layers) if arena and config.features else None
-        self.engine = TargetEngine(config, runner, proposer, stops, child.lane, features, ahead)
+            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, config.one_bus)
+            self._board, verification = proposer, overlapped(plain, config, reader, proposer.asks)
+        self.engine = TargetEngine(config, verification, proposer, stops)
 
     def serve(self) -> None:
         self._child.ready()
@@ -80,14 +82,14 @@ class Target:
             self.turn()
 
     def turn(self) -> None:
-        """What has arrived, then a step; or a moment of waiting for work."""
+        """Read what has arrived and take a step; without work, wait a moment for it."""
         self._child.beat()
         if not self.engine.busy:
-            self._child.lane.enter(State.IDLE)
+            self._child.trace.enter(State.IDLE)
             self._socket.poll(IDLE_MS)
         self._read()
         if self.engine.busy:
-            self._child.lane.enter(State.OTHER)
+            self._child.trace.enter(State.OTHER)
         failpoints.reach("target.step")
         self._emissions = self.engine.step(self._deliver)
         if not self.engine.busy:
@@ -97,8 +99,7 @@ class Target:
             self._orphaned = False
 
     def _deliver(self) -> None:
-        """Tell the frontend of the step before, if that is not done. Once it has died nobody waits for its requests any
-        more."""
+        """Tell the frontend of the step before, unless that is done. If it has died, nobody waits for its requests."""
         if self._emissions is None:
             return
         step, self._emissions = Step(self._emissions, self.engine.load()), None
@@ -110,8 +111,8 @@ class Target:
         self._load = step.load
 
     def _read(self) -> None:
-        """Handle every message that is there; of requests only those of the frontend that said hello last."""
-        for peer, epoch, message in arrived(self._socket):
+        """Handle every message that is there. Only the frontend that said hello last may ask for anything."""
+        for peer, epoch, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)
             elif peer != self._frontend:
@@ -125,7 +126,7 @@ class Target:
     def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
         if not hello.imports and epoch >= self._draft_epoch:
             self._arenas.withdraw()
-        if not welcome(self._socket, self._child, peer, hello, self._arenas.handles):
+        if not self._child.answer_hello(self._socket, peer, hello, self._arenas.handles):
             return
         if hello.role == "frontend":
             if peer != self._frontend:

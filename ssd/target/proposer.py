@@ -1,21 +1,36 @@
-"""Where draft tokens come from, seen from the target: advice that may be late, wrong or missing (contract C1)."""
+"""Where the target's draft tokens come from: advice that may be late, wrong or missing."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from ssd.config.params import Speculation
 from ssd.execution.meanwhile import Task, nothing
-from ssd.ipc.board import Cached
-from ssd.ipc.messages import DraftState
+from ssd.ipc.board import BoardReader, Cached, Key
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.messages import DraftState, Launched, Outcomes, Retune, Verified
+from ssd.ipc.public import Message
+from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.acceptance import Outcome
+from ssd.speculation.fan_out import fan_out_at
+from ssd.speculation.speculators import BACKUPS, SPECULATORS, load
+from ssd.target.draft_session import DraftSession
+from ssd.target.misses import Auto, JustInTime, MissedRow, MissedRows, MissPolicy, ModelFree, WaitCosts, WaitForK
 from ssd.target.sequence import Cache, Sequence
+from ssd.tuning.rounds import DecodingRound, Tuning
+
+log = logging.getLogger("ssd.target")
 
 
 class Result(NamedTuple):
-    """The outcome of one verification: `base` committed tokens before it; `sequence` has committed it already.
-    `drafted` draft tokens were verified, and `cache` is what the speculation cache had for it. `taken`: the next one
-    runs already, with these draft tokens."""
+    """The outcome of one verification, which `sequence` has committed already.
+
+    `base` tokens were committed before it, `drafted` draft tokens were verified, and `cache` is what the speculation
+    cache had for it. `taken`: the next verification runs already, with these draft tokens."""
 
     sequence: Sequence
     round: int
@@ -27,8 +42,7 @@ class Result(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Counted so far: tree steps of the draft and the seconds in them, and look-ups that found nothing but what answers
-    another outcome."""
+    """Counted so far: tree `steps` of the draft, the seconds in them, look-ups that found only what is outdated."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -40,49 +54,277 @@ class Counters(NamedTuple):
         return self.step_seconds / max(1, self.steps)
 
 
-class Proposer(Protocol):
-    """Fills `Sequence.proposal`, nothing else. No method may block longer than its own small deadline (C3)."""
+class Proposer:
+    """Fills `Sequence.proposal`, nothing else. The engine calls it. No method may block beyond a short deadline."""
 
     @property
     def state(self) -> DraftState:
         """Whether there is a draft, as far as is known, and whether it is used."""
+        return "down"
 
     @property
     def rejected(self) -> int:
-        """How often what the draft had was not sound."""
+        """Counts board entries that failed their checks."""
+        return 0
 
     @property
     def counters(self) -> Counters:
         """What has been counted of the draft."""
+        return Counters()
 
     def admit(self, sequence: Sequence) -> None:
         """A sequence begins, or begins again: its committed tokens are all there is to know."""
 
     def outcomes(self, results: Items[Result]) -> None:
-        """One step's outcomes: propose what is cached for them."""
+        """Propose what is cached for the outcomes of one step."""
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         """The next launch is near: wait for missing proposals as long as it pays; returns the seconds waited."""
-
-    def release(self, sequences: Items[Sequence]) -> None:
-        """Sequences that ended or lost their pages."""
-
-
-class NoProposer:
-    """Plain decoding."""
-
-    state: DraftState = "down"
-    rejected = 0
-    counters = Counters()
-
-    def admit(self, sequence: Sequence) -> None:
-        pass
-
-    def outcomes(self, results: Items[Result]) -> None:
-        pass
-
-    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         return 0.0
 
     def release(self, sequences: Items[Sequence]) -> None:
-        pass
+        """Forget sequences that ended or lost their pages."""
+
+
+class NoProposer(Proposer):
+    """Plain decoding."""
+
+
+def load_backup(name: str) -> MissPolicy:
+    """Returns a new policy for `--backup NAME`. In place of a plugin that cannot be loaded it is `none`."""
+    built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
+    try:
+        make = built_in.get(name) or load(BACKUPS, name)
+        return make() if make else ModelFree(load(SPECULATORS, name))
+    except Exception:
+        log.exception("the backup %s failed; requests go without it", name)
+        return MissPolicy()
+
+
+class BoardProposer(Proposer):
+    """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
+
+    `send` posts a message to the draft without blocking and returns whether it went. The ratio rule reads
+    `draft_probs`. `one_bus`: the draft reads the same memory as the target."""
+
+    def __init__(
+        self,
+        board: BoardReader,
+        send: Callable[[Message], bool],
+        draft_probs: DraftProbsArena | None = None,
+        trace: TraceRing = NO_TRACE,
+        one_bus: bool = False,
+    ) -> None:
+        self.session = DraftSession(board, send, draft_probs)
+        self._trace, self._tuning = trace, Tuning(one_bus)
+        self._costs = WaitCosts(self._tuning.learner)
+        self._misses = MissedRows(self.session, self._costs, trace)
+        self._policies: dict[str, MissPolicy] = {}
+        self._running, self._learns = 0, True
+        self._settled_at = self._last_wait = 0.0
+        self._runs_since: float | None = None
+
+    @property
+    def state(self) -> DraftState:
+        return self.session.state
+
+    @property
+    def rejected(self) -> int:
+        return self.session.board.rejected
+
+    @property
+    def counters(self) -> Counters:
+        counted = self.session.board.telemetry()
+        return Counters(counted.steps, counted.step_seconds, self.session.board.stale)
+
+    def join(self, epoch: int) -> bool:
+        """A draft said hello; see `DraftSession.join`."""
+        return self.session.join(epoch)
+
+    def admit(self, sequence: Sequence) -> None:
+        sequence.speculation = self._tuning.current(sequence.asked)
+        if sequence.speculation.mode != "ar":
+            self._track(sequence)
+
+    def release(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            self._misses.forget(sequence.request)
+            for policy in self._policies.values():
+                policy.forget(sequence.request)
+        self.session.release([sequence.request for sequence in sequences])
+
+    def outcomes(self, results: Items[Result]) -> None:
+        now = time.perf_counter()
+        took = now - self._settled_at
+        speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
+        rows = [self._look_up(result) for result in speculated]
+        told = [row for row in rows if row.request in self.session.tracked]
+        if told:
+            self.session.seen.rows += len(told)
+            self.session.tell(Outcomes(told))
+        # The draft is at work: there is time to learn.
+        if self._settled_at and results and self._learns:
+            self._time(took, results)
+        for result in speculated:
+            self._learn(result)
+        self._runs_since = now if any(result.taken is not None for result in results) else None
+
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
+        self._running = len(sequences)
+        began = time.perf_counter()
+        self.session.judge()
+        self._retune(sequences)
+        untracked = self.session.untracked(sequences)
+        if untracked is not None and self._track(untracked):
+            self._misses.rows.pop(untracked.request, None)
+        launches = self._misses.settle(sequences, meanwhile, began) if self._misses.rows else []
+        if told := [launch for launch in launches if launch.request in self.session.tracked]:
+            self.session.tell(Launched(told))
+        self.session.announce()
+        ended = time.perf_counter()
+        # An overlapped verification has been running since the previous outcomes.
+        self._settled_at = self._runs_since or ended
+        self._last_wait = ended - began
+        return self._last_wait
+
+    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
+        """See `ssd.target.overlap.Ask`."""
+        if not self._policy(sequence.speculation).uses_cache:
+            return None  # mode `sd`: the target waits for the draft
+        tracked = sequence.request in self.session.tracked
+        return self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0
+
+    def _policy(self, speculation: Speculation) -> MissPolicy:
+        """What a row does after a miss."""
+        name = "sd" if speculation.mode == "sd" else speculation.backup
+        if name not in self._policies:
+            self._policies[name] = WaitForK() if name == "sd" else load_backup(name)
+        return self._policies[name]
+
+    def _track(self, sequence: Sequence) -> bool:
+        """Tell the draft of a sequence; returns whether it was told."""
+        # In mode `sd` the draft publishes only while the target waits.
+        awaited = sequence.round == 0 or not self._policy(sequence.speculation).uses_cache
+        return self.session.track(sequence, awaited)
+
+    def _retune(self, sequences: Items[Sequence]) -> None:
+        """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
+        self._learns = any(map(self._needs_measures, sequences))
+        rows = []
+        for sequence in sequences:
+            if not sequence.tuned:
+                continue
+            planned, before = self._tuning.current(sequence.asked), sequence.speculation
+            if planned == before:
+                continue
+            sequence.speculation = planned
+            if planned.mode == "ar":
+                self._misses.rows.pop(sequence.request, None)
+                sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
+                self.session.release([sequence.request], ended=False)
+            elif before.mode == "ar":
+                self._track(sequence)
+            elif sequence.request in self.session.tracked:
+                rows.append((sequence.request, planned))
+        if rows:
+            self.session.tell(Retune(rows))
+
+    def _needs_measures(self, sequence: Sequence) -> bool:
+        """True if the row's backup or plan uses measured times."""
+        mode = sequence.speculation.mode
+        return sequence.tuned or mode == "ar" or self._policy(sequence.speculation).decides_later
+
+    # -- an outcome -----------------------------------------------------------------------------------------------
+
+    def _look_up(self, result: Result) -> Verified:
+        """Take the cached speculation, or leave the row to its backup."""
+        sequence, outcome, policy = result.sequence, result.outcome, self._policy(result.sequence.speculation)
+        key = Key(self.session.epoch or 0, sequence.request, result.round, result.base, *outcome)
+        if result.taken is not None:
+            sequence.proposal = result.taken.ids
+        if policy.uses_cache and sequence.lookahead > 0:
+            self._propose(result, key)
+        in_flight = len(sequence.proposal)
+        if not in_flight and result.taken is None and sequence.lookahead > 0 and policy.decides_later:
+            self._misses.rows[sequence.request] = MissedRow(sequence, key, sequence.round, policy)
+            in_flight = -1
+        return Verified(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
+
+    def _propose(self, result: Result, key: Key) -> None:
+        """Propose what the board has for an outcome, and note what it had."""
+        sequence, session = result.sequence, self.session
+        tracked, entry, prepared = sequence.request in session.tracked, None, dict[int, int]()
+        if tracked:
+            if result.taken is None:
+                entry = session.find(sequence, key, sequence.lookahead)
+            elif result.taken.entry >= 0:
+                entry = result.taken.entry
+            if entry is None:
+                prepared = session.board.prepared(sequence.slot, key)
+        sequence.cache = _verdict(sequence, key, tracked, entry, prepared)
+        self._trace.looked_up(sequence.request, sequence.cache)
+        if tracked:
+            session.showed(sequence.request, entry is not None or bool(prepared), waited=False)
+            if result.round > 0 and self._learns:
+                self._learn_rank(result, entry, prepared)
+
+    # -- what rounds show -----------------------------------------------------------------------------------------
+
+    def _learn_rank(self, result: Result, entry: int | None, prepared: dict[int, int]) -> None:
+        """Note which of the prepared tokens the bonus token was."""
+        sequence, accepted = result.sequence, result.outcome.accepted
+        if entry is not None:
+            rank, fan_out = self.session.board.place(sequence.slot, entry)
+            self._tuning.learner.looked_up(fan_out, rank)
+        else:
+            # A draft that is late has not said yet how many there would have been.
+            fan_out = prepared.get(accepted) or fan_out_at(accepted, result.drafted, sequence.speculation.fan_out)
+            self._tuning.learner.looked_up(fan_out, None)
+
+    def _time(self, seconds: float, results: Items[Result]) -> None:
+        """Note how long a round took from its launch, unless it had other work than decoding."""
+        telemetry = self.session.board.telemetry()
+        if len(results) == self._running and all(result.round > 0 for result in results):
+            self._costs.verify_s.note(seconds)
+            self._costs.last_verify_s = seconds
+            tracked = [r.sequence for r in results if r.sequence.request in self.session.tracked]
+            ahead = len(tracked) == len(results) and all(self._policy(s.speculation).uses_cache for s in tracked)
+            tokens = sum(1 + result.drafted for result in results)
+            brought = sum(1 + result.outcome.accepted for result in results)
+            alone = not tracked and tokens == len(results)
+            round_ = DecodingRound(len(results), tokens, seconds, self._last_wait, brought, alone, ahead)
+            self._tuning.learn(round_, telemetry)
+        self._tuning.end_round(telemetry)
+
+    def _learn(self, result: Result) -> None:
+        """Record how many of the verified draft tokens were accepted."""
+        sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
+        waited = self._misses.waited.pop(sequence.request, None)
+        ahead = sequence.request in self.session.tracked and self._policy(sequence.speculation).uses_cache
+        # The first round after the prefill waits for a draft that may still compute the prompt.
+        if waited is not None and result.round > 1 and ahead:
+            self._tuning.learner.missed(accepted + 1, waited, drafted)
+        policy = self._misses.proposed.pop(sequence.request, None)
+        if policy is not None:
+            policy.note(sequence.request, drafted, accepted)
+            return
+        self.session.seen.drafted += drafted > 0
+        self.session.seen.accepted += accepted
+        if self._learns:
+            self._tuning.learner.outcome(drafted, accepted)
+            self._costs.acceptance.note_outcome(drafted, accepted)
+
+
+def _verdict(sequence: Sequence, key: Key, tracked: bool, entry: int | None, prepared: dict[int, int]) -> Cache:
+    """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing.
+
+    `prepared` has the accepted lengths for which it had something."""
+    if key.round == 0:
+        return "" if sequence.proposal else "first_round"
+    if sequence.proposal:
+        return "hit"
+    if not tracked:
+        return "draft_down"
+    if entry is not None or not prepared:
+        return "late"
+    return "token_not_covered" if key.accepted in prepared else "k_not_covered"

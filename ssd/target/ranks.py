@@ -1,8 +1,7 @@
-"""The ranks of a target over several processes: rank 0 says what is run next, the others run it and decide nothing.
+"""The ranks of a target over several processes: rank 0 decides what is run next, the others run it.
 
-One message a forward: the rows, and what is new of their page tables. No rank but 0 knows of requests, of a draft, or
-of who was preempted; they see pages.
-"""
+There is one message a forward: the rows, and what is new in their page tables. Only rank 0 knows of requests, of a
+draft, and of preemptions; the others see pages."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ssd import failpoints, nodes
+from ssd import failpoints
 from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.shards import ShardRunner
-from ssd.ipc import sockets
-from ssd.ipc.messages import BadFrame
+from ssd.ipc import nodes, sockets
+from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
 from ssd.ipc.process import Child
-from ssd.ipc.rank_steps import RANK_STEP, RankStep, RowStep
+from ssd.ipc.public import BadFrame
 from ssd.layers.ranks import SINGLE, Ranks, connect
 from ssd.speculation.sampling import Law
 from ssd.target.loading import device_of_rank, load
@@ -41,15 +40,14 @@ def meet(child: Child) -> Ranks:
 
 
 def _store(child: Child) -> Store:
-    """Where the ranks of this group find each other: a file in a directory that is private, or, from several nodes,
-    what node 0 keeps for them."""
+    """Where the ranks of this group find each other: a file in the run directory, or for several nodes a store that
+    node 0 keeps."""
     from torch.distributed import FileStore, PrefixStore
 
     if child.config.nodes is not None:
         return PrefixStore(f"ranks/{child.start.group}", nodes.connect(child.config.nodes))
-    return FileStore(
-        str(Path(child.start.run_directory) / f"ranks-{child.start.group}"), child.config.tensor_parallel_size
-    )
+    file = Path(child.start.run_directory) / f"ranks-{child.start.group}"
+    return FileStore(str(file), child.config.tensor_parallel_size)
 
 
 class PageTables:
@@ -60,7 +58,7 @@ class PageTables:
         self._tables: dict[int, list[int]] = {}
 
     def news(self, row: Row) -> RowStep:
-        """A row with what of its page table is new; from now on it is known."""
+        """The message for a row, with what is new in its page table. From now on that is known."""
         pages = list(row.pages[: -(-row.stop // self._page_size)])
         known = self._tables.get(row.slot, [])
         both = min(len(known), len(pages))
@@ -69,7 +67,7 @@ class PageTables:
         return RowStep(row.slot, row.start, list(row.token_ids), row.outputs, kept, pages[kept:])
 
     def row(self, step: RowStep) -> Row:
-        """What has become of it on the other side."""
+        """The row of a message that another rank receives. Raises SsdError if the tables do not agree."""
         known = self._tables.get(step.slot, [])
         if step.kept > len(known):
             raise SsdError(f"rank 0 knows of {step.kept} pages of slot {step.slot} where there are {len(known)}")
@@ -78,13 +76,13 @@ class PageTables:
 
 
 def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> RankStep:
-    """What `run` has to be told, where the same is `known`."""
+    """The message for a forward of `rows`, or for samples of them under `laws`, to ranks that know the same tables."""
     wanted = None if laws is None else [(law.temperature, law.seed) for law in laws]
     return RankStep([known.news(row) for row in rows], wanted)
 
 
 def run(step: RankStep, runner: ShardRunner, known: PageTables) -> None:
-    """A step at a rank that only follows."""
+    """Run a step of rank 0 at another rank."""
     rows = [known.row(row) for row in step.rows]
     if step.laws is None:
         runner.forward(rows)
@@ -93,19 +91,19 @@ def run(step: RankStep, runner: ShardRunner, known: PageTables) -> None:
 
 
 class Leader:
-    """Rank 0's messages to the others."""
+    """Sends rank 0's messages to the other ranks."""
 
     def __init__(self, child: Child) -> None:
         self._epoch, self._known = child.epoch, PageTables(child.config.page_size)
         here, size = child.config.ranks, child.config.tensor_parallel_size
         addresses = [_address(child, rank) for rank in here[1:]]
         if size > len(here):
-            store = _store(child)  # where those that are met have written already
-            addresses += [store.get(_address_key(rank)).decode() for rank in range(len(here), size)]
+            store = _store(child)  # the others have written there before they met
+            addresses += [store.get(f"address/{rank}").decode() for rank in range(len(here), size)]
         self._sockets = [sockets.dealer(child.context, address) for address in addresses]
 
     def tell(self, rows: Items[Row], laws: Items[Law] | None) -> None:
-        """What is run next."""
+        """Say what is run next. Raises SsdError if a rank reads nothing."""
         step = step_of(rows, laws, self._known)
         for socket in self._sockets:
             if not sockets.send(socket, step, self._epoch):
@@ -116,23 +114,18 @@ def _address(child: Child, rank: int) -> str:
     return child.address(f"rank-{rank}.sock")
 
 
-def _address_key(rank: int) -> str:
-    """Under which a rank on another node writes where it listens."""
-    return f"address/{rank}"
-
-
 def _listen(child: Child) -> zmq.Socket[Any]:
-    """For rank 0's messages, of this machine or another."""
+    """The socket for rank 0's messages, from this machine or another."""
     rank, several = child.start.rank, child.config.nodes
     if several is None or several.rank == 0:
         return sockets.router(child.context, _address(child, rank))
     socket = sockets.router(child.context, f"tcp://{nodes.own_address(several)}:*")
-    _store(child).set(_address_key(rank), socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    _store(child).set(f"address/{rank}", socket.getsockopt_string(zmq.LAST_ENDPOINT))
     return socket
 
 
 def follow(child: Child) -> None:
-    """Load this rank's part, then run what rank 0 says until the supervisor ends this process."""
+    """Load this rank's part of the model, then run what rank 0 says until the supervisor ends this process."""
     socket = _listen(child)
     runner, _ = load(child.config, meet(child), progress=child.loading)
     assert isinstance(runner, ShardRunner)
@@ -148,7 +141,7 @@ def follow(child: Child) -> None:
 
 
 def _received(child: Child, socket: zmq.Socket[Any]) -> RankStep | None:
-    """The next step that rank 0 of this group has sent."""
+    """The next step that rank 0 of this group has sent, if there is one. Raises SsdError for anything else."""
     try:
         received = sockets.receive(socket, RANK_STEP)
     except BadFrame as error:

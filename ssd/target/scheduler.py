@@ -10,18 +10,16 @@ from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PagePool
 from ssd.target.sequence import Sequence
 
-# Logits of so many prompt tokens of one sequence are held at a time, where all of them are wanted.
+# Where the logits of all prompt tokens are wanted, so many of one sequence are held at a time.
 _PROMPT_OUTPUTS = 256
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A sequence's part of a step: its row ends with `drafted` draft tokens, and its last `drafted` + 1 outputs are
-    sampled.
+    """A sequence's part of a step. Its row ends with `drafted` draft tokens; as many outputs and one more are sampled.
 
-    A row that is not `complete`, a prefill chunk, does not reach the end of the committed tokens: its one sample shows
-    only that its values are numbers. Of the first `prompt_outputs` outputs the log-probabilities are wanted.
-    """
+    A prefill chunk that does not reach the last committed token is not `complete`: its one sample shows only that its
+    values are numbers. Log-probabilities are wanted of the first `prompt_outputs` outputs."""
 
     sequence: Sequence
     row: Row
@@ -49,12 +47,11 @@ class Scheduled:
 
 
 class Scheduler:
-    """Waiting and running sequences; the rows of one step carry at most `max_tokens` tokens in all.
+    """Owns the waiting and the running sequences. The rows of one step have at most `max_tokens` tokens in all.
 
     A sequence that decodes gets its one token first, even beyond the budget. Draft tokens leave half of the budget to
-    prompts, where so much of them is left to read. Prompts share what remains so that a short one does not wait for a
-    long one, and nobody starves: the oldest one advances in every step.
-    """
+    prompts if these have so much left to read. Of prompts the shortest is read first; the oldest advances in every
+    step, so that nobody starves."""
 
     def __init__(self, pool: PagePool, max_sequences: int, max_tokens: int) -> None:
         self._pool, self._max_tokens = pool, max_tokens
@@ -69,7 +66,7 @@ class Scheduler:
         return next((s for s in (*self.running, *self.waiting) if s.request == request), None)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence wherever it is and give its pages back. No step may be in flight."""
+        """Forget a sequence and give its pages back. No step may be in flight."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._vacate(sequence)
@@ -86,9 +83,8 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to free slots, in order; returns those that begin, or begin again after a preemption.
 
-        One begins when there are pages for all it has now, besides those that running ones still need for what they
-        have. Alone it may always start: configuration guarantees that it can finish.
-        """
+        One begins when there are pages for its tokens, besides those that running ones need for theirs. Alone it
+        always begins: the configuration guarantees that it can finish."""
         admitted: list[Sequence] = []
         owed = sum(_missing(s) for s in self.running) if self.waiting and self._free_slots else 0
         while self.waiting and self._free_slots:
@@ -107,8 +103,10 @@ class Scheduler:
     # -- the batch --------------------------------------------------------------------------------------------------
 
     def schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
-        """The next batch, oldest first, and the sequences that lost their pages to it: the newest, at the front of the
-        queue with their tokens and counters, to be computed again."""
+        """The next batch, oldest first, and the sequences that lost their pages to it.
+
+        These are the newest. They wait at the front of the queue, with their tokens and counters, to be computed again.
+        """
         batch: list[Scheduled] = []
         preempted: list[Sequence] = []
         for sequence, count in self._shares():
@@ -120,7 +118,7 @@ class Scheduler:
         return batch, preempted
 
     def _shares(self) -> list[tuple[Sequence, int]]:
-        """How many tokens each running sequence computes, draft tokens included; those that compute none left out."""
+        """The running sequences that compute something, and how many tokens each, draft tokens included."""
         for sequence in self.running:
             if sequence.pending > 1:
                 sequence.adopt()
@@ -131,35 +129,33 @@ class Scheduler:
         drafts = even_shares([len(s.proposal) for s in decoding], left - kept)
         counts = {s.request: 1 + drafted for s, drafted in zip(decoding, drafts, strict=True)}
         if reading:
-            counts |= self._pieces(reading, max(1, left - sum(drafts)))
+            counts |= self._prefill_chunks(reading, max(1, left - sum(drafts)))
         return [(s, counts[s.request]) for s in self.running if s.request in counts]
 
-    def _pieces(self, reading: Items[Sequence], budget: int) -> dict[int, int]:
+    def _prefill_chunks(self, reading: Items[Sequence], budget: int) -> dict[int, int]:
         """How many tokens of its prompt each sequence reads, by request.
 
-        The shortest rest comes first, of equals the oldest, so that most requests begin soonest: equal pieces would
-        begin none of them before all. But the oldest has at least an equal share. Whoever needs a page that another
-        reads in this step waits, and finds it in the cache.
-        """
-        pieces: dict[int, int] = {}
+        The shortest rest comes first, of equals the oldest, so that most requests begin soonest. But the oldest has at
+        least an equal share. A sequence that needs a page which another one computes in this step waits for it, and
+        finds it in the prefix cache."""
+        chunks: dict[int, int] = {}
         reads: list[tuple[Sequence, int]] = []
         turns = [(reading[0], max(1, budget // len(reading)))]
         turns += [(s, budget) for s in sorted(reading, key=lambda s: s.pending)]
         for sequence, most in turns:
-            begun = pieces.get(sequence.request, 0)
-            if not begun and any(self._reads_for(other, count, sequence) for other, count in reads):
+            begun = chunks.get(sequence.request, 0)
+            if not begun and any(self._computes_for(other, count, sequence) for other, count in reads):
                 continue
             wanted = min(sequence.pending, _PROMPT_OUTPUTS) if sequence.collects else sequence.pending
             more = min(most, budget, wanted - begun)
             if more > 0:
-                pieces[sequence.request] = begun + more
+                chunks[sequence.request] = begun + more
                 reads.append((sequence, begun + more))
                 budget -= more
-        return pieces
+        return chunks
 
-    def _reads_for(self, other: Sequence, count: int, sequence: Sequence) -> bool:
-        """Whether `other` computes some of the page that `sequence` needs next, and may have from it, as it reads
-        `count` tokens."""
+    def _computes_for(self, other: Sequence, count: int, sequence: Sequence) -> bool:
+        """True if `other` reads `count` tokens of the page that `sequence` needs next and may share."""
         size = self._pool.size
         start = sequence.computed // size * size
         stop = start + size
@@ -173,8 +169,9 @@ class Scheduler:
         )
 
     def _make_room(self, part: Scheduled, preempted: list[Sequence]) -> Scheduled | None:
-        """`part` with pages for its tokens, at the expense of its own draft tokens first, then of the newest
-        sequences; None if its own sequence had to go."""
+        """`part` with pages for its tokens; None if its own sequence was preempted.
+
+        Where pages are short, it loses its draft tokens first. Then the newest sequences are preempted."""
         while True:
             try:
                 part.sequence.table.grow(part.row.stop)
@@ -192,12 +189,12 @@ class Scheduler:
 
 
 def _missing(sequence: Sequence) -> int:
-    """Pages to be allocated before it has written its next token."""
+    """How many pages a sequence needs until its next token is computed."""
     return sequence.table.missing(len(sequence.tokens) + 1)
 
 
 def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) -> Scheduled:
-    """A sequence's next `count` tokens, or all of them; those beyond the committed ones are of the `proposal`."""
+    """A row of a sequence's next `count` tokens, by default all of them: committed ones, then those of `proposal`."""
     count = sequence.pending + len(proposal) if count is None else count
     chunk = sequence.tokens[sequence.computed : sequence.computed + count]
     complete = len(chunk) == sequence.pending
@@ -209,8 +206,9 @@ def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) 
 
 
 def even_shares(wants: Items[int], budget: int) -> list[int]:
-    """Max-min fair shares of a budget: equal ones, where what one does not want goes to the others, and what cannot be
-    divided to those who want most, of equals to the first. Nothing where the budget is not positive."""
+    """Max-min fair shares of a budget: equal ones, where what one does not want goes to the others.
+
+    What cannot be divided goes to those who want most, of equals to the first. A budget below 0 counts as 0."""
     shares = [0] * len(wants)
     budget = max(0, budget)
     for served, index in enumerate(sorted(range(len(wants)), key=lambda i: (wants[i], -i))):

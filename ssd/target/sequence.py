@@ -1,4 +1,4 @@
-"""One running request as the target sees it: what is committed, and beside it what is only proposed."""
+"""One request as the target sees it: what is committed, and beside it what is only proposed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.pages import PageTable
-from ssd.ipc.messages import Metrics, Submit, TokenLogprob
-from ssd.params import SamplingParams, Speculation
+from ssd.ipc.messages import Submit
+from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Written
 from ssd.speculation.sampling import Law
@@ -17,13 +18,13 @@ from ssd.speculation.sampling import Law
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5
 
-# What the speculation cache had for a round: nothing is said where that question does not arise.
+# What the speculation cache had for a round; "" where nothing was looked up.
 Cache = Literal["", "hit", "k_not_covered", "token_not_covered", "first_round", "late", "draft_down"]
 
 
 @dataclass
 class Timing:
-    """Monotonic seconds of a request's life, and sums over its rounds."""
+    """Monotonic seconds at which a request got somewhere, and sums of seconds over its rounds."""
 
     arrived: float
     admitted: float = 0.0
@@ -37,6 +38,7 @@ class Timing:
 @dataclass
 class Counts:
     """Sums over rounds. A round is a verification after the prefill; the first of them has no hit or miss.
+
     `histogram[a]` rounds accepted `a` draft tokens."""
 
     rounds: int = 0
@@ -49,77 +51,49 @@ class Counts:
     tokens_on_miss: int = 0
 
 
-@dataclass
 class Sequence:
-    """`tokens` are committed, `computed` of them have keys and values (I1), `proposal` are guesses to verify next,
-    drawn from `laws` [n, V] if the ratio rule decides about them (None: not drawn).
+    """One request: `tokens` are committed, and `computed` of them have keys and values.
 
-    `speculation` is what was `asked` for, or what the tuner makes of that at present. `round` numbers outcomes: 0 is
-    the prefill's. `cache` says what the speculation cache had for the next one. A token of `ends` ends the text.
-    `adjustment` is None where logits are taken as they are; `written` is what it has been told of the text.
-    `prompt_logprobs` are those of the first prompt tokens after the very first, as far as they are computed. `tags`
-    name the texts whose features were shown to the draft (`ssd.ipc.features`).
-    """
+    `params.seed` must be filled in. `default` says how to speculate where the request does not. `stop_token_ids` are
+    the model's end-of-sequence ids. The engine alone changes a sequence, but for `proposal`, `draft_probs`, `cache` and
+    `speculation`, which are the proposer's."""
 
-    request: int
-    tokens: list[int]
-    prompt_length: int
-    params: SamplingParams
-    asked: Speculation
-    speculation: Speculation
-    law: Law
-    max_model_len: int
-    table: PageTable
-    timing: Timing
-    ends: frozenset[int]
-    adjustment: Adjustment | None
-    written: Written | None = None
-    slot: int = -1
-    computed: int = 0
-    cached: int = 0
-    round: int = 0
-    proposal: list[int] = field(default_factory=list)
-    laws: Tensor | None = None
-    cache: Cache = ""
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    tags: list[int] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-
-    @classmethod
-    def from_submit(
-        cls,
+    def __init__(
+        self,
         submit: Submit,
         default: Speculation,
         max_model_len: int,
         table: PageTable,
         now: float,
         stop_token_ids: frozenset[int] = frozenset(),
-    ) -> Sequence:
-        """`params.seed` must be filled in; `default` is used where the request does not say how to speculate.
-        `stop_token_ids` are the model's end-of-sequence ids."""
+    ) -> None:
+        self.request, self.params, self.max_model_len, self.table = submit.request, submit.params, max_model_len, table
+        self.tokens, self.prompt_length = list(submit.token_ids), len(submit.token_ids)
         params = submit.params
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_token_ids)
         temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
-        law = Law(temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
-        return cls(
-            request=submit.request,
-            tokens=list(submit.token_ids),
-            prompt_length=len(submit.token_ids),
-            params=params,
-            asked=params.speculation or default,
-            speculation=params.speculation or default,
-            law=law,
-            max_model_len=max_model_len,
-            table=table,
-            timing=Timing(arrived=now),
-            ends=ends,
-            adjustment=None if params.plain else _adjustment(params, ends),
-        )
-
-    @property
-    def ratio_rule(self) -> bool:
-        """See `Speculation.ratio_rule`."""
-        return self.speculation.ratio_rule(self.law.temperature)
+        self.law = Law(temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
+        # A token of `ends` ends the text.
+        self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_token_ids)
+        # None where logits are taken as they are; `written` is what the adjustment has been told of the text.
+        self.adjustment = None if params.plain else _adjustment(params, self.ends)
+        self.written: Written | None = None
+        # What was asked for, and what the tuner makes of that at present. Only K, fan-out and mode may differ.
+        self.asked = self.speculation = params.speculation or default
+        self.tuned = self.asked.auto  # True if the tuner chooses anything
+        # True if draft tokens are accepted by probability, not by being the target's own samples.
+        self.ratio_rule = self.asked.ratio_rule(temperature)
+        # True if each sample is the argmax of logits over temperature plus noise.
+        self.unfiltered = self.adjustment is None and not self.ratio_rule and not self.law.filters
+        self.slot = -1  # -1 while it waits
+        self.computed = self.cached = 0  # of the `computed` tokens of the prompt, how many came from the prefix cache
+        self.round = 0  # numbers outcomes; 0 is the prefill's
+        # Guesses to verify next; under the ratio rule what they were drawn from, [n, V], or None if they were not.
+        self.proposal: list[int] = []
+        self.draft_probs: Tensor | None = None
+        self.cache: Cache = ""  # what the speculation cache had for the next round
+        self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's tokens after the first, as far as computed
+        self.tags: list[int] = []  # of the texts whose features were shown to the draft (`ssd.ipc.features`)
+        self.timing, self.counts = Timing(arrived=now), Counts()
 
     @property
     def generated(self) -> int:
@@ -127,53 +101,53 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """How many committed tokens have no keys and values yet: one while it decodes, more while it is read."""
+        """How many committed tokens have no keys and values yet: 1 while it decodes, more while its prompt is read."""
         return len(self.tokens) - self.computed
 
     @property
     def collects(self) -> bool:
-        """Whether log-probabilities of its prompt are wanted and have not been delivered."""
+        """True if log-probabilities of its prompt are wanted and have not been delivered."""
         return self.params.prompt_logprobs is not None and self.round == 0
 
     @property
     def adoptable(self) -> int:
-        """How many of its tokens may come from the prefix cache: a logit that is wanted must be computed here."""
+        """How many of its tokens may come from the prefix cache. A logit that is wanted must be computed here."""
         return len(self.prompt_logprobs) if self.collects else len(self.tokens) - 1
 
     def uncollected(self, stop: int) -> int:
-        """How many of the tokens 1..stop of the prompt a row up to `stop` can still give log-probabilities of."""
+        """Of how many of the prompt's tokens 1..stop a row up to `stop` can still give log-probabilities."""
         if not self.collects:
             return 0
         return max(0, min(stop, self.prompt_length - 1) - max(self.computed, len(self.prompt_logprobs)))
 
     def adopt(self) -> None:
-        """Take over the pages of its text that can be found, its own or another's, behind those it has."""
+        """Take the pages of its text that the prefix cache has, behind those it has itself."""
         computed = self.table.adopt_prefix(self.tokens, self.computed, self.adoptable)
         if self.round == 0:
             self.cached += computed - self.computed
         self.computed = computed
 
     def lose_pages(self) -> None:
-        """Give its pages back: what was computed, and what was proposed on top of it, is no more."""
+        """Give its pages back, and forget what was computed and proposed."""
         self.table.free()
         self.computed, self.cache = 0, ""
-        self.proposal, self.laws = [], None
+        self.proposal, self.draft_probs = [], None
         if self.round == 0:
             self.cached = 0
 
     @property
-    def room(self) -> int:
-        """How many draft tokens could still be accepted: the bonus token needs a place too."""
+    def acceptable(self) -> int:
+        """How many draft tokens can still be accepted. The bonus token needs a place too."""
         left = min(self.params.max_tokens - self.generated, self.max_model_len - len(self.tokens))
         return max(0, left - 1)
 
     @property
     def lookahead(self) -> int:
         """K of the next round."""
-        return min(self.speculation.num_speculative_tokens, self.room)
+        return min(self.speculation.num_speculative_tokens, self.acceptable)
 
     def count_round(self, outcome: Outcome, drafted: int) -> None:
-        """Note the outcome of a verification of `drafted` draft tokens."""
+        """Count a verification of `drafted` draft tokens, and begin the next round."""
         if self.round > 0:
             self.counts.rounds += 1
             self.counts.drafted += drafted
@@ -190,8 +164,29 @@ class Sequence:
         self.round += 1
         self.cache = ""
 
+    def cut(self, base: int) -> tuple[list[int], FinishReason | None]:
+        """Drop what was committed behind the end of the request; returns the tokens from `base` on, and the reason if
+        the request ends."""
+        for length in range(base + 1, len(self.tokens) + 1):
+            reason = self._reason(length)
+            if reason is not None:
+                del self.tokens[length - (reason == "error") :]
+                self.computed = min(self.computed, len(self.tokens))
+                return self.tokens[base:], reason
+        return self.tokens[base:], None
+
+    def _reason(self, length: int) -> FinishReason | None:
+        """Why the sequence ends with its first `length` tokens, or None."""
+        if self.tokens[length - 1] < 0:
+            return "error"
+        if self.tokens[length - 1] in self.ends:
+            return "stop"
+        if length - self.prompt_length >= self.params.max_tokens or length >= self.max_model_len:
+            return "length"
+        return None
+
     def metrics(self, draft_step_s: float, cache_report: bool) -> Metrics:
-        """The request's figures; see `ssd.ipc.messages.Metrics`. Without `cache_report` nothing was cached."""
+        """The request's figures. Without `cache_report` its `cached_tokens` are 0."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(

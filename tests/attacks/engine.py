@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from soaking.processes import children, descriptors, roles
-
 from ssd.ipc import keys
 from tests.attacks.innocents import Innocents
 from tests.attacks.registry import PATIENCE_S, Site
 from tests.cli.launched import command
+from tools.soak.processes import children, descriptors, roles
 
 _FILES = 1024  # descriptors that each process may have: few enough to be used up
 _ADDRESSES = 12 * 2**30  # bytes of each process: what grows without bound shall not take the machine with it

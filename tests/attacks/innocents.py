@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 from ssd.client import Client
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, SsdError
 from ssd.mock.oracle import Answer
-from ssd.params import SamplingParams
 from tests.attacks.registry import Site
 
 ROOT = Path(__file__).parents[2]

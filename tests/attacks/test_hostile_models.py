@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ssd.ipc.messages import ChatMessage, Generate
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
+from ssd.ipc.public import ChatMessage, Generate
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from tests.attacks import http_messages
 from tests.attacks.engine import AttackedEngine, attacked_engine
 from tests.attacks.hostile_models import AT_LOAD, TEMPLATES, TEXTS, hostile_at_load, hostile_model

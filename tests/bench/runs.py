@@ -6,7 +6,7 @@ from typing import Any
 
 from ssd.bench.runs import Turn
 from ssd.client import Completion
-from ssd.ipc.messages import Metrics, Usage
+from ssd.ipc.public import Metrics, Usage
 
 
 def completion(ids: list[int], **figures: Any) -> Completion:

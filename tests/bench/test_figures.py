@@ -7,8 +7,8 @@ import pytest
 from ssd.bench.figures import differing, predicted, quartiles, rows
 from ssd.bench.runs import Turn
 from ssd.bench.settings import Setting
-from ssd.ipc.messages import Metrics
-from ssd.params import Speculation
+from ssd.config.params import Speculation
+from ssd.ipc.public import Metrics
 from tests.bench.runs import completion, turns
 
 AR = Setting("ar", Speculation("ar"))

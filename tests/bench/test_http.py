@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from ssd.bench.http import Http
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
 
 PATIENCE_S = 20.0
 Answering = Callable[[BaseHTTPRequestHandler], None]

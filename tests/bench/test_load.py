@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from ssd.bench.load import Answer, Load, drive, poisson
-from ssd.bench.load_figures import equal_answers, load_figures, most_open, percentile
+from ssd.bench.load import Answer, Pass, drive, equal_answers, load_figures, most_open, percentile, poisson
 from ssd.client import Prompt
-from ssd.ipc.messages import Metrics
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
+from ssd.ipc.public import Metrics
 
 
 def test_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() -> None:
@@ -75,7 +74,7 @@ TWO = answer((1.3, 1), ended=1.3)
 
 def test_latencies_are_those_of_vllm_and_a_gap_is_divided_over_its_tokens() -> None:
     failed = Answer(1.0, ended=1.2, error="overloaded")
-    row = load_figures([Load([ONE, TWO, failed], 2.0)])
+    row = load_figures([Pass([ONE, TWO, failed], 2.0)])
     assert (row["num_prompts"], row["completed"], row["failed"], row["errors"]) == (3, 2, 1, {"overloaded": 1})
     assert (row["total_input_tokens"], row["total_output_tokens"], row["cached_input_tokens"]) == (20, 7, 8)
     assert (row["request_throughput"], row["output_throughput"], row["total_token_throughput"]) == (1, 3.5, 13.5)
@@ -95,19 +94,19 @@ def test_latencies_are_those_of_vllm_and_a_gap_is_divided_over_its_tokens() -> N
 
 
 def test_passes_are_one_after_the_other() -> None:
-    row = load_figures([Load([ONE], 2.0), Load([TWO], 1.0)])
+    row = load_figures([Pass([ONE], 2.0), Pass([TWO], 1.0)])
     assert (row["duration"], row["completed"], row["max_concurrent_requests"]) == (3.0, 2, 1)
 
 
 def test_where_nothing_was_completed_there_are_no_latencies() -> None:
-    row = load_figures([Load([Answer(1.0, ended=2.0, error="overloaded")], 1.0)])
+    row = load_figures([Pass([Answer(1.0, ended=2.0, error="overloaded")], 1.0)])
     assert row["completed"] == 0 and not [key for key in row if key.endswith("_ms")]
 
 
 def test_ids_are_compared_where_both_were_completed() -> None:
     other = answer((1.1, 2), ended=1.2)
     failed = Answer(1.0, ended=1.2, error="overloaded")
-    found = equal_answers([Load([ONE, other, ONE], 1.0)], [Load([ONE, TWO, failed], 1.0)])
+    found = equal_answers([Pass([ONE, other, ONE], 1.0)], [Pass([ONE, TWO, failed], 1.0)])
     assert found == {"answers": 2, "equal_to_ar": 1}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ssd.bench.settings import Setting, Sweep, widest
+from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
-from ssd.params import Mode, Speculation
 
 ALL: tuple[Mode, ...] = ("ar", "sd", "ssd")
 AUTO = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")

@@ -15,15 +15,14 @@ import torch
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from ssd import profile
 from ssd.bench import load, plot, runs
-from ssd.bench.perplexity import perplexities
-from ssd.bench.runs import Turn
+from ssd.bench.runs import Turn, perplexities
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
 from ssd.client import Client, Completion
-from ssd.params import SamplingParams, Speculation
-from ssd.supervisor import Engine
+from ssd.config.params import SamplingParams, Speculation
+from ssd.launch.supervisor import Engine
+from ssd.planning import profile
 from tests.cli.launched import running
 from tests.faults.engine import running_engine
 from tests.models import tiny
@@ -202,7 +201,7 @@ def test_other_ids_than_those_of_ar_are_an_error(
 ) -> None:
     """What was measured is written all the same."""
 
-    async def worse(*given: Any) -> load.Load:
+    async def worse(*given: Any) -> load.Pass:
         found = await drive(*given)
         if given[-1].startswith("sd"):
             found.answers[1].token_ids[-1] ^= 1

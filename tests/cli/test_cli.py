@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,16 +14,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from ssd import __version__
 from ssd.cli.main import main
+from ssd.config.params import Speculation
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import ChatMessage, Emission, Metrics, Submit
-from ssd.models.hub import BUILTIN
-from ssd.params import Speculation
-from ssd.supervisor import Engine
+from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.public import ChatMessage, Metrics
+from ssd.launch.supervisor import Engine
+from ssd.models.pull import BUILTIN
 from tests.scripted_engine import (
     MODEL,
     PATIENCE_S,
@@ -209,6 +212,21 @@ def test_an_unknown_command_is_refused() -> None:
     assert_refused(ssd("fly"), "fly")
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("lanch", "launch"), ("serv", "serve"), ("benhc", "bench")])
+def test_a_mistyped_command_gets_a_suggestion(typed: str, meant: str) -> None:
+    assert_refused(ssd(typed), f"no such command {typed!r}; did you mean {meant!r}?")
+
+
+def test_a_mistyped_option_gets_a_suggestion() -> None:
+    assert_refused(ssd("launch", "--drat", "x"), "--drat", "--draft")
+
+
+@pytest.mark.parametrize("flag", ["-m", "--model", "--target"])
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["launch"], ["demo"], ["bench", "latency"]])
+def test_the_target_has_the_usual_names(command: list[str], flag: str) -> None:
+    assert_refused(ssd(*command, flag, "nonesuch", "--draft", str(MODEL)), "nonesuch", "smollm2")
+
+
 # -- help -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +235,20 @@ def test_help_and_version() -> None:
         assert name in ssd("--help").stdout
         assert ssd(name, "--help").exit_code == 0
     assert __version__ in ssd("--version").stdout
+
+
+@pytest.mark.parametrize("name", ["launch", "generate", "chat", "demo"])
+def test_help_lists_every_option_once_and_the_ten_that_matter_first(name: str) -> None:
+    help = ssd(name, "--help").stdout.split("Main options:\n")[1]
+    main_options, rest = help.split("\n\n", 1)
+    for flag in ("--target", "--draft ", "--mode", "-k, "):
+        assert flag in main_options
+    assert len(re.findall("^  -", main_options, re.MULTILINE)) <= 10
+    flags = re.findall(r"^  (?:-\w+, )?(--[\w-]+)", help, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    context = click.Context(command := main.get_command(click.Context(main), name))  # type: ignore[arg-type]
+    assert len(flags) == sum(isinstance(param, click.Option) for param in command.get_params(context))
+    assert rest.index("Speculation:") < rest.index("Weights:") < rest.index("Other options:")
 
 
 @pytest.mark.parametrize(

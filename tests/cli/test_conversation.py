@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ssd.cli.conversation import Conversation
+from ssd.cli.chat import Conversation
+from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import RequestError, UsageError
-from ssd.ipc.messages import ChatMessage, Metrics
-from ssd.params import SamplingParams, Speculation
+from ssd.ipc.public import ChatMessage, Metrics
 
 
 def conversation(system: str | None = None, **params: Any) -> Conversation:

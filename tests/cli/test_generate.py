@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.faults.engine import gone
 
 COMMAND = [sys.executable, "-m", "ssd.cli.main"]
 PROMPT = "Once upon a time there was a"
+MOCKED = ["generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", "--load-format", "mock"]
 FIELDS = {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "metrics"}
 METRICS = {
     "mode",
@@ -34,47 +37,66 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_json_is_one_object_with_every_promised_field() -> None:
-    done = run("generate", PROMPT, "--raw", "--json", "--max-tokens", "24", "--ignore-eos", "-k", "4", "--fan-out", "3")
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """The answer to PROMPT."""
+    done = run("generate", PROMPT, "--raw", "--json", "--max-tokens", "80", "--ignore-eos", "-k", "4", "--fan-out", "3")
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_mock() -> str:
+    """What the mock says on stdout."""
+    return run(*MOCKED).stdout
+
+
+def test_json_is_one_object_with_every_promised_field(undisturbed: dict[str, Any]) -> None:
+    result = undisturbed
     assert set(result) >= FIELDS
     assert set(result["metrics"]) >= METRICS
     assert result["metrics"]["mode"] == "ssd"
-    assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 24}
+    assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 80}
+
+
+def test_the_demo_compares_with_plain_decoding_on_all_cores() -> None:
+    done = run("demo", PROMPT, "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("The same tokens.\n")
+    cores = dict(re.findall(r"^│ (\w+) +│ ([\d +]+?) +│", done.stdout, re.MULTILINE))
+    assert int(cores["ar"]) == sum(map(int, cores["ssd"].split("+"))) == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
-def test_standard_streams_may_be_closed(closed: str) -> None:
+def test_standard_streams_may_be_closed(closed: str, of_mock: str) -> None:
     """What is opened later gets the lowest numbers that are free, and children inherit those of the streams."""
-    command = [*COMMAND, "generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", "--load-format", "mock"]
-    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout == ("" if ">&- " in closed else run(*command[len(COMMAND) :]).stdout)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *MOCKED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and of_mock
+    assert done.stdout == ("" if ">&- " in closed else of_mock)
 
 
-def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path) -> None:
-    prompts = ["One, two, three,", "The capital of France is", "def add(a, b):"]
+def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    prompts = ["One, two, three,", PROMPT, "def add(a, b):"]
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     done = run("generate", "--prompts-file", str(file), "--raw", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    single = run("generate", prompts[1], "--raw", "--json", "--max-tokens", "8")
     assert len(results) == 3
-    assert results[1]["token_ids"] == json.loads(single.stdout)["token_ids"]
+    assert results[1]["token_ids"] == undisturbed["token_ids"][:8]
 
 
-def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr() -> None:
+def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr(undisturbed: dict[str, Any]) -> None:
     arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80"]
-    undisturbed = run(*arguments)
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
     begun = process.stdout.read(20)  # the answer has begun
     os.kill(children(process.pid)["draft"], signal.SIGKILL)
     rest, stderr = process.communicate()
     assert process.returncode == 0
-    assert (begun + rest).decode() == undisturbed.stdout
+    assert (begun + rest).decode() == undisturbed["text"] + "\n"
     assert "draft was lost" in stderr.decode()
 
 

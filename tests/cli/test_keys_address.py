@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd.config import Server
+from ssd.config.engine import ServerConfig
 from ssd.ipc import keys
 from tests.client.serving import echo
 from tests.scripted_engine import engine_config, following, gateway_thread, scripted_engine
@@ -23,7 +23,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     keys.new_client(tmp_path / "keys", "laptop")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    server = Server(names=("scripted",), zmq_bind=address, zmq_keys=str(tmp_path / "keys"))
+    server = ServerConfig(names=("scripted",), zmq_bind=address, zmq_keys=str(tmp_path / "keys"))
     with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)), following(engine, echo):
         yield address
 

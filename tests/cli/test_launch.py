@@ -21,9 +21,11 @@ from ssd.cli.main import main
 from ssd.client import Client
 from ssd.errors import EngineDeadError, SsdError
 from ssd.ipc import keys
+from ssd.models.pull import BUILTIN
 from tests.cli.launched import MOCK, command, running
 from tests.scripted_engine import PATIENCE_S
 
+TARGET = str(BUILTIN["smollm2"].directory)
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
@@ -39,6 +41,17 @@ def resolved(*arguments: str | Path, **environment: str) -> dict[str, Any]:
 
 
 # -- without starting anything --------------------------------------------------------------------------------------
+
+
+def test_serve_takes_the_model_as_its_argument(tmp_path: Path) -> None:
+    dry = ["serve", "--dry-run", "--load-format", "mock", "--no-http"]
+    for arguments in ([TARGET], ["-m", TARGET], ["--target", TARGET]):
+        result = CliRunner().invoke(main, [*dry, *arguments])
+        assert json.loads(result.stdout)["target"] == TARGET, result.output
+    assert_refused(CliRunner().invoke(main, [*dry, TARGET, "-m", "smollm2"]), "MODEL", "--target")
+    file = tmp_path / "ssd.toml"
+    file.write_text('model = "smollm2"')
+    assert_refused(launch("--config", file), "unknown option model")
 
 
 def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path: Path) -> None:
@@ -224,7 +237,7 @@ def test_an_engine_that_cannot_be_prepared_leaves_no_socket(tmp_path: Path, monk
     def refuse() -> Path:
         raise SsdError("no room")
 
-    monkeypatch.setattr("ssd.supervisor.run_directory", refuse)
+    monkeypatch.setattr("ssd.launch.resources.run_directory", refuse)
     result = launch("--uds", tmp_path / "http.sock")
     assert (result.exit_code, result.stderr) == (1, "error: no room\n")
     assert not (tmp_path / "http.sock").exists()

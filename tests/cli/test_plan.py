@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from ssd import profile
 from ssd.cli.main import main
-from ssd.profile import PAPER
-from ssd.speculation.break_even import break_even, paying_batches
-from ssd.speculation.planning import Grid, Pair, forecast, neural_below, strict
-from ssd.speculation.tuner import Line
+from ssd.planning import profile
+from ssd.planning.break_even import break_even, paying_batches
+from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
+from ssd.planning.profile import PAPER
+from ssd.speculation.theory import LinearCost
 
 SMALL = ("-k", "2,4", "--budget", "8", "--batch", "1,4")
 GRID = Grid((2, 4), (8,))
@@ -109,7 +109,7 @@ OPTIONS = (
 
 
 def test_every_figure_can_be_given() -> None:
-    pair = Pair(Line(0.02, 0.0005), Line(0.003, 0.0), (0.8, 0.9), (0.3, 0.7), 0.0002, 2.0, 0.5)
+    pair = Pair(LinearCost(0.02, 0.0005), LinearCost(0.003, 0.0), (0.8, 0.9), (0.3, 0.7), 0.0002, 2.0, 0.5)
     found = planned(*SMALL, *OPTIONS)
     assert found["batches"][1]["best"]["ssd"] == as_read(forecast(pair, 4, GRID).best._asdict())
     assert found["batches"][1]["per_gpu"] == forecast(pair, 4, GRID).per_gpu(pair)

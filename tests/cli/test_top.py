@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from ssd.client import Client
+from ssd.config.params import SamplingParams
+from ssd.launch.supervisor import Engine
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
 from tests.cli.terminal import PATIENCE_S, Terminal, terminal
 from tests.faults.engine import running_engine
 
@@ -165,7 +165,7 @@ def test_control_c_is_a_key_of_the_terminal() -> None:
 
 
 def test_the_terminal_is_given_back_after_an_error() -> None:
-    script = "from rich.console import Console; from ssd.cli.full_screen import FullScreen\n"
+    script = "from rich.console import Console; from ssd.cli.top import FullScreen\n"
     script += "with FullScreen(Console()) as screen: screen.show('here'); 1 / 0"
     with terminal("-c", script) as window:
         before = window.settings()

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from ssd.client import AsyncClient, StreamChunk
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import Emission, Metrics, Submit
+from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.public import Metrics
 from tests.scripted_engine import (
     MODEL,
     Script,

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from ssd.client import AsyncClient, Completion, StreamChunk
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, UsageError
 from ssd.ipc import sockets
-from ssd.ipc.messages import ChatMessage, Emission, Submit
-from ssd.params import SamplingParams
+from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.public import ChatMessage
 from tests.client.serving import TOKENIZER, echo, endless, serving
 from tests.scripted_engine import (
     Script,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from ssd.client import Client
-from ssd.client.batch import Batch
-from ssd.config import Limits, Server
+from ssd.client.steps import Batch
+from ssd.config.engine import Limits, ServerConfig
 from ssd.errors import RequestError
 from tests.client.serving import LoopClient, echo, endless
 from tests.scripted_engine import Script, engine_config, following, gateway_thread, scripted_engine
@@ -18,7 +18,7 @@ from tests.scripted_engine import Script, engine_config, following, gateway_thre
 @contextmanager
 def small(script: Script) -> Iterator[str]:
     """The address of an engine that takes three requests at a time."""
-    config = engine_config(server=Server(names=("scripted",), limits=Limits(max_open_requests=3)))
+    config = engine_config(server=ServerConfig(names=("scripted",), limits=Limits(max_open_requests=3)))
     with scripted_engine() as engine, gateway_thread(engine, config), following(engine, script):
         yield engine.address
 

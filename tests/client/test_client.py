@@ -15,11 +15,12 @@ import zmq
 
 from ssd.client import Client, Completion, StreamChunk
 from ssd.client.inboxes import MAX_UNREAD
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError, UsageError
 from ssd.frontend import gateway
 from ssd.ipc import sockets
-from ssd.ipc.messages import ChatMessage, Emission, Submit, TokenLogprob
-from ssd.params import SamplingParams
+from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.public import ChatMessage, TokenLogprob
 from tests.client.serving import TOKENIZER, LoopClient, echo, endless, serving, wait_until
 from tests.scripted_engine import (
     ScriptedEngine,

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from ssd import SamplingParams
 from ssd.client import AsyncClient, Client, Completion
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Speculation
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.config.params import Speculation
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 
 _STREAMS = 32
 _DICE = Random(5)

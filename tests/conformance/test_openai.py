@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +19,12 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 @pytest.fixture
 def client(server: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+
+
+def test_the_example_streams_a_chat(server: str) -> None:
+    example = Path(__file__).parent.parent.parent / "examples" / "openai_client.py"
+    done = subprocess.run([sys.executable, str(example), server], capture_output=True, text=True)
+    assert done.returncode == 0 and "guessed by the draft" in done.stdout, done.stderr[-4000:]
 
 
 def test_models(client: openai.OpenAI) -> None:

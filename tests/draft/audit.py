@@ -1,4 +1,4 @@
-"""What a draft's state is checked against: its own plain forward, and a cache filled afresh."""
+"""Audits of a draft: its plain forward says what it should publish, a fresh prefill what its cache should hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from ssd.config.params import Speculation
+from ssd.draft.cascade import SmallerDraft
 from ssd.draft.engine import DraftEngine
-from ssd.draft.smaller import SmallerDraft
 from ssd.draft.tree import Tree
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.params import Speculation
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.sampling import Law
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, Texts, config, params
@@ -30,8 +30,8 @@ PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 22, 13)]
 
 @dataclass(frozen=True)
 class World:
-    """A target (in float64, and deterministic in float32), a draft that agrees with it about every other time, and by
-    that draft's plain forward: the next token after a text under a law, and the likeliest ones, best first."""
+    """A target (in float64, and deterministic in float32) and a draft that agrees with it about every other time.
+    `next` and `best` come from the draft's plain forward: the next token, and the likeliest ones, best first."""
 
     target: Runner
     single: Runner
@@ -60,29 +60,26 @@ def plainly(world: World, prompts: list[list[int]], temperature: float, tokens: 
 
 
 class Auditor:
-    """After every message and every step: the draft's cache, its candidates, and what the target could read. With
-    `retuned`, fan-outs and K change while a tree grows, or places are few: how many candidates and tokens there are
-    says nothing then."""
+    """Checks the draft after every message and every step: its cache, its candidates, and what the target could read.
+    `retuned`: fan-outs and K change while a tree grows, or cells are few, so that counts are not checked."""
 
     def __init__(self, world: World, draft: Draft, retuned: bool = False) -> None:
         self._world, self._draft, self._retuned = world, draft, retuned
         self._fresh = Runner(draft.runners[-1].model, 64, PAGE_SIZE)
         self.helped = self.lost = False
         self.depths: set[int] = set()
-        self.lines: set[int] = set()
+        self.trunks: set[int] = set()
         self.forks: set[tuple[int, int]] = set()
         draft.watch = self
 
     def __call__(self, engine: DraftEngine) -> None:
-        engine.level.pool.check()
+        engine.drafter.pool.check()
         for tree in engine.trees.values():
             self._check_cache(tree)
             self._check_candidates(tree)
             self._check_published(tree)
-        smaller = engine.smaller
-        while smaller is not None:
+        for smaller in engine.cascade.smaller:
             self._check_smaller(smaller, engine)
-            smaller = smaller.below
 
     def _check_cache(self, tree: Tree) -> None:
         """Keys and values of the path are those of a fresh prefill, whatever was accepted, rejected or promoted."""
@@ -96,21 +93,21 @@ class Auditor:
             assert (kept[:, slots] - fresh[:, : tree.computed]).abs().max() <= 1e-10
 
     def _check_smaller(self, smaller: SmallerDraft, engine: DraftEngine) -> None:
-        """The same for what a smaller draft keeps of paths and chains. Its trees and cells are the larger one's."""
-        level = smaller.level
-        level.pool.check()
+        """The same for the paths and chains of a smaller draft, whose trees and cells are the larger one's."""
+        drafter = smaller.drafter
+        drafter.pool.check()
         assert set(smaller._paths) <= set(engine.trees)
         chains = {chain.cell: (tree, chain) for tree in engine.trees.values() for chain in tree.chains}
         assert set(smaller._chains) <= set(chains)
-        fresh = Runner(level.runner.model, 64, PAGE_SIZE)
+        fresh = Runner(drafter.runner.model, 64, PAGE_SIZE)
         for request, path in smaller._paths.items():
             self.lost |= path._lost
             if path.tokens:
                 fresh.forward([Row(path.tokens, 0, range(64), outputs=0)])
-                slots = level.runner.cache.slots(path.table.pages, 0, len(path.tokens))
+                slots = drafter.runner.cache.slots(path.table.pages, 0, len(path.tokens))
                 for kept, new in (
-                    (level.runner.cache.keys, fresh.cache.keys),
-                    (level.runner.cache.values, fresh.cache.values),
+                    (drafter.runner.cache.keys, fresh.cache.keys),
+                    (drafter.runner.cache.values, fresh.cache.values),
                 ):
                     assert (kept[:, slots] - new[:, : len(path.tokens)]).abs().max() <= 1e-10
             self.helped |= path.tokens[: engine.trees[request].base] == engine.trees[request].tokens
@@ -119,12 +116,15 @@ class Auditor:
             before = tree.base + chain.fork
             fresh.forward([Row([*tree.path[:before], *tokens], 0, range(64), outputs=0)])
             span = slice(before, before + len(tokens))
-            for kept, new in ((level.arena.keys, fresh.cache.keys), (level.arena.values, fresh.cache.values)):
+            for kept, new in (
+                (drafter.chain_cache.keys, fresh.cache.keys),
+                (drafter.chain_cache.values, fresh.cache.values),
+            ):
                 assert (kept[:, cell, : len(tokens)] - new[:, span]).abs().max() <= 1e-10
 
     def _check_candidates(self, tree: Tree) -> None:
-        """The likeliest next tokens at every node, without the one that is being verified there."""
-        in_flight = tree.line[: tree.in_flight or 0]
+        """The candidates at each node are the likeliest next tokens, without the token in flight there."""
+        in_flight = tree.trunk[: tree.in_flight or 0]
         for fork in {chain.fork for chain in tree.chains}:
             found = [chain.tokens[0] for chain in tree.chains if chain.fork == fork]
             wanted = fan_out_at(fork, len(in_flight), tree.speculation.fan_out)
@@ -140,13 +140,13 @@ class Auditor:
         for chain in tree.chains:
             ids = self._draft.board.lookup(tree.slot, tree.key(chain.fork, chain.tokens[0])) or []
             assert len(ids) == min(chain.computed, tree.lookahead) or (self._retuned and len(ids) <= chain.computed)
-            self._check_text([*tree.tokens, *tree.line[: chain.fork], chain.tokens[0]], ids, tree.law)
+            self._check_text([*tree.tokens, *tree.trunk[: chain.fork], chain.tokens[0]], ids, tree.law)
             self.depths.add(len(ids))
         if tree.answers is not None:
             ids = self._draft.board.lookup(tree.slot, tree.answers) or []
-            assert ids == tree.line[: len(ids) if self._retuned else tree.lookahead]
+            assert ids == tree.trunk[: len(ids) if self._retuned else tree.lookahead]
             self._check_text(tree.tokens, ids, tree.law)
-            self.lines.add(len(ids))
+            self.trunks.add(len(ids))
 
     def _check_text(self, text: list[int], ids: list[int], law: Law) -> None:
         for index, token in enumerate(ids):
@@ -156,7 +156,7 @@ class Auditor:
 def play(
     draft: Draft, speculation: Speculation, choice: random.Random, rounds: int = 40
 ) -> Iterator[list[ScriptedTarget]]:
-    """Three sequences of different laws in so many rounds of random outcomes; yields them after every round."""
+    """Play `rounds` of random outcomes on three sequences with different laws; yields them after every round."""
     laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
     targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
     for _ in range(rounds):
@@ -168,7 +168,7 @@ def play(
 
 
 def drive(target: ScriptedTarget, choice: random.Random) -> None:
-    """One round of a sequence: some outcome, likely or not, hit or missed, taken up whole, in part or not at all."""
+    """One round of a sequence: a likely or unlikely outcome, a hit or a miss, taken up whole, in part or not at all."""
     draft = target.draft
     draft.steps = choice.choice((0, 1, 2, 3, None))
     accepted = choice.choice((len(target.in_flight), choice.randint(0, len(target.in_flight))))

@@ -1,4 +1,4 @@
-"""A target, a draft and a real board in one process: what the two processes do, in an order that a test decides."""
+"""A target, a draft and a real board in one process; the test decides the order of their work."""
 
 from __future__ import annotations
 
@@ -7,41 +7,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
+from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.laws import LawArena
-from ssd.ipc.layouts import feature_layout, law_layout
+from ssd.ipc.layouts import draft_probs_layout, feature_layout
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     Admit,
     Launch,
     Launched,
-    Message,
-    Metrics,
-    Outcome,
     Outcomes,
     Rejoin,
     Release,
     Retune,
     Submit,
-    pack,
-    unpack,
+    Verified,
 )
 from ssd.ipc.process import memory_file
-from ssd.params import SamplingParams, Speculation
-from ssd.speculation.ahead import Worth
+from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.speculation.sampling import Law
-from ssd.target.ahead import Ahead
-from ssd.target.board_proposer import BoardProposer
-from ssd.target.chain import Chain
+from ssd.target import draft_session, misses, proposer
 from ssd.target.engine import TargetEngine
-from ssd.target.features import FeatureExport
-from ssd.target.proposer import NoProposer
+from ssd.target.overlap import DeviceScheduler, OverlappedVerification
+from ssd.target.proposer import BoardProposer, NoProposer
+from ssd.target.verification import FeatureExport, PlainVerification
+from ssd.tuning.overlap import OverlapPolicy
 
 PAGE_SIZE = 4
 VOCABULARY = 131
@@ -64,7 +60,7 @@ def config(speculation: Speculation, **fields: Any) -> EngineConfig:
 
 @dataclass(frozen=True)
 class Texts:
-    """What a run gave: the new ids of each prompt, their metrics, how often a sequence lost its pages."""
+    """The result of a run: the new ids of each prompt, their metrics, and how often a sequence lost its pages."""
 
     ids: list[list[int]]
     metrics: list[Metrics]
@@ -72,8 +68,8 @@ class Texts:
 
 
 class Draft:
-    """The draft's process without the process; of several runners the smallest comes first. `steps` bounds the steps
-    after each message (None: until it idles); `watch` is called after every step and every message."""
+    """A draft's process in this process. `runners`: smallest first. After each message it takes `steps` steps (None:
+    until it idles). `watch` is called after every step and every message."""
 
     def __init__(self, configuration: EngineConfig, *runners: Runner, steps: int | None = None) -> None:
         self.config, self.runners, self.steps = configuration, runners, steps
@@ -83,19 +79,19 @@ class Draft:
         self._writer = BoardWriter(descriptor, slots)
         self.board = BoardReader(descriptor, slots, configuration.vocab_size)
         os.close(descriptor)
-        self.laws = self._law_arena()
+        self.draft_probs = self._draft_probs_arena()
         self.features, self.shown = self._feature_arenas()
         self.epoch = self.forwards = 0
         self.restart()
 
-    def _law_arena(self) -> LawArena | None:
+    def _draft_probs_arena(self) -> DraftProbsArena | None:
         """Both sides share one view here: what one writes the other reads."""
         numbers = self.config.max_num_seqs, self.config.speculation, self.config.vocab_size
         if self.config.speculation.sampler != "rejection":
             return None
-        layout = law_layout(*numbers)
-        descriptor = memory_file("laws", layout.size_bytes)
-        arena = LawArena(descriptor, layout)
+        layout = draft_probs_layout(*numbers)
+        descriptor = memory_file("draft-probs", layout.size_bytes)
+        arena = DraftProbsArena(descriptor, layout)
         os.close(descriptor)
         return arena
 
@@ -112,12 +108,12 @@ class Draft:
         """A new draft, of a new epoch, that knows nothing."""
         self.epoch += 1
         vocab_size = self.config.vocab_size
-        arenas = self.laws, self.features
+        arenas = self.draft_probs, self.features
         self.engine = DraftEngine(self.config, self.runners, self._writer, self.epoch, vocab_size, *arenas)
         self.cells = cells_of(self.engine)
 
     def hear(self, message: Message) -> None:
-        """One message, over the wire and back, then the work it brings."""
+        """Pass one message, packed and unpacked, then do the work that it brings."""
         _, heard = unpack(pack(message), TARGET_TO_DRAFT)
         assert isinstance(heard, Admit | Outcomes | Launched | Retune | Release)
         self.engine.handle(heard)
@@ -125,7 +121,7 @@ class Draft:
         self.work(self.steps)
 
     def work(self, steps: int | None = None) -> None:
-        """So many steps, or until there is nothing to do."""
+        """Take `steps` steps, or all until there is nothing to do."""
         while steps is None or steps > 0:
             if not self.engine.step():
                 return
@@ -134,29 +130,25 @@ class Draft:
             steps = None if steps is None else steps - 1
 
     def assert_empty(self) -> None:
-        """No sequence, no page and no place in the arena is left in use, and none is counted twice."""
+        """No sequence, no page and no cell is left in use, and none is counted twice."""
         assert not self.engine.trees
-        level, smaller = self.engine.level, self.engine.smaller
-        while True:
-            level.pool.check()
-            assert level.pool.live == 0
-            if smaller is None:
-                break
-            level, smaller = smaller.level, smaller.below
+        for drafter in (self.engine.drafter, *(smaller.drafter for smaller in self.engine.cascade.smaller)):
+            drafter.pool.check()
+            assert drafter.pool.live == 0
         assert cells_of(self.engine) == self.cells == list(range(len(self.cells)))
 
 
 def cells_of(engine: DraftEngine) -> list[int]:
-    """The free places of the arena, in order."""
+    """The free cells, in order."""
     taken = []
-    while (cell := engine.level.arena.take()) is not None:
+    while (cell := engine.drafter.chain_cache.take()) is not None:
         taken.append(cell)
-    engine.level.arena.give_back(taken[::-1])
+    engine.drafter.chain_cache.give_back(taken[::-1])
     return sorted(taken)
 
 
 class ScriptedTarget:
-    """One sequence of a target whose outcomes the test decides; it reads the board and tells the draft as a target
+    """One sequence of a target whose outcomes the test decides. It reads the board and tells the draft as a target
     does. `in_flight` is what it verifies now."""
 
     def __init__(
@@ -171,13 +163,13 @@ class ScriptedTarget:
 
     @property
     def waiting(self) -> bool:
-        """Whether a backup is awaited: `launch` must follow."""
+        """True if a backup is awaited: `launch` must follow."""
         return self._missed is not None
 
     def outcome(self, accepted: int, token: int, most: int, wait: bool = True, late: int = 0) -> bool:
-        """The verification in flight ends so; the next one takes at most `most` tokens of what is cached for it.
-        Returns whether there were any. If not, and `wait`, the row is left open for the backup. The draft still takes
-        `late` steps before it hears of it."""
+        """End the verification in flight; the next one takes at most `most` cached tokens. Returns True if there were
+        any. If not, and `wait`, the row stays open for the backup. The draft takes `late` steps before it hears of
+        it."""
         key = Key(self.draft.epoch, self.request, self.round, len(self.tokens), accepted, token)
         sd = self.speculation.mode == "sd"
         found = [] if sd else self.draft.board.lookup(self.request, key, most) or []
@@ -186,13 +178,13 @@ class ScriptedTarget:
         self.in_flight = found
         self.hits += bool(found)
         self._missed = key if wait and not found else None
-        row = Outcome(self.request, self.round - 1, accepted, token, -1 if self.waiting else len(found))
+        row = Verified(self.request, self.round - 1, accepted, token, -1 if self.waiting else len(found))
         self.draft.work(late)
         self.draft.hear(Outcomes([row]))
         return bool(found)
 
     def launch(self, most: int) -> None:
-        """Verify at most `most` tokens of what the backup has brought."""
+        """Verify at most `most` tokens of the backup."""
         assert self._missed is not None
         self.in_flight = self.draft.board.lookup(self.request, self._missed, most) or []
         self._missed = None
@@ -202,37 +194,38 @@ class ScriptedTarget:
         self.draft.hear(Release([self.request]))
 
 
-class Always(Worth):
-    """Nothing is waited for."""
+class Always(OverlapPolicy):
+    """Overlap always pays."""
 
-    ahead = True
+    pays = True
 
 
 class Pair:
-    """A target engine, and a draft that it talks to through `post`, which a test may replace: it is given a message
-    and says whether the message went. `ahead`: verifications are launched before outcomes are known, as on a GPU,
-    wherever that can be done."""
+    """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
+    message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
+    GPU."""
 
     def __init__(
-        self, configuration: EngineConfig, target: Runner, draft: Draft | None = None, ahead: bool = False
+        self, configuration: EngineConfig, target: Runner, draft: Draft | None = None, overlap: bool = False
     ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
         self.between_steps: Callable[[], None] = lambda: None
         self._said_hello = False
         if draft is None:
-            self.engine = TargetEngine(configuration, target, NoProposer())
+            self.engine = TargetEngine(configuration, PlainVerification(target), NoProposer())
         else:
-            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.laws)
+            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
-            self.ahead = self._ahead(target, draft) if ahead else None
-            self.engine = TargetEngine(configuration, target, self.proposer, features=shown, ahead=self.ahead)
+            plain = PlainVerification(target, features=shown)
+            self.overlapped = self._overlapped(plain, draft) if overlap else None
+            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer)
             self.proposer.join(draft.epoch)
 
-    def _ahead(self, target: Runner, draft: Draft) -> Ahead:
-        assert isinstance(target, StaticRunner)
-        chain = Chain(target, DeviceBoard(draft.board, target.model.device))
-        return Ahead(chain, self.proposer.asks, self.config.max_num_batched_tokens, Always())
+    def _overlapped(self, plain: PlainVerification, draft: Draft) -> OverlappedVerification:
+        assert isinstance(plain.runner, StaticRunner)
+        device = DeviceScheduler(plain.runner, DeviceBoard(draft.board, plain.runner.model.device))
+        return OverlappedVerification(plain, device, self.proposer.asks, self.config.max_num_batched_tokens, Always())
 
     def deliver(self, message: Message) -> bool:
         assert self.draft is not None
@@ -244,7 +237,7 @@ class Pair:
         return True
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Texts:
-        """All prompts as one batch, to their ends; afterwards the target holds no page and no sequence."""
+        """Run all prompts as one batch to their ends; afterwards the target must hold no page and no sequence."""
         ids: list[list[int]] = [[] for _ in prompts]
         metrics: dict[int, Metrics] = {}
         preemptions = 0
@@ -267,7 +260,7 @@ class Pair:
 
 
 class Clock:
-    """Time passes where somebody sleeps."""
+    """A clock that only moves while somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -279,8 +272,14 @@ class Clock:
         self.now += max(seconds, 1e-3)
 
 
+def use_clock(clock: Any) -> None:
+    """The target takes the draft's times by this clock, or by the module `time` again."""
+    for module in (draft_session, misses, proposer):
+        module.time = clock
+
+
 def params(count: int, tokens: int, temperature: float = 0.0, **fields: Any) -> list[SamplingParams]:
-    """For `count` requests, each with a seed of its own."""
+    """Parameters of `count` requests, each with its own seed."""
     return [
         SamplingParams(temperature=temperature, seed=100 + index, max_tokens=tokens, **fields) for index in range(count)
     ]

@@ -1,23 +1,27 @@
-"""What a missed row verifies: exact whatever it is, in step with the draft, and nothing where it has no idea."""
+"""What a row verifies after a miss: exact whatever it is, in step with the draft, and nothing if there is no backup."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Submit
-from ssd.params import Mode, SamplingParams, Speculation
 from ssd.speculation import speculators
-from ssd.target import board_proposer, cheap
+from ssd.speculation.ngram import PromptLookup
+from ssd.speculation.speculators import SPECULATORS
+from ssd.target import proposer as proposers
 from ssd.target import sequence as sequences
+from ssd.target.misses import ModelFree
 from ssd.target.proposer import Result
 from tests.draft.audit import Auditor, World, plainly, world_in
-from tests.draft.pair import Clock, Draft, Pair, config, params
+from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
 PROMPTS = [[5, 6, 7, 8] * 6, tiny.token_ids(30, 30), [9, 9, 9, 9, 9]]
@@ -26,6 +30,13 @@ PROMPTS = [[5, 6, 7, 8] * 6, tiny.token_ids(30, 30), [9, 9, 9, 9, 9]]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_in(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(autouse=True)
+def real_time() -> Iterator[None]:
+    """Afterwards."""
+    yield
+    use_clock(time)
 
 
 class Failing:
@@ -60,7 +71,7 @@ def test_no_backup_changes_a_token(
     """And the draft's cache is right after every one of its tokens, those that were not its own included."""
     if not isinstance(backup, str):
         maker = backup
-        monkeypatch.setattr(cheap, "load", lambda name: maker)
+        monkeypatch.setattr(proposers, "load", lambda group, name: maker if group == SPECULATORS else None)
         backup = "plugin"
     settings = config(Speculation("ssd", 4, (1,), backup))
     draft = Draft(settings, world.draft, steps=steps)
@@ -72,7 +83,7 @@ def test_no_backup_changes_a_token(
 
 
 def test_what_was_written_before_is_proposed_without_a_draft(world: World) -> None:
-    """The draft never says a word; a text that goes in circles is looked up."""
+    """The draft is silent; a text that repeats itself is looked up."""
     settings = config(Speculation("ssd", 4, (1,), "ngram"))
     draft = Draft(settings, world.draft, steps=0)
     texts = Pair(settings, world.single, draft).run([[9] * 12], params(1, 60))
@@ -90,7 +101,7 @@ def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:
         if lost:
             pair.post = lambda message: False
         else:
-            pair.proposer._epoch, pair.proposer._hears = None, False
+            pair.proposer.session.epoch, pair.proposer.session._hears = None, False
         texts = pair.run(PROMPTS, params(3, 30))
         assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
         assert sum(m.drafted_tokens for m in texts.metrics) > 0
@@ -107,30 +118,30 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
     asked: Speculation, planned: int, expected: int
 ) -> None:
     submit = Submit(0, [5, 6, 7, 8, 9, 10, 11, 12] * 3, SamplingParams(max_tokens=100, seed=0, speculation=asked))
-    sequence = sequences.Sequence.from_submit(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence = sequences.Sequence(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", planned, (1,), "ngram")
-    assert cheap.CheapProposals(131).propose(sequence, 0.0) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
-    short = sequences.Sequence.from_submit(
+    assert ModelFree(PromptLookup).propose(sequence, 0.0) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
+    short = sequences.Sequence(
         replace(submit, params=SamplingParams(max_tokens=3, seed=0)), asked, 200, sequence.table, 0.0
     )
     short.speculation = sequence.speculation
-    assert len(cheap.CheapProposals(131).propose(short, 0.0)) == 2
+    assert len(ModelFree(PromptLookup).propose(short, 0.0)) == 2
 
 
 def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
     """The second token is right half the times the first one is, which is always."""
     submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
     asked = Speculation("ssd", 0, ())
-    sequence = sequences.Sequence.from_submit(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence = sequences.Sequence(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", 1, (1,), "ngram")
-    proposals = cheap.CheapProposals(131)
+    proposals = ModelFree(PromptLookup)
     proposals.propose(sequence, 0.0)
     for _ in range(500):
         proposals.note(0, 2, 1)
         proposals.note(0, 2, 2)
     assert [len(proposals.propose(sequence, price)) for price in (0.6, 0.42, 0.05)] == [1, 5, 8]
     # What is known of long repetitions says nothing about short ones.
-    other = cheap.CheapProposals(131)
+    other = ModelFree(PromptLookup)
     other._chances = proposals._chances
     sequence.tokens[:] = [9, 10, 1, 2, 3, 9, 10]
     assert len(other.propose(sequence, 0.69)) == 1
@@ -141,10 +152,10 @@ def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
 def test_a_draft_that_says_nothing_is_not_waited_for_long(
     world: World, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it claims of its own speed: three short waits, then now and then another (contracts C1, C3). What there
+    """Whatever it claims of its own speed: three short waits, then now and then another. What there
     is to do meanwhile is done when a wait begins."""
     clock = Clock()
-    monkeypatch.setattr(board_proposer, "time", clock)
+    use_clock(clock)
     settings = config(Speculation(mode, 16, (1,)))
     draft = Draft(settings, world.draft, steps=0)
     for claim in (0.0, 1000.0):
@@ -177,4 +188,4 @@ def _settled(
 
 def test_names() -> None:
     assert {"auto", "jit", "ngram", "none"} <= set(speculators.names())
-    assert speculators.load("jit") is None and speculators.load("auto") is speculators.load("ngram")
+    assert speculators.load(SPECULATORS, "ngram") is PromptLookup and speculators.load(SPECULATORS, "jit") is None

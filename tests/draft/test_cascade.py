@@ -1,4 +1,4 @@
-"""Drafts that help drafts: exact at every level (RELIABILITY 5), whatever the smaller ones think."""
+"""Drafts for drafts: exact at every level, whatever the smaller ones guess."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssd.config.params import Mode, Speculation
 from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.params import Mode, Speculation
 from tests.draft.audit import PROMPTS, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -37,9 +37,9 @@ def smaller(folder: Path, world: World) -> list[Runner]:
 
 @pytest.fixture(autouse=True)
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How far smaller drafts guess is decided by dice: what is published must not depend on it."""
+    """Dice decide how far smaller drafts guess: what is published must not depend on it."""
     dice = random.Random(4)
-    monkeypatch.setattr("ssd.draft.smaller.best_length", lambda *_: dice.choice((0, 1, 1, 2, 3, 16)))
+    monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *_: dice.choice((0, 1, 1, 2, 3, 16)))
 
 
 @pytest.mark.parametrize("levels", [1, 2], ids=["two drafts", "three drafts"])
@@ -51,13 +51,13 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
     world: World, smaller: list[Runner], speculation: Speculation, levels: int
 ) -> None:
-    """The last draft publishes what it would alone, and the caches of all hold what a prefill gives: three sequences
-    of different laws, rounds of random outcomes, interrupted at random depths."""
+    """The last draft publishes what it would publish alone, and all caches hold what a prefill gives, over random
+    rounds of three sequences with different laws, interrupted at random depths."""
     draft = Draft(config(speculation), *smaller[-levels:], world.draft)
     audit = Auditor(world, draft)
     *_, targets = play(draft, speculation, random.Random(f"{speculation} {levels}"), rounds=20)
     assert audit.helped
-    assert len(audit.lines) > 2
+    assert len(audit.trunks) > 2
     for target in targets:
         target.release()
     draft.assert_empty()
@@ -68,8 +68,8 @@ def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
 def test_the_text_is_the_targets_and_fewer_forwards_write_it(
     world: World, smaller: list[Runner], monkeypatch: pytest.MonkeyPatch, mode: Mode, temperature: float
 ) -> None:
-    """Beside a target, with long and shared prompts, which each level computes in pieces of its own."""
-    monkeypatch.setattr("ssd.draft.smaller.best_length", lambda *_: 3)
+    """With a target, and long and shared prompts, which each drafter computes in chunks of its own."""
+    monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *_: 3)
     settings = config(Speculation(mode, 4, (2,)))
     prompts = [tiny.token_ids(n, n) for n in (5, 150, 30)] + [tiny.token_ids(30, 30)[:20]]
     forwards = {}
@@ -86,8 +86,10 @@ def test_the_text_is_the_targets_and_fewer_forwards_write_it(
 
 
 @pytest.mark.parametrize("saguaro_c", [1.0, 0.5])
-def test_the_ratio_rule_gets_the_same_tokens_and_laws(world: World, smaller: list[Runner], saguaro_c: float) -> None:
-    """What is drawn is drawn by the last draft: from its law, with its own random stream."""
+def test_the_ratio_rule_gets_the_same_tokens_and_draft_probs(
+    world: World, smaller: list[Runner], saguaro_c: float
+) -> None:
+    """The last draft draws the tokens: from its distribution, with its own random stream."""
     speculation = Speculation("ssd", 4, (3,), sampler="rejection", saguaro_c=saguaro_c)
     drafts = [Draft(config(speculation), *below, world.draft) for below in ([], smaller)]
     targets = [ScriptedTarget(draft, 0, PROMPTS[2], SAMPLED, speculation) for draft in drafts]
@@ -100,8 +102,8 @@ def test_the_ratio_rule_gets_the_same_tokens_and_laws(world: World, smaller: lis
             helped = chains[1][key]
             assert alone.tokens == helped.tokens
             for one, other in zip(alone.guesses, helped.guesses, strict=True):
-                assert one.law is not None and other.law is not None
-                assert (one.law - other.law).abs().max() <= 1e-6
+                assert one.draft_probs is not None and other.draft_probs is not None
+                assert (one.draft_probs - other.draft_probs).abs().max() <= 1e-6
         accepted = choice.randint(0, len(targets[0].in_flight))
         prepared = [token for fork, token in chains[0] if fork == accepted]
         token = choice.choice([*prepared, 7])
@@ -115,8 +117,8 @@ def test_the_ratio_rule_gets_the_same_tokens_and_laws(world: World, smaller: lis
 def test_a_level_without_pages_helps_no_more_and_harms_no_one(world: World, smaller: list[Runner]) -> None:
     speculation = Speculation("ssd", 4, (3,))
     draft = Draft(config(speculation), smaller[-1], world.draft)
-    assert draft.engine.smaller is not None
-    pool = draft.engine.smaller.level.pool
+    (below,) = draft.engine.cascade.smaller
+    pool = below.drafter.pool
     held = [pool.allocate() for _ in range(pool.count - 9)]
     audit = Auditor(world, draft)
     texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(4, 30))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ssd.config.params import FanOut, Mode, Speculation
 from ssd.execution.runner import Runner
-from ssd.params import FanOut, Mode, Speculation
-from ssd.speculation.learner import Mean
+from ssd.ipc.messages import Emission, Submit
+from ssd.tuning import rounds as tuning
+from ssd.tuning.learner import Mean
+from ssd.tuning.tuner import SpeculationPlan
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -20,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_in(tmp_path_factory.mktemp("world"))
 
 
-# -- a draft that is the target (RELIABILITY 5, level 4) --------------------------------------------------------------
+# -- a draft that is the target ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -38,8 +43,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_a_draft_that_is_the_target_is_always_right(
     world: World, mode: Mode, lookahead: int, fan_out: FanOut, temperature: float
 ) -> None:
-    """Every drafted token is accepted and every outcome was prepared for; equal output alone would not show a draft
-    whose keys and values have gone bad."""
+    """Every drafted token is accepted and every outcome was prepared. Equal texts alone would not show a draft whose
+    keys and values are wrong."""
     settings = config(Speculation(mode, lookahead, fan_out), deterministic=True)
     draft = Draft(settings, Runner(world.single.model, 400, PAGE_SIZE, deterministic=True))
     tokens = 1 + 6 * (lookahead + 1)
@@ -71,7 +76,7 @@ def test_a_draft_that_is_the_target_is_always_right(
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     world: World, speculation: Speculation, scattered: bool
 ) -> None:
-    """Three sequences of different laws, forty rounds of random outcomes each, interrupted at random depths."""
+    """Forty rounds of random outcomes of three sequences with different laws, interrupted at random depths."""
     draft = Draft(config(speculation), world.draft)
     held = scatter(draft) if scattered else []
     audit = Auditor(world, draft)
@@ -81,18 +86,18 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
         assert audit.depths >= everything
         assert {fork < taken for fork, taken in audit.forks} == {True, False}
         assert any(0 < taken < speculation.num_speculative_tokens for _, taken in audit.forks)
-    assert audit.lines >= everything
+    assert audit.trunks >= everything
     hits = sum(target.hits for target in targets)
     assert hits > 5 if speculation.mode == "ssd" else hits == 0
     for target in targets:
         target.release()
-    draft.engine.level.pool.release(held)
+    draft.engine.drafter.pool.release(held)
     draft.assert_empty()
 
 
 def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
-    """Pages that a promoted chain had filled are written again after its rejection; a prompt that reads as the chain
-    did must not be given them."""
+    """Pages that a promoted chain had filled are written again after its rejection. A prompt that reads as the chain
+    did must not get them."""
     speculation = Speculation("ssd", 8, (2,))
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
@@ -111,16 +116,16 @@ def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
 
 def scatter(draft: Draft) -> list[int]:
     """Take every other page of the draft, so that no two neighbours are free."""
-    pages = [draft.engine.level.pool.allocate() for _ in range(draft.engine.level.pool.count)]
-    draft.engine.level.pool.release([page for page in pages if page % 2])
+    pages = [draft.engine.drafter.pool.allocate() for _ in range(draft.engine.drafter.pool.count)]
+    draft.engine.drafter.pool.release([page for page in pages if page % 2])
     return [page for page in pages if page % 2 == 0]
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_real_target_never_spoils_the_drafts_cache(world: World, mode: Mode, temperature: float) -> None:
-    """Accepted, rejected and promoted tokens as they come from a target that agrees now and then; long prompts, which
-    the draft computes in pieces, and shared ones."""
+    """A target that agrees now and then, so that tokens are accepted, rejected and promoted; prompts that are long,
+    which the draft computes in chunks, and shared ones."""
     settings = config(Speculation(mode, 4, (3,)))
     draft = Draft(settings, world.draft)
     Auditor(world, draft)
@@ -136,7 +141,7 @@ def test_a_real_target_never_spoils_the_drafts_cache(world: World, mode: Mode, t
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_a_chain_that_came_a_moment_too_late_does_not_hide_the_backup(world: World, late: int) -> None:
     """The target finds nothing and waits; before the draft hears of it, it publishes that very chain. The target must
-    see it grow beyond that."""
+    see more tokens than those of the chain."""
     speculation = Speculation("ssd", 4, (3,))
     draft = Draft(config(speculation), world.draft, steps=0)
     Auditor(world, draft)
@@ -151,8 +156,8 @@ def test_a_chain_that_came_a_moment_too_late_does_not_hide_the_backup(world: Wor
 
 @pytest.mark.parametrize("vocab_size", [131, 512])
 def test_prompts_that_take_several_steps(tmp_path: Path, vocab_size: int) -> None:
-    """Steps that bring no token at all, and steps in which others' chains grow beside a piece of a long prompt; also
-    with a vocabulary that is ranked in blocks."""
+    """Steps that bring no token, steps that grow other sequences' chains beside a prompt chunk, and a vocabulary that
+    is ranked in blocks."""
     world = world_in(tmp_path, vocab_size=vocab_size)
     speculation = Speculation("ssd", 3, (2,))
     draft = Draft(config(speculation, max_model_len=250, vocab_size=vocab_size), world.draft)
@@ -170,7 +175,7 @@ def test_prompts_that_take_several_steps(tmp_path: Path, vocab_size: int) -> Non
 
 
 def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) -> None:
-    """Chains end where the model's positions end, without an accident."""
+    """Chains end where the model's positions end, without a fault."""
     speculation = Speculation("ssd", 4, (1,))
     draft = Draft(config(speculation, max_model_len=tiny.MAX_POSITION), world.draft)
     Auditor(world, draft)
@@ -189,7 +194,7 @@ def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) 
 
 
 def test_a_long_prompt_does_not_keep_the_draft_from_a_short_one(world: World) -> None:
-    """Its target would wait for nothing: both are in the next step, and what is over is the long one's."""
+    """The next step computes both; the short prompt comes first, and the long one gets the rest of the budget."""
     speculation = Speculation("ssd", 4, (1,))
     draft = Draft(config(speculation), world.draft, steps=0)
     for request, length in enumerate((190, 5)):
@@ -201,7 +206,7 @@ def test_a_long_prompt_does_not_keep_the_draft_from_a_short_one(world: World) ->
 
 
 def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: World) -> None:
-    """Else a target would wait as long for a draft as it reads a chunk."""
+    """Otherwise a target would wait as long for a draft token as a prompt chunk takes."""
     speculation = Speculation("ssd", 4, (1,))
     draft = Draft(config(speculation), world.draft)
     noted = []
@@ -213,6 +218,84 @@ def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: Wor
 
     settings = config(speculation, max_num_batched_tokens=8)
     pair = Pair(settings, world.target, draft)
-    pair.proposer._verify_s = Noting(0.02, 0.1, 10)
+    pair.proposer._costs.verify_s = Noting(0.02, 0.1, 10)
     pair.run([tiny.token_ids(4, 1), tiny.token_ids(100, 2)], params(2, 40))
     assert noted and not any(noted)
+
+
+# -- K, fan-outs and the mode change, the tokens do not ----------------------------------------------------------------
+
+LONG_PROMPTS = [tiny.token_ids(n, n) for n in (5, 150, 30)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("mode", "backup"), [("sd", "jit"), ("ssd", "jit"), ("ssd", "auto")])
+def test_any_plan_after_any_other(
+    world: World, mode: Mode, backup: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tuner that throws dice every round; the draft's cache is audited at every step."""
+    dice = random.Random(f"{mode} {backup} {temperature}")
+    plans = set()
+
+    def thrown(*given: Any) -> SpeculationPlan:
+        lookahead = dice.choice((0, 0, 1, 2, 4, 8))
+        fan_out = tuple(dice.randint(1, 4) for _ in range(lookahead + 1)) if lookahead else ()
+        plan = SpeculationPlan(lookahead, fan_out, 1.0)
+        plans.add(plan.lookahead)
+        return plan
+
+    monkeypatch.setattr(tuning, "best_plan", thrown)
+    monkeypatch.setattr(tuning, "_DECIDE_EVERY", 1)
+    settings = config(Speculation(mode, 0, (), backup, budget=40))
+    draft = Draft(settings, world.draft, steps=6)
+    Auditor(world, draft, retuned=True)
+    texts = Pair(settings, world.target, draft).run(LONG_PROMPTS, params(3, 30, temperature))
+    assert texts.ids == plainly(world, LONG_PROMPTS, temperature, 30).ids
+    assert len(plans) > 3
+    assert all(m.mode == mode for m in texts.metrics) and sum(m.accepted_tokens for m in texts.metrics) > 0
+    draft.assert_empty()
+
+
+def test_the_real_tuner_on_a_real_draft(world: World) -> None:
+    settings = config(Speculation("ssd", 0, ()))
+    draft = Draft(settings, world.draft)
+    texts = Pair(settings, world.target, draft).run(LONG_PROMPTS, params(3, 45))
+    assert texts.ids == plainly(world, LONG_PROMPTS, 0.0, 45).ids
+    draft.assert_empty()
+
+
+# -- the figures of every round add up to those of the request ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_sum_of_the_rounds(world: World, mode: Mode, temperature: float) -> None:
+    """The draft takes few steps a round: hits, misses of several kinds, late chains."""
+    settings = config(Speculation(mode, 4, (2,)))
+    pair = Pair(settings, world.target, Draft(settings, world.draft, steps=5))
+    rounds: dict[int, list[Emission]] = {i: [] for i in range(len(PROMPTS))}
+    for request, (prompt, law) in enumerate(zip(PROMPTS, params(len(PROMPTS), 30, temperature), strict=True)):
+        pair.engine.submit(Submit(request, prompt, law))
+    while pair.engine.busy:
+        for emission in pair.engine.step():
+            rounds[emission.request].append(emission)
+        assert pair.engine.load().draft_state == "up"
+    said: Counter[str] = Counter()
+    for emissions in rounds.values():
+        metrics = emissions[-1].metrics
+        assert metrics is not None
+        assert metrics.rounds == len(emissions) - 1 == sum(metrics.acceptance_histogram)
+        assert metrics.drafted_tokens == sum(e.drafted for e in emissions)
+        assert metrics.accepted_tokens == sum(e.accepted for e in emissions)
+        assert metrics.accepted_tokens == sum(a * count for a, count in enumerate(metrics.acceptance_histogram))
+        assert all(e.accepted <= e.drafted for e in emissions) and emissions[0].cache == ""
+        cache = Counter(e.cache for e in emissions)
+        assert metrics.hits == cache["hit"]
+        assert metrics.misses == sum(cache.values()) - cache["hit"] - cache[""] - cache["first_round"]
+        said += cache
+    if mode == "sd":
+        assert set(said) == {""}
+    else:
+        assert said["hit"] and said["token_not_covered"] and said["first_round"]
+        assert "draft_down" not in said
+    assert pair.engine.load().kv_cache_usage == 0

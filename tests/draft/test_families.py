@@ -1,4 +1,4 @@
-"""Every family as a draft: what a branch of the tree computes is what its text alone gives to transformers."""
+"""Every family as a draft: what a chain computes is what transformers computes for its text alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd.draft.arena import Arena, Branches, TreePlan
+from ssd.config.params import Speculation
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.batch import Row
-from ssd.execution.runner import Runner
-from ssd.layers.paged import PagedAttention, attention_backend
-from ssd.params import Speculation
+from ssd.execution.runner import Runner, attention_backend
+from ssd.layers.paged import PagedAttention
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config, params
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
@@ -19,51 +19,51 @@ from tests.models.knobs import FALLBACK, FAMILIES
 ALL = FAMILIES | FALLBACK
 
 PAGES = 16  # of 4 tokens
-FORKS, DEPTH = (0, 0, 1, 3), 4  # four chains, one of them at the end of a line of three tokens
-LINE = 3
+FORKS, DEPTH = (0, 0, 1, 3), 4  # four chains, one of them at the end of a trunk of three tokens
+TRUNK = 3
 
 
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("base", [2, 30])
-def test_branches_are_texts(family: str, base: int, tmp_path: Path) -> None:
-    check_branches(family, base, tmp_path)
+def test_chains_are_texts(family: str, base: int, tmp_path: Path) -> None:
+    check_chains(family, base, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_branches_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
-    check_branches(family, 5, tmp_path, attention_backend(backend, tiny.CPU, 4))
+def test_chains_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
+    check_chains(family, 5, tmp_path, attention_backend(backend, tiny.CPU, 4))
 
 
-def check_branches(family: str, base: int, tmp_path: Path, attention: PagedAttention | None = None) -> None:
-    """Two sequences at once, one of them in scattered pages, grown a depth per forward beside a row of their paths."""
+def check_chains(family: str, base: int, tmp_path: Path, attention: PagedAttention | None = None) -> None:
+    """Two sequences at once, one in scattered pages, grown one depth per forward beside a row of their paths."""
     kind, knobs = ALL[family]
     directory = tiny.model(kind, tmp_path, **knobs)
     runner, oracle = tiny.runner(directory, pages=4 * PAGES), tiny.oracle(directory)
-    arena = Arena.new(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
+    chain_cache = ChainCache.new(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
     tables = [range(PAGES), [PAGES + (7 * page + 3) % PAGES for page in range(PAGES)]]
-    paths = [tiny.token_ids(base + 5 * index + LINE, index) for index in range(2)]
+    paths = [tiny.token_ids(base + 5 * index + TRUNK, index) for index in range(2)]
     chains = {(s, c): tiny.token_ids(DEPTH, 10 * s + c + 5) for s in range(2) for c in range(len(FORKS))}
     runner.forward([Row(path, 0, pages, 0) for path, pages in zip(paths, tables, strict=True)])
     expected = {
-        (s, c): tiny.oracle_logits(oracle, [*paths[s][: len(paths[s]) - LINE + FORKS[c]], *chain])[-DEPTH:]
+        (s, c): tiny.oracle_logits(oracle, [*paths[s][: len(paths[s]) - TRUNK + FORKS[c]], *chain])[-DEPTH:]
         for (s, c), chain in chains.items()
     }
     for depth in range(DEPTH):
-        found = [Branches(tables[s], len(paths[s]) - LINE) for s in range(2)]
+        found = [ChainTokens(tables[s], len(paths[s]) - TRUNK) for s in range(2)]
         for (s, c), chain in chains.items():
             found[s].add(FORKS[c], s * len(FORKS) + c, depth, chain[depth : depth + 1])
         row = Row(paths[0][-1:], len(paths[0]) - 1, tables[0])
-        plan = TreePlan(runner.plan([row]), found, runner.cache, arena, attention)
+        context = TreeContext(runner.context([row]), found, runner.cache, chain_cache, attention)
         tokens = [*row.token_ids, *(token for branches in found for token in branches.tokens)]
-        logits = runner.run(tokens, plan, range(1, len(tokens)))
+        logits = runner.run(tokens, context, range(1, len(tokens)))
         wanted = torch.stack([expected[key][depth] for key in chains])
         assert (logits - wanted).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("family", ["mistral window", "qwen2", "qwen3_moe", "gpt2", "gemma3_text", "gemma2", "olmo3"])
 def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path) -> None:
-    """Its keys and values stay right from round to round: all it says is accepted, and every outcome is prepared."""
+    """Keys and values stay right from round to round: every draft token is accepted, every outcome prepared."""
     kind, knobs = ALL[family]
     target = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64, pages=400, page_size=PAGE_SIZE)
     settings = config(Speculation("ssd", 4, (2,)))

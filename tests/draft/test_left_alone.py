@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardWriter, Key
-from ssd.ipc.messages import Admit, Message, Release
-from ssd.params import Mode, SamplingParams, Speculation
-from ssd.target import board_proposer
+from ssd.ipc.messages import Admit, Release
+from ssd.ipc.public import Message
 from tests.draft.audit import PROMPTS, World, plainly, world_in
-from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Draft, Pair, config, params
+from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
 
 @pytest.fixture(autouse=True)
-def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verification takes twenty milliseconds, and nothing else any time but a sleep."""
-    monkeypatch.setattr(board_proposer, "time", time)
+def real_time() -> Iterator[None]:
+    """Afterwards."""
+    yield
+    use_clock(time)
 
 
 Fault = Callable[[BoardWriter, Callable[..., None]], Callable[..., None]]
@@ -40,8 +41,10 @@ def silent(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., N
 def lying(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
     """Sound entries of tokens that are never right."""
 
-    def lie(slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]]) -> None:
-        publish(slot, entries, keys, [[(token + 1) % VOCABULARY for token in chain] for chain in chains])
+    def lie(
+        slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]], *rest: Any
+    ) -> None:
+        publish(slot, entries, keys, [[(token + 1) % VOCABULARY for token in chain] for chain in chains], *rest)
 
     return lie
 
@@ -58,15 +61,16 @@ def scribbling(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..
 
 def forgetful(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
     """Nothing of the first request."""
-    return lambda slot, entries, keys, chains: keys[0].request == 0 or publish(slot, entries, keys, chains)
+    return lambda slot, entries, keys, *rest: keys[0].request == 0 or publish(slot, entries, keys, *rest)
 
 
 class Watched:
     """A pair whose draft, which is the target's own model, has a fault while `broken` says so; what it was told, and in
-    which states the target saw it."""
+    which states the target saw it. A verification takes twenty milliseconds, and nothing else any time but a sleep."""
 
     def __init__(self, world: World, speculation: Speculation, fault: Fault, steps: int | None = None) -> None:
-        board_proposer.time = clock = Clock()  # type: ignore[assignment]
+        clock = Clock()
+        use_clock(clock)
         settings = config(speculation)
         self.draft = Draft(settings, Runner(world.target.model, 400, PAGE_SIZE), steps=steps)
         self.pair = Pair(settings, world.target, self.draft)

@@ -1,4 +1,4 @@
-"""`--sampler rejection` from end to end: laws through the arena, the ratio rule, misses and backups."""
+"""`--sampler rejection` from end to end: draft probabilities through the arena, the ratio rule, misses and backups."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 from scipy import stats
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.runner import Runner
-from ssd.ipc.board import LINE, Key
-from ssd.ipc.laws import LawArena
-from ssd.ipc.layouts import law_layout
+from ssd.ipc.board import TRUNK, Key
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.layouts import draft_probs_layout
 from ssd.ipc.process import memory_file
-from ssd.params import SamplingParams, Speculation
 from ssd.speculation.sampling import Law, probabilities
 from tests.draft.audit import World, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config
@@ -43,7 +43,7 @@ def sampled(seed: int, tokens: int = TOKENS + 2) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def law(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], float]:
-    """The joint law of the first tokens after PROMPT, by plain forwards."""
+    """The joint distribution of the first tokens after PROMPT, by plain forwards."""
     plain = Plain(tiny.llama(tmp_path_factory.mktemp("plain") / "target", seed=3))
     joint: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
@@ -63,8 +63,8 @@ def law(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], float
 def test_chi_square_of_the_first_tokens(
     world: World, law: dict[tuple[int, ...], float], speculation: Speculation
 ) -> None:
-    """Hits, misses and rejections mixed: the law of the text is the target's. The draft takes few steps a round, so
-    that speculations are also partial."""
+    """The distribution of the text is the target's, with hits, misses and rejections mixed. The draft takes few steps a
+    round, so that some speculations are partial."""
     count, together = 960, 32
     settings = config(speculation, max_num_seqs=together)
     observed: Counter[tuple[int, ...]] = Counter()
@@ -92,7 +92,7 @@ def test_chi_square_of_the_first_tokens(
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_a_draft_that_is_the_target_is_never_rejected(world: World, mode: str) -> None:
-    """q = p bit for bit: a law that was rounded, taken from another place or from another chain would show."""
+    """q = p bit for bit: draft probabilities that were rounded, or read from another place or chain, would show."""
     settings = config(ratio(mode, lookahead=4), deterministic=True)
     draft = Draft(settings, Runner(world.single.model, 400, PAGE_SIZE, deterministic=True))
     prompts = [tiny.token_ids(n, n) for n in (3, 16, 41, 150)]
@@ -125,16 +125,16 @@ ROWS = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
 
 
 @pytest.fixture
-def arena() -> LawArena:
-    layout = law_layout(2, Speculation("ssd", 2, (1,)), 3)
-    descriptor = memory_file("laws", layout.size_bytes)
-    made = LawArena(descriptor, layout)
+def arena() -> DraftProbsArena:
+    layout = draft_probs_layout(2, Speculation("ssd", 2, (1,)), 3)
+    descriptor = memory_file("draft-probs", layout.size_bytes)
+    made = DraftProbsArena(descriptor, layout)
     os.close(descriptor)
     return made
 
 
-@pytest.mark.parametrize("entry", [0, 1, LINE])
-def test_what_was_written_is_read(arena: LawArena, entry: int) -> None:
+@pytest.mark.parametrize("entry", [0, 1, TRUNK])
+def test_what_was_written_is_read(arena: DraftProbsArena, entry: int) -> None:
     arena.write(1, entry, KEY, 0, [0], [ROWS[0]])
     assert len(arena.read(1, entry, KEY, [0])) == 0
     arena.show()
@@ -146,14 +146,14 @@ def test_what_was_written_is_read(arena: LawArena, entry: int) -> None:
         assert len(arena.read(0, other, KEY, [0])) == 0
 
 
-def test_laws_of_a_smaller_vocabulary_end_with_zeros(arena: LawArena) -> None:
+def test_draft_probs_of_a_smaller_vocabulary_end_with_zeros(arena: DraftProbsArena) -> None:
     arena.write(0, 0, KEY, 0, [1], [torch.tensor([0.25, 0.75])])
     arena.show()
     assert arena.read(0, 0, KEY, [1]).tolist() == [[0.25, 0.75, 0]]
 
 
 @pytest.mark.parametrize("field", range(len(Key._fields)))
-def test_a_law_for_anything_else_is_none(arena: LawArena, field: int) -> None:
+def test_draft_probs_for_anything_else_are_none(arena: DraftProbsArena, field: int) -> None:
     arena.write(0, 0, KEY, 0, [0], [ROWS[0]])
     arena.show()
     other = Key(*(value + (index == field) for index, value in enumerate(KEY)))
@@ -165,13 +165,13 @@ def test_a_law_for_anything_else_is_none(arena: LawArena, field: int) -> None:
 @pytest.mark.parametrize(
     "row", [[0.5, 0.2, 0.1], [1.5, -0.5, 0.0], [0.0, 0.5, 0.5], [np.nan, 0.5, 0.5], [np.inf, 0, 0]], ids=str
 )
-def test_what_is_no_law_of_the_token_is_not_used(arena: LawArena, row: list[float]) -> None:
+def test_what_is_no_distribution_with_the_token_is_not_used(arena: DraftProbsArena, row: list[float]) -> None:
     arena.write(0, 0, KEY, 0, [0, 2], [torch.tensor(row), ROWS[1]])
     arena.show()
     assert len(arena.read(0, 0, KEY, [0, 2])) == 0
 
 
-def test_a_row_that_is_being_written_is_not_read(arena: LawArena) -> None:
+def test_a_row_that_is_being_written_is_not_read(arena: DraftProbsArena) -> None:
     arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
     arena.show()
     arena._headers[0, 0, 1, 0] = 0
@@ -179,24 +179,24 @@ def test_a_row_that_is_being_written_is_not_read(arena: LawArena) -> None:
 
 
 def test_a_row_that_is_overwritten_while_it_is_read_is_not_used(
-    arena: LawArena, monkeypatch: pytest.MonkeyPatch
+    arena: DraftProbsArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
     arena.show()
 
-    def overtaken(laws: torch.Tensor, tokens: list[int]) -> list[bool]:
-        """While the device copies, the draft writes the second one again."""
+    def overtaken(rows: torch.Tensor, tokens: list[int]) -> list[bool]:
+        """While the device copies, the draft writes the second row again."""
         arena.write(0, 0, KEY, 1, [2], [ROWS[1]])
         arena.show()
         return [True] * len(tokens)
 
-    monkeypatch.setattr("ssd.ipc.laws._are_laws", overtaken)
+    monkeypatch.setattr("ssd.ipc.draft_probs._are_distributions", overtaken)
     assert len(arena.read(0, 0, KEY, [0, 2])) == 1
 
 
-def test_versions_are_written_when_the_device_is_done(arena: LawArena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_written_when_the_device_is_done(arena: DraftProbsArena, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("ssd.ipc.laws.settle", lambda rows: seen.append(int(arena._headers[..., 0].sum())))
+    monkeypatch.setattr("ssd.ipc.draft_probs.settle", lambda rows: seen.append(int(arena._headers[..., 0].sum())))
     for _ in range(2):  # the second time over what is shown
         arena.write(0, 0, KEY, 0, [0, 2], list(ROWS))
         arena.show()
@@ -205,7 +205,7 @@ def test_versions_are_written_when_the_device_is_done(arena: LawArena, monkeypat
     assert seen == [0, 0]
 
 
-def test_beyond_the_arena_nothing_is_written_or_read(arena: LawArena) -> None:
+def test_beyond_the_arena_nothing_is_written_or_read(arena: DraftProbsArena) -> None:
     for entry, start in product((3, 62), (0, 5)):
         arena.write(0, entry, KEY, start, [0], [ROWS[0]])
     arena.write(0, 0, KEY, 2, [0], [ROWS[0]])

@@ -1,4 +1,4 @@
-"""Drafts that are not whole models: over their target's embedding, with a head for some ids only."""
+"""Drafts that are not whole models: those without an embedding, and those with a head for the first ids only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Speculation
 from ssd.draft.process import load
 from ssd.execution.batch import Row
-from ssd.models.checkpoint import DRAFT_VOCAB, SHARED
-from ssd.params import Speculation
+from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
 
@@ -39,7 +39,7 @@ def test_the_draft_computes_with_its_targets_embedding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_with_a_smaller_head_proposes_the_first_ids_only(tmp_path: Path, temperature: float) -> None:
-    """It reads every id, is right where the target's token is a small id, and changes no token."""
+    """It reads every id, proposes small ids only, and changes no token."""
     target = tiny.llama(tmp_path / "target", seed=3)
     small = tiny.noisy_copy(target, tmp_path / "draft", noise=0.01)
     whole = tiny.runner(small)

@@ -1,14 +1,14 @@
-"""The draft's picture of one sequence, as plain values: what it prepares for, what wins, what is left to compute."""
+"""The outcome tree of one sequence: what it prepares for, which chain wins, what is left to compute."""
 
 from __future__ import annotations
 
 import pytest
 
+from ssd.config.params import Speculation
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
-from ssd.ipc.messages import Admit, Launch, Outcome
-from ssd.params import Speculation
+from ssd.ipc.messages import Admit, Launch, Verified
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
 PROMPT = [50, 51, 52]
@@ -16,7 +16,7 @@ SSD = Speculation("ssd", 3, (2,))
 
 
 def tree_of(speculation: Speculation = SSD) -> Tree:
-    """A tree as it is after `Admit`, before any token is computed."""
+    """A tree after `Admit`, before any token is computed."""
     admit = Admit(
         REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
         speculation=speculation,
@@ -25,12 +25,12 @@ def tree_of(speculation: Speculation = SSD) -> Tree:
 
 
 def guesses(ranks: dict[int, list[int]]) -> dict[int, Guess]:
-    """By node: the best candidate is what the draft goes on with."""
+    """Guesses by node: the draft goes on with the best candidate."""
     return {node: Guess(candidates[0], candidates) for node, candidates in ranks.items()}
 
 
 def compute(tree: Tree, ranks: dict[int, list[int]]) -> None:
-    """Compute all that is pending, as the engine does; `ranks` by node."""
+    """Compute all pending tokens, as the engine does; `ranks` are by node."""
     known = guesses(ranks)
     while pending := tree.pending(100):
         count = len(pending)
@@ -48,8 +48,8 @@ def grow(tree: Tree, chains: dict[tuple[int, int], list[int]], depth: int) -> No
         tree.chains.append(Chain(fork, tokens, cell, entry=cell, computed=depth, guesses=follow))
 
 
-def outcome(accepted: int, token: int, in_flight: int, round_number: int = ROUND) -> Outcome:
-    return Outcome(REQUEST, round_number, accepted, token, in_flight)
+def outcome(accepted: int, token: int, in_flight: int, round_number: int = ROUND) -> Verified:
+    return Verified(REQUEST, round_number, accepted, token, in_flight)
 
 
 def after_a_win(in_flight: int, speculation: Speculation = SSD) -> Tree:
@@ -107,22 +107,22 @@ def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
 
 
 def test_a_winners_candidates_were_known_when_it_was_drafted() -> None:
-    """Promoted ranks give all forks at once: nothing is left to compute but what the chain had not reached."""
+    """The promoted candidates give all forks at once: only what the chain had not reached is computed."""
     tree = after_a_win(in_flight=3)
     assert tree.pending(100) == []
     assert tree.new_forks() == [(0, 99), (1, 99), (2, 99), (3, 4), (3, 99)]
 
 
 def test_a_winner_without_a_place_is_known_but_not_computed() -> None:
-    """Its tokens are the line, also for a target that has seen none of them; nothing forks from keys and values that
-    are not there."""
+    """Its tokens become the trunk, also for a target that has seen none of them. Nothing forks where keys and values
+    are missing."""
     for in_flight in (2, -1):
         tree = tree_of()
         compute(tree, {0: [7, 8, 9]})
         grow(tree, {(0, 7): [1, 2, 3]}, depth=3)
         tree.chains[0].cell = None
         assert tree.outcome(outcome(0, 7, in_flight)) is tree.chains[0]
-        assert tree.line == [1, 2, 3] and tree.guesses.keys() == {0, 1, 2}
+        assert tree.trunk == [1, 2, 3] and tree.guesses.keys() == {0, 1, 2}
         assert tree.new_forks() == []
         tree.chains = []
         assert tree.pending(100) == [7, 1, 2, 3][: 3 if in_flight == 2 else 4]
@@ -137,7 +137,7 @@ def test_forks_come_as_their_ranks_become_known() -> None:
     winner = tree.outcome(outcome(0, 7, in_flight=2))
     assert winner is not None
     tree.computed, tree.chains = tree.computed + winner.computed, []
-    assert tree.line == [1, 2]
+    assert tree.trunk == [1, 2]
     assert tree.new_forks() == [(0, 99), (1, 99)]
     assert tree.pending(100) == [2]
     compute(tree, {2: [30, 31, 32]})
@@ -160,7 +160,7 @@ def test_a_miss_keeps_what_was_accepted_and_no_more(accepted: int) -> None:
     assert tree.outcome(outcome(accepted, 90, 0, ROUND + 1)) is None
     assert tree.tokens == [*PROMPT, 7, *[1, 2, 3][:accepted], 90]
     assert tree.computed == 4 + accepted
-    assert tree.line == [] and tree.guesses == {}
+    assert tree.trunk == [] and tree.guesses == {}
     assert tree.pending(100) == [90]
     assert tree.new_forks() == []
 
@@ -171,9 +171,9 @@ def test_a_hit_brings_the_chain_that_was_prepared_for_it(accepted: int) -> None:
     grow(tree, {(0, 24): [40, 41], (2, 25): [42, 43], (2, 24): [44, 45], (3, 24): [46, 47]}, depth=2)
     winner = tree.outcome(outcome(accepted, 24, 2, ROUND + 1))
     assert winner is not None and (winner.fork, winner.tokens[0]) == (accepted, 24)
-    assert tree.line == {0: [40, 41], 2: [44, 45], 3: [46, 47]}[accepted]
+    assert tree.trunk == {0: [40, 41], 2: [44, 45], 3: [46, 47]}[accepted]
     assert tree.computed == 4 + accepted  # the chain's keys and values come on top once they are moved
-    assert tree.guesses == guesses({0: [tree.line[0], 99], 1: [tree.line[1], 99]})
+    assert tree.guesses == guesses({0: [tree.trunk[0], 99], 1: [tree.trunk[1], 99]})
 
 
 def test_more_in_flight_than_the_chain_has_is_cut() -> None:
@@ -189,18 +189,18 @@ def test_more_in_flight_than_the_chain_has_is_cut() -> None:
     [outcome(0, 9, 0, ROUND), outcome(0, 9, 0, ROUND + 2), outcome(3, 9, 0, ROUND + 1), outcome(64, 9, 0, ROUND + 1)],
     ids=["an old round", "a lost round", "more than was in flight", "far more"],
 )
-def test_an_outcome_that_cannot_follow_is_refused(row: Outcome) -> None:
+def test_an_outcome_that_cannot_follow_is_refused(row: Verified) -> None:
     tree = after_a_win(in_flight=2)
-    before = (list(tree.tokens), list(tree.line), tree.round, tree.computed)
+    before = (list(tree.tokens), list(tree.trunk), tree.round, tree.computed)
     with pytest.raises(ValueError, match="does not follow"):
         tree.outcome(row)
-    assert (tree.tokens, tree.line, tree.round, tree.computed) == before
+    assert (tree.tokens, tree.trunk, tree.round, tree.computed) == before
 
 
 # -- the backup -------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_miss_the_line_grows_to_the_lookahead_while_the_target_waits() -> None:
+def test_after_a_miss_the_trunk_grows_to_the_lookahead_while_the_target_waits() -> None:
     tree = after_a_win(in_flight=3)
     key = tree.key(1, 90)
     tree.outcome(outcome(1, 90, -1, ROUND + 1))
@@ -210,7 +210,7 @@ def test_after_a_miss_the_line_grows_to_the_lookahead_while_the_target_waits() -
         assert tree.new_forks() == []
         assert len(tree.pending(100)) == 1 and tree.outputs(1) == 1
         assert tree.extended(1, [Guess(token, [token, 70, 71])])
-    assert tree.line == [61, 62, 63]
+    assert tree.trunk == [61, 62, 63]
     # The last token is computed as well: its candidates will be wanted.
     assert tree.pending(100) == [63]
     assert not tree.extended(1, [Guess(64, [64, 70, 71])])
@@ -218,7 +218,7 @@ def test_after_a_miss_the_line_grows_to_the_lookahead_while_the_target_waits() -
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 3])
-def test_the_target_takes_as_much_of_the_line_as_it_likes(taken: int) -> None:
+def test_the_target_takes_as_much_of_the_trunk_as_it_likes(taken: int) -> None:
     tree = after_a_win(in_flight=3)
     tree.outcome(outcome(1, 90, -1, ROUND + 1))
     compute(tree, {0: [61, 70, 71], 1: [62, 70, 71], 2: [63, 70, 71], 3: [64, 70, 71]})
@@ -248,7 +248,7 @@ def test_ordinary_speculation_prepares_for_no_outcome() -> None:
     assert tree.new_forks() == []
     tree.outcome(outcome(0, 7, -1))
     compute(tree, {node: [60 + node, 70, 71] for node in range(4)})
-    assert tree.line == [60, 61, 62]
+    assert tree.trunk == [60, 61, 62]
     tree.launched(Launch(REQUEST, ROUND + 1, 3))
     assert tree.new_forks() == []
 

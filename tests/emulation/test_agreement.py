@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ssd.emulation.agreement import MOST_DECOYS, Stated, decoys, stated
+from ssd.config.emulation import Agreement
+from ssd.emulation.agreement import MOST_DECOYS, agreement_of, decoys
 from ssd.errors import UsageError
-from ssd.profile import PAPER
+from ssd.planning.profile import PAPER
 
 
 @pytest.mark.parametrize(
-    "asked", [Stated(0.888, 0.85, 7, 3), Stated(0.6, 0.45, 7, 1), Stated(0.53, 0.3, 4, 16)], ids=str
+    "asked", [Agreement(0.888, 0.85, 7, 3), Agreement(0.6, 0.45, 7, 1), Agreement(0.53, 0.3, 4, 16)], ids=str
 )
-def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: Stated) -> None:
+def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: Agreement) -> None:
     """Of rounds that verify K tokens, each right with probability a."""
     beyond = [*decoys(asked), decoys(asked)[-1]]  # more than d wrong ones stand above the right one
     assert beyond[0] == pytest.approx(1 - asked.acceptance) and sorted(beyond, reverse=True) == beyond
@@ -24,17 +25,18 @@ def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: Stated) -> N
 
 
 def test_misses_fall_with_the_fan_out_as_in_the_paper() -> None:
-    beyond = decoys(Stated(0.7, 0.8, 4, 3))
+    beyond = decoys(Agreement(0.7, 0.8, 4, 3))
     assert beyond[8] / beyond[2] == pytest.approx(4**-PAPER.misses.r)
 
 
 def test_a_length_is_that_of_a_round_and_hits_are_the_papers_where_nothing_is_said() -> None:
-    asked = stated(3.0, None, 4, 3)
+    asked = agreement_of(3.0, None, 4, 3)
     assert asked.acceptance_length == pytest.approx(3.0)
     assert asked.hit_rate == pytest.approx(1 - 0.23 * 3**-0.6)
-    assert stated(5.0, None, 4, 1) == Stated(pytest.approx(1.0), pytest.approx(1.0), 4, 1)  # always right, always a hit
-    assert stated(1.0, 0.0, 4, 1).acceptance == pytest.approx(0.0, abs=1e-9)
-    assert min(decoys(stated(1.0, 0.0, 4, 16))) == pytest.approx(1.0) and len(decoys(asked)) == MOST_DECOYS
+    always = agreement_of(5.0, None, 4, 1)  # right, and a hit
+    assert always == Agreement(pytest.approx(1.0), pytest.approx(1.0), 4, 1)
+    assert agreement_of(1.0, 0.0, 4, 1).acceptance == pytest.approx(0.0, abs=1e-9)
+    assert min(decoys(agreement_of(1.0, 0.0, 4, 16))) == pytest.approx(1.0) and len(decoys(asked)) == MOST_DECOYS
 
 
 @pytest.mark.parametrize(
@@ -48,4 +50,4 @@ def test_a_length_is_that_of_a_round_and_hits_are_the_papers_where_nothing_is_sa
 )
 def test_what_cannot_be_is_refused(given: tuple[float, float | None, int, int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        stated(*given)
+        agreement_of(*given)

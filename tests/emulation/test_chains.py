@@ -8,22 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd.emulation.agreement import Stated, decoys
+from ssd.config.emulation import Agreement
+from ssd.emulation.agreement import decoys
 from ssd.emulation.chains import VOCABULARY, logits, pair, write_pair
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
 from ssd.models import registry
-from ssd.models.checkpoint import check_pair, inspect
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import check_pair
 from ssd.speculation.noise import gumbels
 
 CPU = torch.device("cpu")
-LLAMA, WIDE = Stated(0.888, 0.85, 7, 3), Stated(0.6, 0.45, 4, 1)
+LLAMA, WIDE = Agreement(0.888, 0.85, 7, 3), Agreement(0.6, 0.45, 4, 1)
 
 
 @pytest.mark.parametrize("asked", [LLAMA, WIDE])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_wrong_tokens_stand_above_the_right_one_as_often_as_stated(asked: Stated, temperature: float) -> None:
+def test_wrong_tokens_stand_above_the_right_one_as_often_as_stated(asked: Agreement, temperature: float) -> None:
     """After every token once, greedily and with noise that both share: to the rounding of 1,024 tokens."""
     target, draft = (logits(states) for states in pair(asked))
     if temperature:

@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from ssd.bench.emulated import emulated
-from ssd.cli.emulation import Emulated
-from ssd.config import EngineConfig
-from ssd.emulation.agreement import Stated
-from ssd.emulation.devices import PRESETS, DeviceTimes, Preset
+from ssd.cli.bench_options import Emulated
+from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_CHAINS
+from ssd.emulation.devices import PRESETS, Preset
 from ssd.errors import UsageError
-from ssd.params import MAX_CHAINS
-from ssd.profile import Times
 
 
 def parsed(text: str) -> DeviceTimes | Preset:
@@ -24,9 +23,9 @@ LLAMA = PRESETS["llama"].times
 
 
 def test_times_are_given_by_name_in_any_order() -> None:
-    expected = DeviceTimes(Times(15e-3), Times(2e-3))
+    expected = DeviceTimes(ForwardTime(15e-3), ForwardTime(2e-3))
     assert parsed("verify=15ms,depth=2ms") == parsed("depth = 2ms, verify = 15ms") == expected
-    assert parsed("verify=15ms+2us,depth=0") == DeviceTimes(Times(15e-3, 2e-6), Times(0.0))
+    assert parsed("verify=15ms+2us,depth=0") == DeviceTimes(ForwardTime(15e-3, 2e-6), ForwardTime(0.0))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -38,9 +37,9 @@ def test_a_preset_goes_by_its_name_and_its_times_as_they_are_written(name: str) 
 
 
 def test_a_preset_states_acceptance_at_known_temperatures_only() -> None:
-    assert PRESETS["llama"].stated(1.0) == Stated(0.771, 0.85, 7, 3)
+    assert PRESETS["llama"].agreement(1.0) == Agreement(0.771, 0.85, 7, 3)
     with pytest.raises(UsageError, match=r"llama states no acceptance at temperature 0.5, only at 0, 1"):
-        PRESETS["llama"].stated(0.5)
+        PRESETS["llama"].agreement(0.5)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_the_presets_say_what_was_published() -> None:
     for name, published in (("llama", 181.7), ("qwen", 136.8)):
         preset = PRESETS[name]
         round_s = preset.times.verify.fixed_s + preset.lookahead * preset.times.depth.fixed_s + 2.9e-3
-        assert preset.stated(0.0).acceptance_length / round_s == pytest.approx(published, rel=0.02)
+        assert preset.agreement(0.0).acceptance_length / round_s == pytest.approx(published, rel=0.02)
         assert preset.fan_out * (preset.lookahead + 1) <= MAX_CHAINS
 
 

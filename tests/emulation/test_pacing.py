@@ -9,16 +9,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.emulation import pacing
-from ssd.emulation.agreement import Stated
 from ssd.emulation.chains import write_pair
-from ssd.emulation.devices import DeviceTimes
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.llm import running
-from ssd.params import Mode, SamplingParams, Speculation
-from ssd.profile import Times
 from tests.target.scripted import make_engine, submit, tiny_llama
 
 
@@ -28,18 +27,18 @@ def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(pacing.time, "perf_counter", lambda: 100.0)
     monkeypatch.setattr(pacing, "wait_until", ends.append)
     model, rows = tiny_llama(), [Row([1, 2, 3], 0, range(4)), Row([4], 0, range(1, 4))]
-    logits = pacing.runner(model, 4, 16, False, Times(0.015, 0.001)).forward(rows)
+    logits = pacing.runner(model, 4, 16, False, ForwardTime(0.015, 0.001)).forward(rows)
     assert ends == [100.0 + 0.015 + 4 * 0.001]
     assert torch.equal(logits, Runner(model, 4, 16).forward(rows))
 
 
 @pytest.mark.parametrize(
     ("times", "order"),
-    [(Times(0.015), ["computed", "meanwhile", "waited"]), (None, ["meanwhile", "computed"])],
+    [(ForwardTime(0.015), ["computed", "meanwhile", "waited"]), (None, ["meanwhile", "computed"])],
     ids=["device", "none"],
 )
 def test_what_may_wait_is_done_while_a_device_computes(
-    monkeypatch: pytest.MonkeyPatch, times: Times | None, order: list[str]
+    monkeypatch: pytest.MonkeyPatch, times: ForwardTime | None, order: list[str]
 ) -> None:
     """Without one there is no such moment: it comes first."""
     happened: list[str] = []
@@ -85,11 +84,11 @@ def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_mode_says_the_same(tmp_path: Path, temperature: float) -> None:
     """Through all processes."""
-    pair = write_pair(tmp_path / "pair", Stated(0.8, 0.8, 4, 3))
+    pair = write_pair(tmp_path / "pair", Agreement(0.8, 0.8, 4, 3))
     options = EngineOptions(
         target=str(pair.target), draft=(str(pair.draft),), max_model_len=512, max_num_seqs=4, draft_dtype="float32"
     )
-    config = replace(resolve(options), emulate=DeviceTimes(Times(2e-3), Times(0.2e-3)))
+    config = replace(resolve(options), emulate=DeviceTimes(ForwardTime(2e-3), ForwardTime(0.2e-3)))
     prompts = [[n, 2 * n, 3 * n] for n in range(4)]
     with running(config) as (_, client):
 

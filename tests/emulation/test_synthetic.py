@@ -10,24 +10,25 @@ import pytest
 import torch
 
 from ssd import LLM, SamplingParams
-from ssd.config import EngineConfig
+from ssd.config.emulation import Agreement
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Mode, Speculation
 from ssd.emulation import chains
-from ssd.emulation.agreement import Stated
 from ssd.emulation.synthetic import Scripted, scripted
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.shards import ShardRunner
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.params import Mode, Speculation
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 from tests.ranks import side_by_side
 
-ASKED = Stated(0.7, 0.7, 4, 3)
+ASKED = Agreement(0.7, 0.7, 4, 3)
 VOCABULARY = chains.VOCABULARY + 75  # so that it is a multiple of nothing, and there are tokens beyond the script
 CONFIG = {**tiny.SIZES, "model_type": "llama", "vocab_size": VOCABULARY, "max_position_embeddings": 4096}
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ssd.params import SamplingParams
+from ssd.config.params import SamplingParams
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import Law, argmax, perturbed
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from ssd.config.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
-from ssd.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.speculation.sampling import Law
 from tests.draft.pair import Draft, Pair, Texts, config
 from tests.exactness.plain import Plain, adjust_by

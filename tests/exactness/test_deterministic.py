@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.kernels import cpu
 from ssd.models.hub import resolve
-from ssd.params import MAX_LOOKAHEAD
 from tests.models import tiny
 
 PAGE = 16

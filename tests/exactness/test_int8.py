@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.params import Mode, SamplingParams, Speculation
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 

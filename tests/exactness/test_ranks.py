@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
 from ssd.execution.shards import ShardRunner
-from ssd.params import Mode, SamplingParams, Speculation
 from tests.draft.pair import Draft, Pair, config
 from tests.exactness.plain import Plain
 from tests.exactness.test_against_plain import ADJUSTED, LAWS, MODES, law, requests

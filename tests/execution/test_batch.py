@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
-from ssd.execution.paged import PagedPlan
+from ssd.execution.paged import PagedContext
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.interface import Shape
 
@@ -52,9 +52,9 @@ def test_a_row_attends_to_its_own_sequence_whatever_the_batch(
     for row, (keys, values) in zip(rows, texts, strict=True):
         before = torch.tensor(cache.slots(row.pages, 0, row.start), dtype=torch.long)
         cache.write(0, before, keys[: row.start], values[: row.start])
-    plan = PagedPlan(rows, cache, deterministic)
+    context = PagedContext(rows, cache, deterministic)
     new = [torch.cat([text[kind][row.start :] for row, text in zip(rows, texts, strict=True)]) for kind in range(2)]
-    got = plan.attend(0, torch.cat(queries), *new, rule)
+    got = context.attend(0, torch.cat(queries), *new, rule)
     expected = torch.cat(
         [attend(q, *text, rule.scale or 8**-0.5, rule) for q, text in zip(queries, texts, strict=True)]
     )

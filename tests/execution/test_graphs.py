@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Speculation
 from ssd.draft import process as draft
 from ssd.errors import UsageError
 from ssd.execution.graphs import cause_of
 from ssd.execution.runner import Runner
-from ssd.params import Speculation
 from ssd.target import loading as target
 from tests.draft.pair import config
 from tests.models import tiny
@@ -31,7 +31,7 @@ def failed(*errors: Exception) -> Exception:
     return found
 
 
-def test_the_cause_is_what_ended_the_recording_and_not_that_it_has_ended() -> None:
+def test_the_cause_is_what_ended_the_capture_and_not_that_it_has_ended() -> None:
     details = "\nSearch for `cudaErrorStreamCaptureUnsupported'"
     for errors in ((FIRST + details,), (FIRST + details, SECOND + details)):
         error = failed(*(RuntimeError(each) for each in errors))

@@ -1,4 +1,4 @@
-"""The invariants of the target's memory (DESIGN), against a model that remembers what is in every slot."""
+"""The invariants of the target's memory (docs/invariants.md), against a model that remembers what is in every slot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sequence:
 
 
 class Pages(RuleBasedStateMachine):
-    """Sequences begin, are computed in pieces, verify drafts, end. `slots` is the memory: which text a slot's key and
+    """Sequences begin, are computed in chunks, verify drafts, end. `slots` is the memory: which text a slot's key and
     value were computed from, the token itself included, since a key depends on everything before it."""
 
     @initialize(count=st.integers(2, 12), size=st.integers(1, 4))
@@ -66,7 +66,7 @@ class Pages(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), draft=st.lists(st.integers(0, 1), max_size=5))
     def step(self, data: st.DataObject, draft: list[int]) -> None:
-        """A row: a piece of what is known, and when it reaches the end, drafts of which some are accepted."""
+        """A row: a chunk of what is known, and when it reaches the end, drafts of which some are accepted."""
         sequence = data.draw(st.sampled_from(self.alive))
         known = data.draw(st.integers(1, len(sequence.tokens) - sequence.computed))
         if sequence.computed + known < len(sequence.tokens):
@@ -101,7 +101,7 @@ class Pages(RuleBasedStateMachine):
             assert sequence.computed == len(sequence.table.pages) * self.size
 
     def grown(self, sequence: Sequence, length: int) -> bool:
-        """Room is made unless there is truly none: then every page of the pool belongs to somebody alive."""
+        """GraphShape is made unless there is truly none: then every page of the pool belongs to somebody alive."""
         missing, available = sequence.table.missing(length), self.pool.available
         try:
             sequence.table.grow(length)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row
-from ssd.execution.rooms import LONGEST_ROW, Room, fitting, rooms
+from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, graph_shapes, smallest_fitting
 from ssd.execution.runner import Runner
-from ssd.execution.static import StaticPlan, StaticRunner, pieces
+from ssd.execution.static import StaticContext, StaticRunner, prefill_chunks
 from ssd.execution.tables import Tables
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
@@ -85,9 +85,9 @@ def test_logits_are_those_of_each_row_by_itself(
     rows = rows_of(found, starts)
     if any(starts):
         runner.forward(before(rows, found))
-    plan = runner.prepare(rows)
-    assert isinstance(plan, StaticPlan)
-    got = runner.forward(rows, plan)
+    context = runner.prepare(rows)
+    assert isinstance(context, StaticContext)
+    got = runner.forward(rows, context)
     assert (got - expected(rows, found, dtype)).abs().max() <= (1e-10 if dtype == torch.float64 else 1e-3)
 
 
@@ -136,52 +136,53 @@ def test_hidden_states_are_shown() -> None:
     runner, found = static(), texts((9, 4))
     rows = rows_of(found, (3, 0))
     runner.forward(before(rows, found))
-    plan = runner.prepare(rows, (1,))
-    runner.forward(rows, plan)
-    shown = plan.shown[1].clone()
-    assert plan.shown.keys() == {1} and len(shown) == 10
+    context = runner.prepare(rows, (1,))
+    runner.forward(rows, context)
+    hidden = context.hidden[1].clone()
+    assert context.hidden.keys() == {1} and len(hidden) == 10
     ragged = Runner.prepare(runner, rows, (1,))
     Runner.forward(runner, rows, ragged)
-    torch.testing.assert_close(shown, ragged.shown[1])
+    torch.testing.assert_close(hidden, ragged.hidden[1])
 
 
 @pytest.mark.parametrize("most_rows", [1, 2, 3, 8, 300])
 @pytest.mark.parametrize("longest", [1, 2, 5, 8, 16])
 def test_every_verification_fits_a_shape(most_rows: int, longest: int) -> None:
     """However its tokens are spread, as long as there are not more of them than are worth it."""
-    found, dice = rooms(most_rows, longest), Random(most_rows * longest)
+    found, dice = graph_shapes(most_rows, longest), Random(most_rows * longest)
     assert len(found) == len(set(found)) <= 60
     for _ in range(300):
         lengths = [dice.randint(1, dice.randint(1, longest)) for _ in range(dice.randint(1, most_rows))]
         if sum(lengths) > 256 and sum(lengths) > len(lengths):
             continue
-        room = fitting(lengths, found)
-        assert room is not None
-        assert room.tokens < 2 * max(sum(lengths), len(lengths)) or room.rows < 2 * len(lengths)
+        shape = smallest_fitting(lengths, found)
+        assert shape is not None
+        assert shape.tokens < 2 * max(sum(lengths), len(lengths)) or shape.rows < 2 * len(lengths)
 
 
 def test_the_smallest_shape_that_holds_a_batch_is_taken() -> None:
-    found = rooms(8, 8)
-    assert fitting([5, 1, 1], found) == Room(4, 8, 6)
-    assert fitting([LONGEST_ROW + 1], found) is None
+    found = graph_shapes(8, 8)
+    assert smallest_fitting([5, 1, 1], found) == GraphShape(4, 8, 6)
+    assert smallest_fitting([LONGEST_ROW + 1], found) is None
 
 
-@pytest.mark.parametrize("room", [Room(3, 16, 16), Room(2, 5, 4), Room(1, 1, 1)], ids=str)
-def test_pieces_are_the_rows_in_order(room: Room) -> None:
+@pytest.mark.parametrize("shape", [GraphShape(3, 16, 16), GraphShape(2, 5, 4), GraphShape(1, 1, 1)], ids=str)
+def test_chunks_are_the_rows_in_order(shape: GraphShape) -> None:
     rows = [Row(list(range(n)), s, range(9), o, i) for i, (n, s, o) in enumerate([(40, 3, 1), (1, 7, 1), (9, 0, 5)])]
     seen: dict[int, list[Row]] = {}
-    for part in pieces(rows, room):
-        assert len(part) <= room.rows and sum(len(row.token_ids) for _, row in part) <= room.tokens
+    for part in prefill_chunks(rows, shape):
+        assert len(part) <= shape.rows and sum(len(row.token_ids) for _, row in part) <= shape.tokens
         for number, row in part:
-            assert len(row.token_ids) <= room.longest
+            assert len(row.token_ids) <= shape.longest
             seen.setdefault(number, []).append(row)
     for number, row in enumerate(rows):
         cut = seen[number]
-        assert [token for piece in cut for token in piece.token_ids] == row.token_ids
-        assert [p for piece in cut for p in range(piece.start, piece.stop)] == list(range(row.start, row.stop))
-        assert [p for piece in cut for p in piece.predicted] == list(row.predicted)
+        assert [token for chunk in cut for token in chunk.token_ids] == row.token_ids
+        assert [p for chunk in cut for p in range(chunk.start, chunk.stop)] == list(range(row.start, row.stop))
+        assert [p for chunk in cut for p in chunk.predicted] == list(row.predicted)
 
 
+@pytest.mark.usefixtures("products_of_rows")
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 def test_deterministic_logits_are_the_same_bits_in_any_batch(attention: str) -> None:
     """In 32 bits: a prompt at once or in chunks, a verification alone or beside others, with drafts or without."""
@@ -207,8 +208,8 @@ def test_samples_are_those_of_the_logits() -> None:
     noise = NoiseCache(VOCAB)
     logits = runner.forward(rows).clone()
     wanted = [
-        perturbed(piece, law, row.predicted, noise)
-        for piece, law, row in zip(logits.split([row.outputs for row in rows]), laws, rows, strict=True)
+        perturbed(chunk, law, row.predicted, noise)
+        for chunk, law, row in zip(logits.split([row.outputs for row in rows]), laws, rows, strict=True)
     ]
     assert runner.sample(rows, laws) == argmax(torch.cat(wanted))
     assert runner.sample(rows, [Law()] * 3) == argmax(logits)

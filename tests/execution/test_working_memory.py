@@ -12,13 +12,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ssd.draft.static import TreeRunner
-from ssd.execution.rooms import rooms_of_draft, rooms_of_target
+from ssd.config.params import Speculation
+from ssd.draft.static_shapes import TreeRunner
+from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.execution.static import StaticRunner
-from ssd.gpu_memory import working
+from ssd.launch.memory import working
 from ssd.models.llama import Llama
 from ssd.models.weights import dummy
-from ssd.params import Speculation
 from tests.draft.pair import config
 
 WIDTH, INNER, VOCAB, LONGEST, SEQUENCES, PAGES = 16, 32, 4096, 24, 4, 8
@@ -71,12 +71,12 @@ def test_a_draft_works_in_what_is_set_aside(model: Llama) -> None:
     """The noise and the ranking of the largest shape, and the logits that all its shapes leave in one place."""
     settings = config(SPECULATION, max_num_seqs=SEQUENCES, draft_num_pages=PAGES, vocab_size=VOCAB)
     runner = TreeRunner(model, settings, "torch")
-    room = max(rooms_of_draft(SEQUENCES, SEQUENCES * SPECULATION.chains), key=lambda room: room.tokens)
-    most, largest = room.tokens, runner._steps[room]
-    largest.batch.fill_runs([], runner.tables, runner.store, warm=True)
+    shape = max(draft_shapes(SEQUENCES, SEQUENCES * SPECULATION.chains), key=lambda shape: shape.tokens)
+    most, largest = shape.tokens, runner._steps[shape]
+    largest.batch.fill_rows([], runner.tables, runner.tree_cache, warm=True)
     aside = working(most, most, WIDTH, INNER, VOCAB) + model.dtype.itemsize * most * VOCAB
     assert runner._kept.nbytes == model.dtype.itemsize * most * VOCAB
-    cold, warm = (peak(ranking.run) for ranking in largest.rankings)
+    cold, warm = (peak(ranking.run) for ranking in largest.ranked)
     assert cold <= warm
     assert aside / 2 < warm <= aside
 
@@ -85,12 +85,12 @@ def test_a_target_works_in_what_is_set_aside(model: Llama) -> None:
     """And the logits of every shape stay."""
     longest = 1 + SPECULATION.longest
     runner = StaticRunner(model, PAGES, 16, attention="torch", most_rows=SEQUENCES, longest=longest)
-    rooms = rooms_of_target(SEQUENCES, longest, False)
+    shapes = target_shapes(SEQUENCES, longest, False)
     runner.warm_up(longest)
     kept = sum(step.logits.nbytes for step in runner.steps.values())
-    assert kept == model.dtype.itemsize * sum(room.tokens for room in rooms) * VOCAB
-    step = runner.steps[rooms[-1]]
-    most = step.room.tokens
+    assert kept == model.dtype.itemsize * sum(shape.tokens for shape in shapes) * VOCAB
+    step = runner.steps[shapes[-1]]
+    most = step.shape.tokens
     aside = working(most, most, WIDTH, INNER, VOCAB) + model.dtype.itemsize * most * VOCAB
     assert peak(step.run) <= aside
     assert aside / 2 < peak(step.draw) <= aside

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ssd.launch_config import EngineOptions, resolve
-from ssd.supervisor import Engine
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 
 
 @contextmanager

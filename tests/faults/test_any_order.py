@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,33 +26,31 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
-from ssd.ipc.board import BoardReader, BoardWriter, Cached, Key, size_bytes
+from ssd.ipc.board import IDS, BoardReader, BoardWriter, Cached, Key, Place, size_bytes
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     TARGET_TO_FRONTEND,
     Admit,
     Launched,
-    Message,
-    Outcome,
     Outcomes,
     Rejoin,
     Release,
     Retune,
     Step,
     Submit,
-    pack,
-    unpack,
+    Verified,
 )
 from ssd.ipc.process import memory_file
-from ssd.params import SamplingParams, Speculation
-from ssd.restarts import Restarts
-from ssd.target import board_proposer
-from ssd.target.board_proposer import BoardProposer
+from ssd.ipc.public import Message, pack, unpack
+from ssd.launch.restarts import Restarts
 from ssd.target.engine import TargetEngine
+from ssd.target.proposer import BoardProposer
+from ssd.target.verification import PlainVerification
 from tests.draft.audit import PROMPTS, World, world_in
-from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Pair, config
+from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Pair, config, use_clock
 
 TOKENS = 30
 SLOTS = 3
@@ -91,10 +90,12 @@ class Draft:
         runner = Runner(self._world.draft.model, 120, PAGE_SIZE)
         return DraftEngine(settings, [runner], self._writer, self.epoch, VOCABULARY)
 
-    def _noted(self, slot: int, entries: Any, keys: list[Key], chains: list[list[int]]) -> None:
+    def _noted(
+        self, slot: int, entries: Any, keys: list[Key], chains: list[list[int]], places: Sequence[Place] = ()
+    ) -> None:
         for key, chain in zip(keys, chains, strict=True):
             self.shown.setdefault(key, []).append(list(chain))
-        self._publish(slot, entries, keys, chains)
+        self._publish(slot, entries, keys, chains, places)
 
     def work(self, messages: int, steps: int) -> None:
         """Read so many messages and take so many steps, like the loop of its process; what breaks it ends it."""
@@ -122,7 +123,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        board_proposer.time = self.clock = Clock()  # type: ignore[assignment]
+        self.clock = Clock()
+        use_clock(self.clock)
         self.descriptor = memory_file("board", size_bytes(SLOTS))
         self.reader = BoardReader(self.descriptor, SLOTS, VOCABULARY)
         self._find = self.reader.find
@@ -130,7 +132,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.proposer = BoardProposer(self.reader, self._post)
         settings = config(Speculation("ssd"), max_num_seqs=SLOTS, num_pages=60, max_num_batched_tokens=24)
         runner = Runner(self.world.target.model, 60, PAGE_SIZE)
-        self.engine = TargetEngine(settings, runner, self.proposer)
+        self.engine = TargetEngine(settings, PlainVerification(runner), self.proposer)
         self.ids: dict[int, list[int]] = {}
         self.stuck: dict[int, int] = {}
         self.epoch = 0
@@ -262,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
         message = queue.pop(dice.randrange(len(queue)))
         if how == "garble" and isinstance(message, Outcomes):
             wrong = dice.randrange(4), dice.randrange(VOCABULARY), dice.randrange(-1, 4)
-            message = Outcomes([Outcome(row.request, row.round, *wrong) for row in message.rows])
+            message = Outcomes([Verified(row.request, row.round, *wrong) for row in message.rows])
         for _ in range({"lose": 0, "double": 2}.get(how, 1)):
             queue.insert(dice.randrange(len(queue) + 1), message)
 
@@ -275,9 +277,9 @@ class AnyOrder(RuleBasedStateMachine):
             return
         for slot, entry in zip(*slots[:, :, 0].nonzero(), strict=True):
             if how == "ids":
-                slots[slot, entry, 9 + dice.randrange(3)] = dice.randrange(VOCABULARY)
+                slots[slot, entry, IDS + dice.randrange(3)] = dice.randrange(VOCABULARY)
             elif how == "anything":
-                slots[slot, entry, dice.randrange(13)] = dice.choice((0, -1, 1, 2**62, dice.randrange(VOCABULARY)))
+                slots[slot, entry, dice.randrange(IDS + 4)] = dice.choice((0, -1, 1, 2**62, dice.randrange(VOCABULARY)))
             else:
                 slots[dice.randrange(SLOTS), dice.randrange(16)] = slots[slot, entry]
 
@@ -286,7 +288,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_draft_is_told_of_what_runs(self) -> None:
         running = {sequence.request for sequence in self.engine.scheduler.running}
-        assert set(self.proposer._followers._known) <= running
+        assert set(self.proposer.session.tracked._tracked) <= running
         assert self.proposer.state in ("up", "down", "open", "half_open")
 
     def teardown(self) -> None:
@@ -301,6 +303,13 @@ class AnyOrder(RuleBasedStateMachine):
         os.close(self.descriptor)
 
 
+@pytest.fixture(autouse=True)
+def real_time() -> Iterator[None]:
+    """Afterwards."""
+    yield
+    use_clock(time)
+
+
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> type[AnyOrder]:
     world = world_in(tmp_path_factory.mktemp("world"))
@@ -311,8 +320,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> type[AnyOrder]:
     return type("Machine", (AnyOrder,), {"world": world, "expected": expected})
 
 
-def test_whatever_happens_in_whatever_order(machine: type[AnyOrder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_proposer, "time", Clock())
+def test_whatever_happens_in_whatever_order(machine: type[AnyOrder]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -336,11 +344,8 @@ def test_whatever_happens_in_whatever_order(machine: type[AnyOrder], monkeypatch
     ],
     ids=["replace", "kill", "old hello", *SCRIBBLES, "leave", "lose", "double", "overtake", "garble"],
 )
-def test_the_same_again_and_again(
-    machine: type[AnyOrder], fault: Callable[[AnyOrder, int], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_again_and_again(machine: type[AnyOrder], fault: Callable[[AnyOrder, int], Any]) -> None:
     """Every fault often enough to matter, while the draft is of use."""
-    monkeypatch.setattr(board_proposer, "time", Clock())
     for which in ([0, 1, 3], [1, 2, 0]):
         one = machine()
         one.begin(which)

@@ -10,7 +10,7 @@ import torch
 
 from ssd import LLM, SamplingParams
 from ssd.client import Completion
-from ssd.params import Speculation
+from ssd.config.params import Speculation
 from tests.draft.pair import Pair, config, params
 from tests.exactness.plain import Plain
 from tests.faults.engine import gone

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from soaking.kills import POINTS, kills
+
+from tools.soak.kills import POINTS, kills
 
 COUNT = 1000
 

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from ssd import LLM, SamplingParams, failpoints
 from ssd.client import Client
-from ssd.config import EngineConfig, Nodes
+from ssd.config.engine import EngineConfig, Nodes
+from ssd.config.params import Mode, Speculation
 from ssd.errors import EngineDeadError, RequestError, UsageError
-from ssd.follower_node import merged
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Mode, Speculation
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.launch.follower_node import merged
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 from tests.cli.launched import children
 from tests.faults.engine import gone, shared_memory
 from tests.models import tiny

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Hello, Ready, Step, Submit
-from ssd.params import SamplingParams, Speculation
 from tests.mock.test_protocol import Frontend
 from tests.models import tiny
 from tests.scripted_engine import child_process, engine_config

@@ -18,20 +18,22 @@ import pytest
 
 from ssd import failpoints
 from ssd.client import Client
+from ssd.config.params import SamplingParams, Speculation
+from ssd.config.roles import ROLES
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.run_directory import run_directory
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import SamplingParams, Speculation
-from ssd.roles import ROLES
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 from tests.faults.engine import descriptors, gone, running_engine, shared_memory
 
 PROMPT = "The capital of France is"
 HOST = """
 import sys
-from ssd.launch_config import EngineOptions, resolve
-from ssd.supervisor import Engine
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 engine = Engine(resolve(EngineOptions()))
 engine.start()
 print(engine.address, *engine.pids.values(), flush=True)
@@ -163,7 +165,7 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, "target.submit=hang@0.3")
-    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=10.0)), failpoints=True))
+    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=5.0)), failpoints=True))
     with engine, Client(engine.address) as client:
         monkeypatch.delenv(failpoints.VARIABLE)  # the next target is sound
         target = engine.pids["target"]

@@ -17,11 +17,12 @@ import pytest
 
 from ssd import LLM, SamplingParams, failpoints
 from ssd.client import Client
+from ssd.config.params import Mode, Speculation
 from ssd.errors import EngineDeadError, RequestError, UsageError
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Mode, Speculation
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 from tests.faults.engine import descriptors, gone, shared_memory
 from tests.models import tiny
 

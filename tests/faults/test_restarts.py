@@ -17,15 +17,15 @@ import msgspec
 import pytest
 
 from ssd.client import AsyncClient, Client
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 from ssd.mock.oracle import Answer
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.models.checkpoint import inspect
-from ssd.models.stopping import stop_token_ids
-from ssd.params import SamplingParams
-from ssd.server_config import ServerOptions
-from ssd.supervisor import Engine
+from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.faults.engine import descriptors, gone
 
 PATIENCE_S = 30.0

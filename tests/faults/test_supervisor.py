@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from ssd.client import Client
-from ssd.launch_config import EngineOptions, resolve
-from ssd.monitor import lanes
+from ssd.config.params import SamplingParams
+from ssd.ipc import trace_ring
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 from ssd.monitor.publisher import Publisher
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
 from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S
 
@@ -34,10 +35,10 @@ def engine() -> Iterator[Engine]:
 
 def test_wild_lanes_do_not_keep_a_dead_process_from_being_replaced(engine: Engine) -> None:
     descriptor = next(
-        fd for fd in Path("/proc/self/fd").iterdir() if "memfd:ssd-events" in os.readlink(fd)
+        fd for fd in Path("/proc/self/fd").iterdir() if "memfd:ssd-trace" in os.readlink(fd)
     )  # which every child has, too
-    with descriptor.open("r+b") as file, mmap.mmap(file.fileno(), lanes.SIZE_BYTES) as memory:
-        memory[:] = b"\xff" * 7 + b"\x7f" + b"\xff" * (lanes.SIZE_BYTES - 8)
+    with descriptor.open("r+b") as file, mmap.mmap(file.fileno(), trace_ring.SIZE_BYTES) as memory:
+        memory[:] = b"\xff" * 7 + b"\x7f" + b"\xff" * (trace_ring.SIZE_BYTES - 8)
     target = engine.pids["target"]
     os.kill(target, signal.SIGKILL)
     assert gone(target, PATIENCE_S)

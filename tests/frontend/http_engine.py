@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ssd.config import EngineConfig, Server
+from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.ipc.listening import listen
-from ssd.ipc.messages import Emission, Metrics, Submit, TokenLogprob
+from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.public import Metrics, TokenLogprob
 from tests.scripted_engine import PATIENCE_S, ScriptedEngine, engine_config, following, gateway_thread, scripted_engine
 
 
@@ -51,9 +52,9 @@ class HttpEngine:
 
 
 @contextmanager
-def http_engine(server: Server | None = None, **changes: Any) -> Iterator[HttpEngine]:
+def http_engine(server: ServerConfig | None = None, **changes: Any) -> Iterator[HttpEngine]:
     """A frontend that serves HTTP on any free port."""
-    server = server or Server(names=("scripted", "alias"), port=0)
+    server = server or ServerConfig(names=("scripted", "alias"), port=0)
     config: EngineConfig = engine_config(server=server, **changes)
     with ExitStack() as stack:
         listening = listen(server)

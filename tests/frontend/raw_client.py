@@ -9,11 +9,11 @@ from typing import Any
 
 import zmq
 
-from ssd.config import Limits, Server
+from ssd.config.engine import Limits, ServerConfig
+from ssd.config.params import SamplingParams
 from ssd.frontend.process import Frontend
 from ssd.ipc import sockets
-from ssd.ipc.messages import FRONTEND_TO_CLIENT, Chunk, Describe, Generate, Message, pack
-from ssd.params import SamplingParams
+from ssd.ipc.public import FRONTEND_TO_CLIENT, Chunk, Describe, Generate, Message, pack
 from tests.scripted_engine import PATIENCE_S, ScriptedEngine, engine_config, gateway_thread, scripted_engine
 
 FLOOD = 5000
@@ -84,7 +84,7 @@ class Setup:
 
 @contextmanager
 def scripted_frontend(**limits: Any) -> Iterator[Setup]:
-    server = Server(names=("scripted",), limits=Limits(**limits))
+    server = ServerConfig(names=("scripted",), limits=Limits(**limits))
     with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)) as frontend:
         client = RawClient(engine.address)
         yield Setup(engine, frontend, client)

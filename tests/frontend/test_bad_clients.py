@@ -10,7 +10,8 @@ from ssd.errors import EngineDeadError
 from ssd.frontend import gateway
 from ssd.ipc import sockets
 from ssd.ipc.connection import Answer, Connection
-from ssd.ipc.messages import Cancel, Chunk, Describe, Description, Done, Emission, Failed, Generate, Message, pack
+from ssd.ipc.messages import Emission
+from ssd.ipc.public import Cancel, Chunk, Describe, Description, Done, Failed, Generate, Message, pack
 from tests.frontend.http_engine import http_engine
 from tests.frontend.raw_client import FLOOD, RawClient, Setup, prompt, scripted_frontend
 from tests.scripted_engine import engine_config, gateway_process, scripted_engine

@@ -1,4 +1,4 @@
-"""The Grafana dashboard in tools/: what it asks for is what a running frontend serves."""
+"""The Grafana dashboard in examples/grafana/: what it asks for is what a running frontend serves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ssd.ipc.messages import Emission, Load, Metrics, Step
+from ssd.ipc.messages import Emission, Load, Step
+from ssd.ipc.public import Metrics
 from tests.frontend.http_engine import HttpEngine
 from tests.frontend.test_http_metrics import begin, exposition
 
-FILE = Path(__file__).parents[2] / "tools" / "grafana" / "ssd.json"
+FILE = Path(__file__).parents[2] / "examples" / "grafana" / "ssd.json"
 GRAFANAS_OWN = {"__rate_interval"}
 PROMETHEUS_OWN = {"instance", "le"}
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.frontend.detokenization import Detokenizer
+from ssd.frontend.detokenization import Detokenizer, Vocabulary
 from ssd.frontend.tokenization import Tokenizer
-from ssd.frontend.vocabulary import Vocabulary
 from tests.scripted_engine import MODEL
 
 TOKENIZER = Tokenizer(MODEL)

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from ssd.config import Limits, Server
+from ssd.config.engine import Limits, ServerConfig
+from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import SsdError
 from ssd.frontend.process import Frontend
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import (
+from ssd.ipc.messages import Emission
+from ssd.ipc.process import Child, Start
+from ssd.ipc.public import (
     Cancel,
     ChatMessage,
     Chunk,
     Describe,
     Description,
     Done,
-    Emission,
     Failed,
     Generate,
     Metrics,
@@ -28,8 +30,6 @@ from ssd.ipc.messages import (
     Usage,
     pack,
 )
-from ssd.ipc.process import Child, Start
-from ssd.params import SamplingParams, Speculation
 from tests.frontend.raw_client import RawClient, Setup, prompt, scripted_frontend
 from tests.scripted_engine import (
     MODEL,
@@ -258,7 +258,7 @@ def test_an_open_name_cannot_be_used_again_until_it_ends(setup: Setup) -> None:
 
 
 def test_more_requests_than_the_limit_are_refused() -> None:
-    server = Server(names=("scripted",), limits=Limits(max_open_requests=2))
+    server = ServerConfig(names=("scripted",), limits=Limits(max_open_requests=2))
     with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)):
         client = RawClient(engine.address)
         for name in (1, 2):
@@ -343,10 +343,10 @@ def test_bad_frames_from_clients_and_target_are_counted_and_dropped(setup: Setup
         setup.client.send_frames(*bomb)
     setup.client.send(prompt(1))
     request = setup.engine.target.next_submit().request
-    assert setup.frontend.desk.bad_frames == len(bombs)
+    assert setup.frontend.manager.bad_frames == len(bombs)
     setup.engine.target.garbage(b"nonsense")
     setup.engine.target.garbage(header, b"\xc1")
     setup.engine.target.step(Emission(request, [28120], finish_reason="stop"))
     assert isinstance(setup.client.receive(), Chunk)
     assert isinstance(setup.client.receive(), Done)
-    assert setup.frontend.desk.bad_frames == len(bombs) + 2
+    assert setup.frontend.manager.bad_frames == len(bombs) + 2

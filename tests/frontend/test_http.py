@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ssd.config import Limits, Server
+from ssd.config.engine import Limits, ServerConfig
+from ssd.config.params import Speculation, derived_seed
 from ssd.ipc.messages import Emission
-from ssd.params import Speculation, derived_seed
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_gateway import TOKENIZER
 
@@ -195,7 +195,7 @@ def test_every_sampling_parameter_arrives(scripted: HttpEngine) -> None:
 
 
 def test_a_request_may_say_how_it_is_speculated_on() -> None:
-    server = Server(names=("scripted",), port=0)
+    server = ServerConfig(names=("scripted",), port=0)
     with http_engine(server, draft="draft", speculation=Speculation("ssd", 4, (3, 2, 2, 1, 1))) as engine:
         for asked, expected in (
             ({"enabled": False}, Speculation("ar")),
@@ -376,7 +376,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_abort() -> None:
 def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
     import socket
 
-    server = Server(names=("scripted",), uds=str(tmp_path / "s"))
+    server = ServerConfig(names=("scripted",), uds=str(tmp_path / "s"))
     with http_engine(server):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(server.uds)

@@ -12,16 +12,17 @@ from itertools import chain
 
 import pytest
 
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.admission import checked_ids, most_scored
-from ssd.frontend.desk import Desk, Request
 from ssd.frontend.http import exchange
 from ssd.frontend.http.connection import Connection
 from ssd.frontend.http.exchange import Gone
 from ssd.frontend.http.generation import Generation
+from ssd.frontend.request_manager import Request, RequestManager
 from ssd.ipc import sockets
-from ssd.ipc.messages import Emission, Generate, Step, TokenLogprob, pack
-from ssd.params import SamplingParams
+from ssd.ipc.messages import Emission, Step
+from ssd.ipc.public import Generate, TokenLogprob, pack
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
 from tests.scripted_engine import engine_config, text_processes
@@ -142,14 +143,14 @@ def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(stream: bool
 def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
     scripted: HttpEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Desk.open
+    opened = RequestManager.open
 
-    def only_once(self: Desk, message: Generate, wake: object) -> Request:
+    def only_once(self: RequestManager, message: Generate, wake: object) -> Request:
         if message.id == 1:
             raise ValueError("a bug")
         return opened(self, message, wake)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Desk, "open", only_once)
+    monkeypatch.setattr(RequestManager, "open", only_once)
     connection = begin(scripted, n=2, prompt=[5])
     request = scripted.engine.target.next_submit().request
     answer = connection.getresponse()

@@ -10,13 +10,14 @@ import time
 
 import pytest
 
-from ssd.config import Server
+from ssd.config.engine import ServerConfig
 from ssd.errors import SsdError
 from ssd.frontend.http import connection, server
 from ssd.frontend.process import Frontend, run
 from ssd.ipc.listening import listen
-from ssd.ipc.messages import Describe, Description, Emission
+from ssd.ipc.messages import Emission
 from ssd.ipc.process import Child, Start
+from ssd.ipc.public import Describe, Description
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.raw_client import RawClient
 from tests.frontend.test_http_limits import BODY, HEAD, LIMITS, SERVER, raw, until_closed
@@ -142,9 +143,9 @@ def test_connections_leave_descriptors_for_what_else_there_is() -> None:
     """Before, 1000 idle ones used all of 512 descriptors, and the next ZeroMQ client ended the process."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
-    listening = listen(Server(port=0))
+    listening = listen(ServerConfig(port=0))
     with scripted_engine() as engine:
-        config = engine_config(server=Server(names=("scripted",)))
+        config = engine_config(server=ServerConfig(names=("scripted",)))
         http = HttpEngine(listening.getsockname()[1], engine)
         with gateway_process(engine, config, listening.fileno(), descriptors=512) as process:
             engine.target.shake_hands()

@@ -1,4 +1,4 @@
-"""Every limit of the HTTP interface at its border, and what a hostile client may try (RELIABILITY 2, 3)."""
+"""Every limit of the HTTP interface at its border, and what a hostile client may try."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd.config import Limits, Server
+from ssd.config.engine import Limits, ServerConfig
 from ssd.ipc.messages import Emission, Submit
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.scripted_engine import PATIENCE_S
@@ -24,7 +24,7 @@ LIMITS = Limits(
     slow_reader_tokens=200,
     slow_reader_seconds=0.5,
 )
-SERVER = Server(names=("scripted",), port=0, limits=LIMITS)
+SERVER = ServerConfig(names=("scripted",), port=0, limits=LIMITS)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = {"model": "scripted", "prompt": "a", "max_tokens": 1}
 IDS = [5, 6, 7]
@@ -212,7 +212,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_request(scripted: 
     ids=["tokens", "seconds"],
 )
 def test_a_client_that_does_not_read_its_stream_loses_it(limits: Limits) -> None:
-    with http_engine(Server(names=("scripted",), port=0, limits=limits)) as engine:
+    with http_engine(ServerConfig(names=("scripted",), port=0, limits=limits)) as engine:
         client = raw(engine)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps(BODY | {"stream": True, "max_tokens": 256}).encode()
@@ -235,7 +235,10 @@ def test_every_route_but_health_wants_a_key(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first\nsecond\n")
     file.chmod(0o600)
-    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine, answering(engine, [5]):
+    with (
+        http_engine(ServerConfig(names=("scripted",), port=0, api_key_file=str(file))) as engine,
+        answering(engine, [5]),
+    ):
         document = json.loads(engine.ask("GET", "/openapi.json", headers={"authorization": "Bearer first"})[2])
         for path, methods in document["paths"].items():
             for method in methods:
@@ -267,13 +270,13 @@ def test_prompts_are_shared_between_requests_with_one_key_and_one_salt(tmp_path:
     file.write_text("first\nsecond\n")
     file.chmod(0o600)
     asked = [("first", {}), ("second", {}), ("first", {"cache_salt": "a"}), ("second", {"cache_salt": "a"})]
-    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine:
+    with http_engine(ServerConfig(names=("scripted",), port=0, api_key_file=str(file))) as engine:
         salts = [submitted(engine, key, **body).params.cache_salt for key, body in asked]
         again = [submitted(engine, key, **body).params.cache_salt for key, body in asked]
         assert len(set(salts)) == 4 and again == salts
         assert not any(key in salt for salt in salts for key in ("first", "second"))
     file.write_text("first\n")
-    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine:
+    with http_engine(ServerConfig(names=("scripted",), port=0, api_key_file=str(file))) as engine:
         assert [submitted(engine, "first", **body).params.cache_salt for _, body in asked] == ["", "", "a", "a"]
 
 

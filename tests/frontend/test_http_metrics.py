@@ -8,15 +8,16 @@ from http.client import HTTPConnection
 
 from msgspec.structs import replace
 
-from ssd.config import Server
-from ssd.frontend.desk import Desk
-from ssd.frontend.metrics import Metrics as Observing
-from ssd.ipc.messages import Emission, Load, Message, Metrics, Step
+from ssd.config.engine import ServerConfig
+from ssd.frontend.prometheus import PrometheusExporter
+from ssd.frontend.request_manager import RequestManager
+from ssd.ipc.messages import Emission, Load, Step
+from ssd.ipc.public import Message, Metrics
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.test_desk import with_desk
+from tests.frontend.test_request_manager import with_manager
 from tests.scripted_engine import PATIENCE_S
 
-COMPATIBLE = Server(names=("scripted",), port=0, metrics_compat="vllm")
+COMPATIBLE = ServerConfig(names=("scripted",), port=0, metrics_compat="vllm")
 
 
 def begin(engine: HttpEngine) -> HTTPConnection:
@@ -114,16 +115,16 @@ def test_names_of_models_are_left_alone() -> None:
 
 
 def test_losses_are_counted_once() -> None:
-    async def body(desk: Desk, sent: list[Message]) -> None:
-        metrics = Observing(desk, "none")
+    async def body(manager: RequestManager, sent: list[Message]) -> None:
+        metrics = PrometheusExporter(manager, "none")
         for state in ("up", "up", "down", "down", "half_open", "up"):
-            desk.step(Step([], Load(draft_state=state)))
-        desk.target_lost()
-        desk.target_lost()  # that of one which never said hello
-        desk.target_back()
-        desk.step(Step([], Load(draft_state="down")))
+            manager.step(Step([], Load(draft_state=state)))
+        manager.target_lost()
+        manager.target_lost()  # that of one which never said hello
+        manager.target_back()
+        manager.step(Step([], Load(draft_state="down")))
         text = metrics.text().decode()
         for lost in ("draft", "target"):
-            assert f'ssd:{lost}_losses_total{{model_name="{desk.config.target_name}"}} 1.0\n' in text
+            assert f'ssd:{lost}_losses_total{{model_name="{manager.config.target_name}"}} 1.0\n' in text
 
-    with_desk(body)
+    with_manager(body)

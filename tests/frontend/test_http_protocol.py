@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd.config import Server
+from ssd.config.engine import ServerConfig
 from ssd.ipc.messages import Emission
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_http_connection import completion, error
@@ -178,7 +178,9 @@ def test_no_other_origin_is_let_in(http: HttpEngine) -> None:
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[HttpEngine]:
-    with http_engine(Server(names=("scripted",), port=0, limits=LIMITS, allowed_hosts=("Proxy.example",))) as engine:
+    with http_engine(
+        ServerConfig(names=("scripted",), port=0, limits=LIMITS, allowed_hosts=("Proxy.example",))
+    ) as engine:
         yield engine
 
 
@@ -223,9 +225,9 @@ def test_where_keys_or_the_file_system_say_who_may_ask_any_name_does(tmp_path: P
     file = tmp_path / "keys"
     file.write_text("key\n")
     file.chmod(0o600)
-    with http_engine(Server(names=("scripted",), port=0, api_key_file=str(file))) as engine:
+    with http_engine(ServerConfig(names=("scripted",), port=0, api_key_file=str(file))) as engine:
         assert engine.ask("GET", "/health", headers={"host": "any.example"})[0] == 200
-    with http_engine(Server(names=("scripted",), uds=str(tmp_path / "socket"))):
+    with http_engine(ServerConfig(names=("scripted",), uds=str(tmp_path / "socket"))):
         client = socket.socket(socket.AF_UNIX)
         client.connect(str(tmp_path / "socket"))
         client.sendall(b"GET /health HTTP/1.1\r\nhost: any.example\r\n\r\n")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ssd.errors import UsageError
-from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, Lane
+from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import ChatMessage
+from ssd.ipc.public import ChatMessage
 from tests.scripted_engine import MODEL, PATIENCE_S, text_processes
 
 HELLO = [ChatMessage("user", "Hello there")]
@@ -51,15 +51,15 @@ def test_the_replies_are_those_of_the_tokenizer() -> None:
         vocabulary = await pool.start()
         assert vocabulary == tokenizer.vocabulary()
         ids = tokenizer.encode(text)
-        for lane in (Lane.PROMPT, Lane.LONG, Lane.LOOKUP):
-            found = await pool.do(lane, Encode(text, most=10_000))
+        for worker in (TextWorker.PROMPT, TextWorker.LONG, TextWorker.LOOKUP):
+            found = await pool.do(worker, Encode(text, most=10_000))
             assert memoryview(found.ids).cast("I").tolist() == ids and found.count == len(ids)
-        told = await pool.do(Lane.LOOKUP, Encode(text, most=10_000, as_json=True))
+        told = await pool.do(TextWorker.LOOKUP, Encode(text, most=10_000, as_json=True))
         assert json.loads(told.ids) == ids
-        assert await pool.do(Lane.PROMPT, Encode(text, most=10)) == Encoded(len(ids), b"")
-        chat = await pool.do(Lane.CHAT, CHAT)
+        assert await pool.do(TextWorker.PROMPT, Encode(text, most=10)) == Encoded(len(ids), b"")
+        chat = await pool.do(TextWorker.CHAT, CHAT)
         assert memoryview(chat.ids).cast("I").tolist() == tokenizer.encode_chat(HELLO)
-        assert (await pool.do(Lane.LOOKUP, Decode(ids))).text == text
+        assert (await pool.do(TextWorker.LOOKUP, Decode(ids))).text == text
 
     with_pool(MODEL, body)
     assert text_processes() == []
@@ -68,10 +68,10 @@ def test_the_replies_are_those_of_the_tokenizer() -> None:
 def test_a_long_text_holds_up_no_short_one() -> None:
     async def body(pool: TextPool) -> None:
         await pool.start()
-        long = [pool.do(lane, Encode("word " * 800_000, most=1)) for lane in (Lane.LONG, Lane.LOOKUP)]
+        long = [pool.do(worker, Encode("word " * 800_000, most=1)) for worker in (TextWorker.LONG, TextWorker.LOOKUP)]
         for _ in range(20):
-            assert (await pool.do(Lane.PROMPT, SHORT)).count
-            assert (await pool.do(Lane.CHAT, CHAT)).count
+            assert (await pool.do(TextWorker.PROMPT, SHORT)).count
+            assert (await pool.do(TextWorker.CHAT, CHAT)).count
         assert not any(job.done() for job in long)
         assert [found.count for found in await asyncio.gather(*long)] == [800_001] * 2
 
@@ -91,8 +91,8 @@ def test_a_long_text_holds_up_no_short_one() -> None:
 def test_a_hostile_template_costs_its_own_request(tmp_path: Path, template: str, cause: str) -> None:
     async def body(pool: TextPool) -> None:
         assert (await pool.start()).has_chat
-        chat = pool.do(Lane.CHAT, CHAT)
-        assert isinstance(await pool.do(Lane.PROMPT, SHORT), Encoded)
+        chat = pool.do(TextWorker.CHAT, CHAT)
+        assert isinstance(await pool.do(TextWorker.PROMPT, SHORT), Encoded)
         reply = await chat
         assert isinstance(reply, Broken) and cause in reply.message
 
@@ -104,7 +104,7 @@ def test_a_template_that_breaks_while_it_is_read_costs_chat_alone(tmp_path: Path
     async def body(pool: TextPool) -> None:
         vocabulary = await pool.start()
         assert not vocabulary.has_chat and vocabulary.no_chat
-        assert isinstance(await pool.do(Lane.PROMPT, SHORT), Encoded)
+        assert isinstance(await pool.do(TextWorker.PROMPT, SHORT), Encoded)
 
     with_pool(model(tmp_path, template), body)
 
@@ -123,9 +123,9 @@ def growing() -> dict[str, Any]:
 def test_a_hostile_tokenizer_costs_its_own_request(tmp_path: Path, changes: dict[str, Any]) -> None:
     async def body(pool: TextPool) -> None:
         await pool.start()
-        reply = await pool.do(Lane.PROMPT, Encode("a" * 60 + "b", most=100))
+        reply = await pool.do(TextWorker.PROMPT, Encode("a" * 60 + "b", most=100))
         assert isinstance(reply, Broken), reply
-        assert isinstance(await pool.do(Lane.PROMPT, Encode("sky blue", most=100)), Broken | Encoded)
+        assert isinstance(await pool.do(TextWorker.PROMPT, Encode("sky blue", most=100)), Broken | Encoded)
 
     with_pool(model(tmp_path, **changes), body)
 
@@ -160,8 +160,8 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, content: dict[
 def test_many_long_texts_hold_up_no_short_one() -> None:
     async def body(pool: TextPool) -> None:
         await pool.start()
-        long = [pool.do(Lane.LONG, Encode("word " * 20_000, most=1)) for _ in range(40)]
-        await pool.do(Lane.LONG, Encode("word " * 4_000, most=1))
+        long = [pool.do(TextWorker.LONG, Encode("word " * 20_000, most=1)) for _ in range(40)]
+        await pool.do(TextWorker.LONG, Encode("word " * 4_000, most=1))
         assert sum(job.done() for job in long) < 20
         for job in long:
             job.cancel()
@@ -172,7 +172,7 @@ def test_many_long_texts_hold_up_no_short_one() -> None:
 def test_the_end_of_the_server_is_not_blamed_on_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(pool: TextPool) -> None:
         await pool.start()
-        asked = pool.do(Lane.LONG, Encode("word " * 800_000, most=1))
+        asked = pool.do(TextWorker.LONG, Encode("word " * 800_000, most=1))
         while not asked.done():
             for pid in text_processes():
                 os.kill(pid, signal.SIGKILL)
@@ -188,10 +188,10 @@ def test_a_text_process_that_is_killed_costs_no_request(stop: signal.Signals, mo
 
     async def body(pool: TextPool) -> None:
         await pool.start()
-        expected = await pool.do(Lane.PROMPT, SHORT)
+        expected = await pool.do(TextWorker.PROMPT, SHORT)
         for victims in (slice(1, None), slice(0, 1), slice(0, None)):
             for pid in text_processes()[victims]:
                 os.kill(pid, stop)
-            assert await pool.do(Lane.PROMPT, SHORT) == expected
+            assert await pool.do(TextWorker.PROMPT, SHORT) == expected
 
     with_pool(MODEL, body)

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.messages import ChatMessage
+from ssd.ipc.public import ChatMessage
 from tests.scripted_engine import MODEL
 
 HELLO = [ChatMessage("user", "Hello there")]

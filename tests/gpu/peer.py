@@ -14,12 +14,12 @@ import msgspec
 import torch
 
 from ssd.execution.runner import device_of
+from ssd.ipc.arenas import Exported, HostTensor, Imported, settle
 from ssd.ipc.messages import ArenaHandle
-from ssd.ipc.shared import Exported, HostTensor, Imported, SharedTensor, settle
 from tests.gpu.conftest import DEVICE
 
 
-def opened(asked: dict[str, Any]) -> tuple[SharedTensor, Any]:
+def opened(asked: dict[str, Any]) -> tuple[HostTensor | Exported | Imported, Any]:
     device = device_of(DEVICE)
     if "export" in asked:
         exported = Exported("shared", asked["export"], device)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ssd.errors import UsageError
+from ssd.execution.runner import attention_backend
 from ssd.layers.attention import PLAIN, Scores
-from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention, attention_backend
+from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention
 from ssd.layers.triton_attention import TritonAttention
 from tests.layers.paged_case import Case, case
 
@@ -58,7 +59,7 @@ def test_triton_with_windows_caps_and_pages(page: int, rule: Scores) -> None:
 
 
 def test_parts_are_those_of_torch() -> None:
-    """Branches: how far each sees, and its sum, also where a window hides everything."""
+    """Chain tokens: how far each sees, and its sum, also where a window hides everything."""
     given, dice = case(((40, 300), (7, 33), (64, 1000)), (8, 2), 64, 16, torch.float32), Random(1)
     lengths = [length for queries, length in ((40, 300), (7, 33), (64, 1000)) for _ in range(queries)]
     seen = torch.tensor([length - dice.randrange(8) for length in lengths])

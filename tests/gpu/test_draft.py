@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.draft.arena import Branches
-from ssd.draft.level import Chains, Level, Paths
-from ssd.draft.static import StaticLevel, TreeRunner
+from ssd.config.params import Speculation
+from ssd.draft.drafter import ChainRows, Drafter, PathRow
+from ssd.draft.static_shapes import StaticDrafter, TreeRunner
+from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.interface import Model
-from ssd.params import Speculation
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
 from tests.draft.pair import config
@@ -33,7 +33,7 @@ def load(pair: tuple[Path, Path], dtype: torch.dtype, device: torch.device) -> M
     return registry.load(inspect(pair[1]), dtype, device, 256)
 
 
-def recorded(model: Model, attention: str = "auto", capture: bool = True) -> TreeRunner:
+def captured(model: Model, attention: str = "auto", capture: bool = True) -> TreeRunner:
     """Its pages held NaN before the graphs were made."""
     runner = TreeRunner(model, SETTINGS, attention, capture=capture)
     pages = (SETTINGS.draft_num_pages + 1) * SETTINGS.page_size
@@ -49,10 +49,10 @@ def test_guesses_are_those_of_plain_launches(
 ) -> None:
     """In double precision, where nothing is near to a tie; one sequence, or several, and again with the same graphs."""
     model, noise = load(pair, torch.float64, device), NoiseCache(VOCABULARY, device)
-    static = recorded(model, "torch")
+    static = captured(model, "torch")
     for count in (5, 1, 3, 5):
-        plain = Level(SETTINGS, Runner(model, 400, SETTINGS.page_size, attention="torch"), noise, VOCABULARY)
-        fixed = StaticLevel(SETTINGS, static, noise, VOCABULARY)
+        plain = Drafter(SETTINGS, Runner(model, 400, SETTINGS.page_size, attention="torch"), noise, VOCABULARY)
+        fixed = StaticDrafter(SETTINGS, static, noise, VOCABULARY)
         given = laws[-count:], LENGTHS[-count:], SETTINGS.speculation
         assert grown(fixed, trees_of(fixed, *given)) == grown(plain, trees_of(plain, *given))
 
@@ -63,7 +63,7 @@ def test_logits_are_those_of_plain_launches(
 ) -> None:
     """Of the kernels that there are for this device."""
     model = load(pair, dtype, device)
-    found = [chain_logits(recorded(model, capture=capture)) for capture in (True, False)]
+    found = [chain_logits(captured(model, capture=capture)) for capture in (True, False)]
     for recorded_ones, plain in zip(*found, strict=True):
         assert plain.isfinite().all()
         assert (recorded_ones - plain).norm() <= most * plain.norm()
@@ -71,17 +71,17 @@ def test_logits_are_those_of_plain_launches(
 
 def chain_logits(runner: TreeRunner) -> Sequence[Tensor]:
     """Of chains of three sequences, depth by depth."""
-    level = StaticLevel(SETTINGS, runner, NoiseCache(VOCABULARY, runner.model.device), VOCABULARY)
-    trees = trees_of(level, LAWS[:3], LENGTHS[:3], SETTINGS.speculation)
-    level.forward([Paths(tree, Row(tree.path, 0, tree.table.pages)) for tree in trees], [])
+    drafter = StaticDrafter(SETTINGS, runner, NoiseCache(VOCABULARY, runner.model.device), VOCABULARY)
+    trees = trees_of(drafter, LAWS[:3], LENGTHS[:3], SETTINGS.speculation)
+    drafter.forward([PathRow(tree, Row(tree.path, 0, tree.table.pages)) for tree in trees], [])
     found = []
     for depth in range(4):
-        chains = [Chains(tree, Branches(tree.table.pages, tree.base)) for tree in trees]
-        for index, (_, branches) in enumerate(chains):
+        chains = [ChainRows(tree, ChainTokens(tree.table.pages, tree.base)) for tree in trees]
+        for index, (_, tokens) in enumerate(chains):
             for place, fork in enumerate(FORKS):
-                branches.add(fork, len(FORKS) * index + place, depth, [7 * place + depth])
-        runs = runner.runs([], chains)
-        room = runner.room(runs)
-        assert room is not None
-        found.append(runner.logits(runs, room).double().cpu())
+                tokens.add(fork, len(FORKS) * index + place, depth, [7 * place + depth])
+        rows = runner.rows([], chains)
+        shape = runner.shape(rows)
+        assert shape is not None
+        found.append(runner.logits(rows, shape).double().cpu())
     return found

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd import LLM, SamplingParams
-from ssd.params import Mode, Speculation
+from ssd.config.params import Mode, Speculation
 
 PROMPTS = [[1, 2, 3, 4], [200, 7], [9] * 20]
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")

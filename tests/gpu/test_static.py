@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.draft.arena import Branches
-from ssd.draft.level import Chains, Paths
-from ssd.draft.static import StaticLevel, TreeRunner
+from ssd.config.params import Speculation
+from ssd.draft.drafter import ChainRows, PathRow
+from ssd.draft.static_shapes import StaticDrafter, TreeRunner
+from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.models.llama import Llama
 from ssd.models.weights import Weights, dummy
-from ssd.params import Speculation
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.draft.pair import config
@@ -110,8 +110,8 @@ def test_what_is_drawn_on_the_device_is_what_the_logits_say() -> None:
     laws = [Law(0.7, seed=5), Law(), Law(1.3, seed=2**63 - 1)]
     logits, noise = static.forward(rows).clone(), NoiseCache(VOCAB, GPU)
     scores = [
-        perturbed(piece, law, row.predicted, noise)
-        for piece, law, row in zip(logits.split([row.outputs for row in rows]), laws, rows, strict=True)
+        perturbed(chunk, law, row.predicted, noise)
+        for chunk, law, row in zip(logits.split([row.outputs for row in rows]), laws, rows, strict=True)
     ]
     assert static.sample(rows, laws) == argmax(torch.cat(scores))
     assert static.sample(rows, [Law()] * 3) == argmax(logits)
@@ -119,15 +119,15 @@ def test_what_is_drawn_on_the_device_is_what_the_logits_say() -> None:
 
 def test_hidden_states_are_those_of_plain_launches() -> None:
     first, rows = batch(*BATCHES[2])
-    shown = []
+    hidden = []
     for capture in (True, False):
         static = runner(torch.float32, capture=capture)
         static.forward(first)
-        plan = static.prepare(rows, (1, 3))
-        static.forward(rows, plan)
-        assert plan.shown.keys() == {1, 3}
-        shown.append(plan.shown)
-    assert all(error(shown[0][layer], shown[1][layer]) <= 1e-5 for layer in (1, 3))
+        context = static.prepare(rows, (1, 3))
+        static.forward(rows, context)
+        assert context.hidden.keys() == {1, 3}
+        hidden.append(context.hidden)
+    assert all(error(hidden[0][layer], hidden[1][layer]) <= 1e-5 for layer in (1, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -158,13 +158,13 @@ def test_a_tree_step_is_one_upload_one_graph_and_one_download(law: Law) -> None:
     settings = config(Speculation("ssd", 4, (3,)), page_size=PAGE, max_num_seqs=2, vocab_size=VOCAB)
     static = TreeRunner(llama(torch.bfloat16), settings)
     static.warm_up(16)
-    level = StaticLevel(settings, static, NoiseCache(VOCAB, GPU), VOCAB)
-    (tree,) = trees_of(level, [law], [9], settings.speculation)
-    level.forward([Paths(tree, Row(tree.path, 0, tree.table.pages))], [])
-    chains = Chains(tree, Branches(tree.table.pages, tree.base))
+    drafter = StaticDrafter(settings, static, NoiseCache(VOCAB, GPU), VOCAB)
+    (tree,) = trees_of(drafter, [law], [9], settings.speculation)
+    drafter.forward([PathRow(tree, Row(tree.path, 0, tree.table.pages))], [])
+    chains = ChainRows(tree, ChainTokens(tree.table.pages, tree.base))
     for cell in range(15):
-        chains.branches.add(cell % 4, cell, 0, [cell])
-    assert_one_launch(lambda: list(level.forward([], [chains])))
+        chains.tokens.add(cell % 4, cell, 0, [cell])
+    assert_one_launch(lambda: list(drafter.forward([], [chains])))
 
 
 def assert_one_launch(step: Callable[[], object]) -> None:

@@ -1,26 +1,32 @@
-"""Which memory target and draft share, what happens where a GPU's cannot be shared, and who ends first. The driver is
-a stand-in, all else is real."""
+"""Tensors and arenas of two processes: carriers, failures, and who ends first. Only the CUDA driver is a stand-in."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from ssd.config import EngineConfig, Features
-from ssd.ipc.arenas import DraftArenas, TargetArenas
+from ssd.config.engine import EngineConfig, Features
+from ssd.config.params import Speculation
+from ssd.ipc import cuda
+from ssd.ipc.arenas import DraftArenas, Exported, HostTensor, Imported, TargetArenas, settle
 from ssd.ipc.board import Key
-from ssd.ipc.features import Part, extend_tags
-from ssd.ipc.layouts import feature_layout, law_layout, on_gpus
+from ssd.ipc.cuda import CudaError
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.features import FeatureArena, Part, extend_tags
+from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
+from ssd.ipc.messages import TARGET_TO_DRAFT, ArenaHandle, Ready
 from ssd.ipc.process import Start, memory_file
-from ssd.params import Speculation
+from ssd.ipc.public import pack, unpack
 from tests.ipc.driver import OUT_OF_MEMORY, Driver, installed
 
 DEVICE = torch.device("cpu")
+SIZE = 3 * 2**20 + 8
 SPECULATION = Speculation("ssd", 2, (1,), sampler="rejection")
 CONFIG = EngineConfig(
     target="target",
@@ -46,29 +52,157 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return installed(monkeypatch)
 
 
+# -- tensors of two processes ------------------------------------------------------------------------------------------
+
+
+def sent(handle: ArenaHandle) -> ArenaHandle:
+    """As the other process has it."""
+    _, ready = unpack(pack(Ready([handle])), TARGET_TO_DRAFT)
+    assert ready.arenas == [handle]
+    return ready.arenas[0]
+
+
+def sides(carrier: str) -> tuple[HostTensor | Exported, HostTensor | Imported]:
+    if carrier == "device":
+        exported = Exported("draft_probs", SIZE, DEVICE)
+        return exported, Imported(sent(exported.handle), DEVICE)
+    descriptor = memory_file("draft-probs", 64 + SIZE)
+    views = HostTensor(descriptor, SIZE, 64), HostTensor(descriptor, SIZE, 64)
+    os.close(descriptor)
+    return views
+
+
+@pytest.mark.parametrize("carrier", ["host", "device"])
+def test_what_one_side_writes_the_other_reads(carrier: str, driver: Driver) -> None:
+    ours, theirs = sides(carrier)
+    assert ours.data.shape == theirs.data.shape == (SIZE,) and not theirs.data.any()
+    ours.data.view(torch.int64)[-1] = 2**40
+    theirs.data.view(torch.float32)[0] = 0.5
+    settle(theirs.data)
+    assert theirs.data.view(torch.int64)[-1] == 2**40 and ours.data.view(torch.float32)[0] == 0.5
+    theirs.close()
+    ours.close()
+    assert not driver.opened and not driver.allocated
+
+
+def test_a_view_that_only_reads_sees_what_is_written() -> None:
+    descriptor = memory_file("features", 96)
+    theirs, ours = HostTensor(descriptor, 32, 64, writable=False), HostTensor(descriptor, 96)
+    os.close(descriptor)
+    ours.data[64] = 7
+    assert theirs.data.tolist() == [7] + [0] * 31
+
+
+def test_nothing_else_lies_in_what_is_exported(driver: Driver) -> None:
+    exported = Exported("draft_probs", SIZE, DEVICE)
+    (memory,) = driver.allocated.values()
+    assert len(memory) % cuda.GRAIN == 0 and len(memory) >= SIZE + len(exported.handle.mark)
+
+
+@pytest.mark.parametrize(
+    "function", ["cuInit", "cuMemAlloc_v2", "cuMemsetD8_v2", "cuMemcpyHtoD_v2", "cuIpcGetMemHandle"]
+)
+def test_an_export_that_fails_leaves_nothing(function: str, driver: Driver) -> None:
+    driver.fails[function] = OUT_OF_MEMORY
+    with pytest.raises(CudaError, match=f"{function}: CUDA_ERROR_OUT_OF_MEMORY"):
+        Exported("draft_probs", SIZE, DEVICE)
+    assert not driver.allocated
+
+
+@pytest.mark.parametrize("function", ["cuDeviceGetUuid_v2", "cuIpcOpenMemHandle_v2", "cuMemcpyDtoH_v2"])
+def test_an_import_that_fails_leaves_nothing_open(function: str, driver: Driver) -> None:
+    exported = Exported("draft_probs", SIZE, DEVICE)
+    driver.fails[function] = 999
+    with pytest.raises(CudaError, match=f"{function}: error 999"):
+        Imported(exported.handle, DEVICE)
+    assert not driver.opened and driver.allocated
+
+
+def test_memory_that_is_not_what_was_exported_is_not_used(driver: Driver) -> None:
+    first, second = Exported("draft_probs", SIZE, DEVICE), Exported("draft_probs", SIZE, DEVICE)
+    stale = ArenaHandle("draft_probs", SIZE, second.handle.memory, first.handle.gpu, first.handle.mark)
+    with pytest.raises(CudaError, match="not what was exported"):
+        Imported(stale, DEVICE)
+    assert not driver.opened
+
+
+@pytest.mark.parametrize(
+    ("gpus", "peers", "cause"), [(b"B", True, "hidden"), (b"BA", False, "cuda:0 has no access to .* cuda:1")]
+)
+def test_a_gpu_out_of_reach_is_not_opened(gpus: bytes, peers: bool, cause: str, driver: Driver) -> None:
+    exported = Exported("draft_probs", SIZE, DEVICE)
+    driver.gpus, driver.peers = gpus, peers
+    with pytest.raises(CudaError, match=cause):
+        Imported(exported.handle, DEVICE)
+    assert not driver.opened
+    driver.gpus, driver.peers = b"BA", True
+    Imported(exported.handle, DEVICE).close()
+
+
+def test_the_device_is_done_before_memory_is_unmapped(driver: Driver) -> None:
+    exported = Exported("draft_probs", SIZE, DEVICE)
+    imported = Imported(exported.handle, DEVICE)
+    driver.calls.clear()
+    imported.close()
+    assert driver.calls.index("cuCtxSynchronize") < driver.calls.index("cuIpcCloseMemHandle")
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_LIBRARY", "libcuda-that-is-not-there.so")
+    cuda._library.cache_clear()
+    with pytest.raises(CudaError, match="no CUDA driver"):
+        Exported("draft_probs", SIZE, DEVICE)
+
+
+def test_a_driver_that_is_too_old_says_so(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Driver, "_cuDeviceGetUuid_v2")
+    with pytest.raises(CudaError, match="too old"):
+        Exported("draft_probs", SIZE, DEVICE)
+    assert not driver.allocated
+
+
+# -- arenas ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """What both are told at their start."""
-    laws = memory_file("laws", law_layout(2, SPECULATION, 3).size_bytes)
+    probs = memory_file("draft-probs", draft_probs_layout(2, SPECULATION, 3).size_bytes)
     features = memory_file("features", feature_layout(CONFIG).size_bytes)
-    yield Start("target", 1, "", CONFIG, (), -1, -1, laws_fd=laws, features_fd=features)
-    os.close(laws)
+    yield Start("target", 1, "", CONFIG, (), -1, -1, draft_probs_fd=probs, features_fd=features)
+    os.close(probs)
     os.close(features)
+
+
+def target_of(start: Start) -> TargetArenas:
+    arenas = DraftProbsArena.of(start), FeatureArena.of(start, writable=True)
+    return TargetArenas(start.config, arenas, DEVICE)
+
+
+def draft_of(start: Start) -> DraftArenas:
+    return DraftArenas((DraftProbsArena.of(start), FeatureArena.of(start)), DEVICE)
+
+
+def probs_of(side: TargetArenas | DraftArenas) -> DraftProbsArena:
+    return cast(DraftProbsArena, side.arenas["draft_probs"])
+
+
+def features_of(side: TargetArenas | DraftArenas) -> FeatureArena:
+    return cast(FeatureArena, side.arenas["features"])
 
 
 def flows(target: TargetArenas, draft: DraftArenas) -> bool:
     """Whether what one writes the other reads, both ways."""
-    assert target.laws and target.features and draft.laws and draft.features
-    draft.laws.write(1, 0, KEY, 0, [2], [ROWS[0] / 3])
-    draft.laws.show()
-    target.features.write([Part(0, [3], 0, TAGS)], ROWS)
-    laws, features = target.laws.read(1, 0, KEY, [2]), draft.features.read(0, 0, TAGS)
-    return torch.equal(laws, ROWS[:1] / 3) and torch.equal(features, ROWS)
+    probs_of(draft).write(1, 0, KEY, 0, [2], [ROWS[0] / 3])
+    probs_of(draft).show()
+    features_of(target).write([Part(0, [3], 0, TAGS)], ROWS)
+    probs, features = probs_of(target).read(1, 0, KEY, [2]), features_of(draft).read(0, 0, TAGS)
+    return torch.equal(probs, ROWS[:1] / 3) and torch.equal(features, ROWS)
 
 
 def on_host(side: TargetArenas | DraftArenas) -> bool:
     """Where its rows are."""
-    return all(arena._rows.data_ptr() == arena._host.data.data_ptr() for arena in side._named.values())
+    return all(arena._rows.data_ptr() == arena._host.data.data_ptr() for arena in side.arenas.values())
 
 
 @pytest.mark.parametrize(
@@ -81,14 +215,14 @@ def test_memory_of_a_gpu_is_for_two_on_gpus(device: str, draft_device: str, expe
 
 def test_with_one_of_them_on_a_cpu_no_driver_is_asked(start: Start, driver: Driver) -> None:
     start = replace(start, config=replace(CONFIG, draft_device="cpu"))
-    target, draft = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
+    target, draft = target_of(start), draft_of(start)
     assert draft.open(target.handles) and flows(target, draft) and on_host(target)
     assert not driver.calls
 
 
 def test_on_gpus_rows_flow_through_memory_of_the_targets(start: Start, driver: Driver) -> None:
-    target, draft = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
-    assert [handle.name for handle in target.handles] == ["laws", "features"]
+    target, draft = target_of(start), draft_of(start)
+    assert [handle.name for handle in target.handles] == ["draft_probs", "features"]
     assert draft.open(target.handles) and flows(target, draft) and not on_host(target)
     assert draft.open(target.handles) and sum(driver.opened.values()) == 2  # a second `Ready` changes nothing
     assert not on_host(draft)
@@ -97,20 +231,20 @@ def test_on_gpus_rows_flow_through_memory_of_the_targets(start: Start, driver: D
 
 
 def test_the_next_draft_opens_what_the_last_one_left(start: Start, driver: Driver) -> None:
-    target, killed = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
+    target, killed = target_of(start), draft_of(start)
     assert killed.open(target.handles) and flows(target, killed)
     allocated = list(driver.allocated)
-    restarted = DraftArenas(start, DEVICE)
+    restarted = draft_of(start)
     assert restarted.open(target.handles) and flows(target, restarted)
     assert list(driver.allocated) == allocated
 
 
 def test_with_another_target_everything_is_opened_anew(start: Start, driver: Driver) -> None:
     """And of the one before nothing is left open, nor taken for the new one's: its memory may be gone."""
-    old, draft = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
+    old, draft = target_of(start), draft_of(start)
     assert draft.open(old.handles) and flows(old, draft)
-    new = TargetArenas(start, DEVICE)
-    assert draft.features is not None and len(draft.features.read(0, 0, TAGS)) == 0
+    new = target_of(start)
+    assert len(features_of(draft).read(0, 0, TAGS)) == 0
     assert draft.open(new.handles) and flows(new, draft)
     assert sum(driver.opened.values()) == 2
     assert not driver.opened.keys() & {exported._address for exported in old._exported}
@@ -120,17 +254,16 @@ def test_with_another_target_everything_is_opened_anew(start: Start, driver: Dri
 def test_a_target_that_cannot_export_uses_the_host(
     function: str, start: Start, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = TargetArenas(start, DEVICE)
-    assert before.features is not None
-    before.features.write([Part(0, [3], 0, TAGS)], ROWS)
+    before = target_of(start)
+    features_of(before).write([Part(0, [3], 0, TAGS)], ROWS)
     allocated = len(driver.allocated)
     driver.fails[function] = OUT_OF_MEMORY
     with caplog.at_level(logging.WARNING):
-        target, draft = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
+        target, draft = target_of(start), draft_of(start)
     assert [record.message.count("\n") for record in caplog.records] == [0]
     assert f"memory of the host with the draft, which costs copies: {function}: CUDA_ERROR_OUT" in caplog.text
     assert target.handles == [] and len(driver.allocated) == allocated
-    assert draft.features is not None and len(draft.features.read(0, 0, TAGS)) == 0
+    assert len(features_of(draft).read(0, 0, TAGS)) == 0
     assert draft.open(target.handles) and flows(target, draft) and on_host(target)
 
 
@@ -139,7 +272,7 @@ def test_a_target_that_can_export_only_one_exports_none(
 ) -> None:
     works, codes = Driver._cuIpcGetMemHandle, iter((0, OUT_OF_MEMORY))
     monkeypatch.setattr(Driver, "_cuIpcGetMemHandle", lambda *arguments: next(codes) or works(*arguments))
-    target = TargetArenas(start, DEVICE)
+    target = target_of(start)
     assert target.handles == [] and not driver.allocated and on_host(target)
 
 
@@ -147,7 +280,7 @@ def test_a_target_that_can_export_only_one_exports_none(
 def test_a_draft_that_cannot_open_them_says_so_and_both_use_the_host(
     gpus: bytes, start: Start, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target, draft = TargetArenas(start, DEVICE), DraftArenas(start, DEVICE)
+    target, draft = target_of(start), draft_of(start)
     driver.gpus = gpus
     driver.fails["cuIpcOpenMemHandle_v2"] = 101
     with caplog.at_level(logging.WARNING):

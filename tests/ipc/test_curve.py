@@ -19,18 +19,18 @@ import pytest
 import zmq
 
 from ssd.client import AsyncClient, Client
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError
 from ssd.ipc import curve, keys, sockets
 from ssd.ipc.connection import Connection, validate
-from ssd.ipc.messages import Generate, pack
-from ssd.params import SamplingParams
+from ssd.ipc.public import Generate, pack
 
 ANSWERS = """
 import sys, zmq
 from pathlib import Path
 from ssd.ipc import curve, sockets
-from ssd.ipc.messages import *
-from ssd.params import Speculation
+from ssd.ipc.public import *
+from ssd.config.params import Speculation
 
 router = curve.secure_router(zmq.Context(), Path(sys.argv[1]))
 router.bind(sys.argv[2])

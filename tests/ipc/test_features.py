@@ -1,4 +1,4 @@
-"""The arena of hidden states: what is not the wanted text's, whole and sound is not there."""
+"""The arena of hidden states: a row that is stale, torn, not finite or of another text is not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ssd.config import EngineConfig, Features
+from ssd.config.engine import EngineConfig, Features
 from ssd.ipc.features import FeatureArena, Part, extend_tags
 from ssd.ipc.layouts import feature_layout
 from ssd.ipc.process import memory_file

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd.config.params import MAX_SEED, SamplingParams, Speculation
 from ssd.ipc import messages as m
-from ssd.ipc import rank_steps, supervision
-from ssd.monitor.messages import SNAPSHOTS, LaneNews, Process, Snapshot
-from ssd.params import MAX_SEED, SamplingParams, Speculation
+from ssd.ipc import public as p
+from ssd.monitor.messages import SNAPSHOTS, Process, Snapshot, TraceNews
 
-METRICS = m.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
-LOGPROB = m.TokenLogprob(3, -0.25, [(3, -0.25), (4, -2.0)])
+METRICS = p.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
+LOGPROB = p.TokenLogprob(3, -0.25, [(3, -0.25), (4, -2.0)])
 SPECULATION = Speculation(num_speculative_tokens=2, fan_out=(3, 2, 4), backup="none")
 PARAMS = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=MAX_SEED, max_tokens=9, stop=("\n", "end"),
@@ -25,55 +25,55 @@ PARAMS = SamplingParams(
 )  # fmt: skip
 EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_logprobs=[LOGPROB])
 
-TO_FRONTEND: list[m.Message] = [
-    m.Generate(1, prompt="naïve 🙂", params=PARAMS),
-    m.Generate(2**63 - 1, token_ids=[0, 2**31 - 1]),
-    m.Generate(3, messages=[m.ChatMessage("user", "hello")]),
-    m.Cancel(4),
-    m.Describe(),
+TO_FRONTEND: list[p.Message] = [
+    p.Generate(1, prompt="naïve 🙂", params=PARAMS),
+    p.Generate(2**63 - 1, token_ids=[0, 2**31 - 1]),
+    p.Generate(3, messages=[p.ChatMessage("user", "hello")]),
+    p.Cancel(4),
+    p.Describe(),
 ]
-TO_CLIENT: list[m.Message] = [
-    m.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
-    m.Chunk(1, "text", [5, 6], [LOGPROB]),
-    m.Done(1, "length", "", [1], m.Usage(1, 2), METRICS),
-    m.Failed(1, "invalid_request", "why"),
+TO_CLIENT: list[p.Message] = [
+    p.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
+    p.Chunk(1, "text", [5, 6], [LOGPROB]),
+    p.Done(1, "length", "", [1], p.Usage(1, 2), METRICS),
+    p.Failed(1, "invalid_request", "why"),
 ]
-TO_TARGET: list[m.Message] = [
+TO_TARGET: list[p.Message] = [
     m.Hello("draft", 49152, "digest", imports=False),
     m.Submit(1, [1, 2], PARAMS),
     m.Abort(1),
 ]
-TO_DRAFT: list[m.Message] = [
+TO_DRAFT: list[p.Message] = [
     m.Ready(),
-    m.Ready([m.ArenaHandle("laws", 2**40, bytes(64), bytes(range(16)), b"m" * 16)]),
+    m.Ready([m.ArenaHandle("draft_probs", 2**40, bytes(64), bytes(range(16)), b"m" * 16)]),
     m.Refused("another model"),
     m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
-    m.Outcomes([m.Outcome(1, 3, 2, 9, -1), m.Outcome(2, 0, 0, 9, 4)]),
+    m.Outcomes([m.Verified(1, 3, 2, 9, -1), m.Verified(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
     m.Retune([(1, Speculation("ssd", 2, (3, 2, 1)))]),
     m.Release([1, 2]),
     m.Rejoin(),
 ]
-DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
-    (TO_FRONTEND, m.CLIENT_TO_FRONTEND),
-    (TO_CLIENT, m.FRONTEND_TO_CLIENT),
+DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
+    (TO_FRONTEND, p.CLIENT_TO_FRONTEND),
+    (TO_CLIENT, p.FRONTEND_TO_CLIENT),
     (TO_TARGET, m.PEER_TO_TARGET),
     ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
     (
         [
-            supervision.Status("target", "failed", "why", 2),
-            supervision.Loading(2**40, 2**41),
-            supervision.Report(
+            m.Status("target", "failed", "why", 2),
+            m.Loading(2**40, 2**41),
+            m.FrontendReport(
                 m.Load(running=1),
                 2,
                 "ready",
-                [supervision.Round(10**12, 7, 3, 4, 2, "hit", False)],
-                [supervision.Ended(10**12, 7, 5, 9, "stop", METRICS)],
+                [m.RoundEvent(10**12, 7, 3, 4, 2, "hit", False)],
+                [m.EndEvent(10**12, 7, 5, 9, "stop", METRICS)],
                 dropped=1,
             ),
         ],
-        supervision.CHILD_TO_SUPERVISOR,
+        m.CHILD_TO_SUPERVISOR,
     ),
     (
         [
@@ -85,40 +85,44 @@ DIRECTIONS: list[tuple[list[m.Message], msgspec.msgpack.Decoder[Any]]] = [
                 speculation=SPECULATION,
                 whole=True,
                 processes=[Process("target", 77, "up", 2**30, 0.1)],
-                lanes=[LaneNews("target", b"\0" * 64)],
+                traces=[TraceNews("target", b"\0" * 64)],
                 reports=[],
             )
         ],
         SNAPSHOTS,
     ),
-    ([supervision.Drain(1.0), supervision.TargetLost(), supervision.Watch(3.0)], supervision.SUPERVISOR_TO_CHILD),
+    ([m.Drain(1.0), m.TargetLost(), m.Watch(3.0)], m.SUPERVISOR_TO_CHILD),
     (
         [
-            rank_steps.RankStep(
-                [rank_steps.RowStep(3, 17, [5, 6], 2, 1, [9])],
+            m.RankStep(
+                [m.RowStep(3, 17, [5, 6], 2, 1, [9])],
                 [(0.8, 2**63 - 1)],
             )
         ],
-        rank_steps.RANK_STEP,
+        m.RANK_STEP,
     ),
 ]
-CASES = [(message, decoder) for messages, decoder in DIRECTIONS for message in messages]
-DECODERS = [decoder for _, decoder in DIRECTIONS]
+CASES = [(message, direction) for messages, direction in DIRECTIONS for message in messages]
+ENDS = [direction for _, direction in DIRECTIONS]
 ALL = [message for message, _ in CASES]
-HEADER = m.pack(m.Describe())[0]
+HEADER = p.pack(p.Describe())[0]
 
 
-def refused(frames: list[bytes], decoder: msgspec.msgpack.Decoder[Any] = m.CLIENT_TO_FRONTEND) -> str:
-    with pytest.raises(m.BadFrame) as caught:
-        m.unpack(frames, decoder)
+def header(direction: p.Direction) -> bytes:
+    return struct.pack("<3sBI", p.MAGIC, direction.version, 0)
+
+
+def refused(frames: list[bytes], direction: p.Direction = p.CLIENT_TO_FRONTEND) -> str:
+    with pytest.raises(p.BadFrame) as caught:
+        p.unpack(frames, direction)
     return str(caught.value)
 
 
-def body(fields: dict[str, Any]) -> list[bytes]:
-    return [HEADER, msgspec.msgpack.encode(fields)]
+def body(fields: dict[str, Any], direction: p.Direction = p.CLIENT_TO_FRONTEND) -> list[bytes]:
+    return [header(direction), msgspec.msgpack.encode(fields)]
 
 
-def name(message: m.Message) -> str:
+def name(message: p.Message) -> str:
     return type(message).__name__
 
 
@@ -126,25 +130,31 @@ def name(message: m.Message) -> str:
 
 
 @pytest.mark.parametrize(
-    ("message", "decoder"), CASES, ids=lambda part: name(part) if isinstance(part, m.Message) else ""
+    ("message", "direction"), CASES, ids=lambda part: name(part) if isinstance(part, p.Message) else ""
 )
 @pytest.mark.parametrize("epoch", [0, 1, 2**32 - 1])
-def test_round_trip(message: m.Message, decoder: msgspec.msgpack.Decoder[Any], epoch: int) -> None:
-    assert m.unpack(m.pack(message, epoch), decoder) == (epoch, message)
+def test_round_trip(message: p.Message, direction: p.Direction, epoch: int) -> None:
+    assert p.unpack(p.pack(message, epoch), direction) == (epoch, message)
 
 
 def test_every_message_is_in_the_table_above() -> None:
-    assert {type(message) for message in ALL} == set(m.Message.__subclasses__())
+    public, internal = set(p.Message.__subclasses__()), set(m.InternalMessage.__subclasses__())
+    assert {type(message) for message in ALL} == (public | internal) - {m.InternalMessage}
 
 
-@pytest.mark.parametrize(("messages", "decoder"), DIRECTIONS)
-def test_a_direction_takes_its_own_messages_only(
-    messages: list[m.Message], decoder: msgspec.msgpack.Decoder[Any]
-) -> None:
+def test_public_and_internal_messages_have_versions_of_their_own() -> None:
+    assert {message.version for message in TO_FRONTEND + TO_CLIENT} == {p.PROTOCOL_VERSION}
+    assert {message.version for message in ALL} == {p.PROTOCOL_VERSION, m.INTERNAL_VERSION}
+    assert p.PROTOCOL_VERSION != m.INTERNAL_VERSION
+
+
+@pytest.mark.parametrize(("messages", "direction"), DIRECTIONS)
+def test_a_direction_takes_its_own_messages_only(messages: list[p.Message], direction: p.Direction) -> None:
     own = {type(message) for message in messages}
     for message in ALL:
         if type(message) not in own:
-            refused(m.pack(message), decoder)
+            refused(p.pack(message), direction)
+            refused([header(direction), p.pack(message)[1]], direction)
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -152,27 +162,31 @@ def test_a_direction_takes_its_own_messages_only(
 
 @pytest.mark.parametrize("count", [0, 1, 3, 100])
 def test_wrong_number_of_frames(count: int) -> None:
-    refused((m.pack(m.Describe()) * 50)[:count])
+    refused((p.pack(p.Describe()) * 50)[:count])
 
 
 @pytest.mark.parametrize("header", [b"", HEADER[:-1], HEADER + b"\0", b"SSE" + HEADER[3:], b"ssd" + HEADER[3:]])
 def test_wrong_header(header: bytes) -> None:
-    refused([header, m.pack(m.Describe())[1]])
+    refused([header, p.pack(p.Describe())[1]])
 
 
-@pytest.mark.parametrize("version", [0, m.PROTOCOL_VERSION + 1, 255])
-def test_another_version_is_named(version: int) -> None:
-    header = struct.pack("<3sBI", m.MAGIC, version, 0)
-    assert f"version {version}" in refused([header, m.pack(m.Describe())[1]])
+@pytest.mark.parametrize(
+    ("version", "message", "direction"),
+    [(version, p.Describe(), p.CLIENT_TO_FRONTEND) for version in (0, p.PROTOCOL_VERSION + 1, 255)]
+    + [(version, m.Abort(1), m.PEER_TO_TARGET) for version in (p.PROTOCOL_VERSION, m.INTERNAL_VERSION + 1)],
+)
+def test_another_version_is_named(version: int, message: p.Message, direction: p.Direction) -> None:
+    wrong = struct.pack("<3sBI", p.MAGIC, version, 0)
+    assert f"version {version}" in refused([wrong, p.pack(message)[1]], direction)
 
 
 @pytest.mark.parametrize("message", ALL, ids=name)
-def test_a_message_that_is_cut_off_or_goes_on(message: m.Message) -> None:
-    header, whole = m.pack(message)
-    for decoder in DECODERS:
+def test_a_message_that_is_cut_off_or_goes_on(message: p.Message) -> None:
+    _, whole = p.pack(message)
+    for direction in ENDS:
         for length in range(0, len(whole), 7):
-            refused([header, whole[:length]], decoder)
-        refused([header, whole + b"\0"], decoder)
+            refused([header(direction), whole[:length]], direction)
+        refused([header(direction), whole + b"\0"], direction)
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
@@ -195,7 +209,8 @@ NAN, INF = float("nan"), float("inf")
 )  # fmt: skip
 def test_parameters_out_of_bounds(params: dict[str, Any]) -> None:
     refused(body({"type": "Generate", "id": 1, "prompt": "x", "params": params}))
-    refused(body({"type": "Submit", "request": 1, "token_ids": [1], "params": params}), m.PEER_TO_TARGET)
+    submit = {"type": "Submit", "request": 1, "token_ids": [1], "params": params}
+    refused(body(submit, m.PEER_TO_TARGET), m.PEER_TO_TARGET)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +221,7 @@ def test_parameters_out_of_bounds(params: dict[str, Any]) -> None:
         {"type": "Cancel", "id": "1"}, {"type": "Cancel", "id": None}, {"type": "Cancel", "id": 1, "extra": 0},
         {"type": "Generate", "id": 1, "token_ids": [-1]}, {"type": "Generate", "id": 1, "token_ids": [2**31]},
         {"type": "Generate", "id": 1, "token_ids": [NAN]}, {"type": "Generate", "id": 1, "prompt": b"bytes"},
-        {"type": "Generate", "id": 1, "token_ids": [0] * (m.MAX_PROMPT_TOKENS + 1)},
+        {"type": "Generate", "id": 1, "token_ids": [0] * (p.MAX_PROMPT_TOKENS + 1)},
         {"type": "Generate", "id": 1, "messages": [{"role": "tool", "content": ""}]},
         {"type": "Generate", "id": 1, "messages": [{"role": "user", "content": "", "name": "x"}]},
         {"type": "Generate", "id": 1, "messages": [{"role": "user", "content": ""}] * 1025},
@@ -220,18 +235,18 @@ def test_fields_out_of_bounds(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("number", [NAN, INF, -INF, 1e300])
 def test_results_are_bounded_too(number: float) -> None:
     """What another process of our own sends is believed no more than a client."""
-    refused(m.pack(m.Step([m.Emission(1, [1], metrics=m.Metrics(hit_rate=number))])), m.TARGET_TO_FRONTEND)
-    refused(m.pack(m.Step([m.Emission(1, [1], [m.TokenLogprob(1, number, [])])])), m.TARGET_TO_FRONTEND)
-    refused(m.pack(m.Admit(1, 0, 0, [1], number, 0, 1.0, 0.0, 0, SPECULATION)), m.TARGET_TO_DRAFT)
+    refused(p.pack(m.Step([m.Emission(1, [1], metrics=p.Metrics(hit_rate=number))])), m.TARGET_TO_FRONTEND)
+    refused(p.pack(m.Step([m.Emission(1, [1], [p.TokenLogprob(1, number, [])])])), m.TARGET_TO_FRONTEND)
+    refused(p.pack(m.Admit(1, 0, 0, [1], number, 0, 1.0, 0.0, 0, SPECULATION)), m.TARGET_TO_DRAFT)
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\xa4type\x91", b"\x83\xa4type\xa8Generate\xa6params"])
 @pytest.mark.parametrize("depth", [100, 100_000, 1_000_000])
 def test_deep_nesting(opening: bytes, depth: int) -> None:
     """Arrays in arrays, maps in maps, from the start or inside a message."""
-    for decoder in DECODERS:
-        refused([HEADER, opening + b"\x91" * depth], decoder)
-        refused([HEADER, opening * (depth // len(opening))], decoder)
+    for direction in ENDS:
+        refused([header(direction), opening + b"\x91" * depth], direction)
+        refused([header(direction), opening * (depth // len(opening))], direction)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +270,10 @@ class Bomb:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_are_not_opened(protocol: int) -> None:
     bomb = pickle.dumps(Bomb(), protocol)
-    for decoder in DECODERS:
-        refused([HEADER, bomb], decoder)
-        refused([bomb, bomb], decoder)
-        refused(body({"type": "Generate", "id": 1, "prompt": bomb}), decoder)
+    for direction in ENDS:
+        refused([header(direction), bomb], direction)
+        refused([bomb, bomb], direction)
+        refused(body({"type": "Generate", "id": 1, "prompt": bomb}, direction), direction)
 
 
 # -- anything at all --------------------------------------------------------------------------------------------------
@@ -271,13 +286,14 @@ values = st.recursive(
 
 
 def survives(frames: list[bytes]) -> None:
-    """Each direction reads the frames as one of its messages or refuses them with `BadFrame`."""
-    for decoder in DECODERS:
-        try:
-            epoch, message = m.unpack(frames, decoder)
-        except m.BadFrame:
-            continue
-        assert isinstance(message, m.Message) and 0 <= epoch < 2**32
+    """Each direction reads the frames as one of its messages or refuses them with `BadFrame`, also in its version."""
+    for direction in ENDS:
+        for tried in (frames, [header(direction), *frames[1:]]):
+            try:
+                epoch, message = p.unpack(tried, direction)
+            except p.BadFrame:
+                continue
+            assert isinstance(message, p.Message) and 0 <= epoch < 2**32
 
 
 @settings(deadline=None, max_examples=500)
@@ -294,8 +310,8 @@ def test_any_body(scribble: bytes) -> None:
 
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(ALL), st.data())
-def test_a_message_with_changed_bytes(message: m.Message, data: st.DataObject) -> None:
-    frames = [bytearray(frame) for frame in m.pack(message)]
+def test_a_message_with_changed_bytes(message: p.Message, data: st.DataObject) -> None:
+    frames = [bytearray(frame) for frame in p.pack(message)]
     for _ in range(data.draw(st.integers(1, 4))):
         frame = data.draw(st.sampled_from(frames))
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -304,7 +320,7 @@ def test_a_message_with_changed_bytes(message: m.Message, data: st.DataObject) -
 
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(ALL), st.data(), values)
-def test_a_message_with_any_value_in_a_field(message: m.Message, data: st.DataObject, value: Any) -> None:
+def test_a_message_with_any_value_in_a_field(message: p.Message, data: st.DataObject, value: Any) -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
     fields[data.draw(st.sampled_from([*fields, "other"]))] = value
     survives(body(fields))

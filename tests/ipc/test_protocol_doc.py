@@ -16,8 +16,8 @@ import pytest
 from msgspec import inspect
 
 from ssd.client.inboxes import MAX_UNREAD
-from ssd.frontend import accepted, budget
-from ssd.ipc import messages as m
+from ssd.frontend import connection_limits, memory_budget
+from ssd.ipc import public as m
 from ssd.ipc import sockets
 from tests.client.serving import echo, serving
 from tests.scripted_engine import PATIENCE_S
@@ -153,18 +153,19 @@ def test_limits_and_version_are_those_of_the_code() -> None:
         "largest frame to a client, bytes": sockets.INTERNAL_BYTES,
         "messages in each queue to a client": sockets.HIGH_WATER_MARK,
         "messages in each queue to the engine": sockets.PUBLIC_QUEUE,
-        "bytes that wait unread in the transport for a client": accepted.UNSENT_BYTES,
-        "bytes of a message that does not end": accepted.PEER_BYTES,
-        "bytes of one client's open prompts, and of all": f"{budget.PEER_BYTES}, {budget.ALL_BYTES}",
+        "bytes that wait unread in the transport for a client": connection_limits.UNSENT_BYTES,
+        "bytes of a message that does not end": connection_limits.UNREAD_BYTES,
+        "bytes of one client's open prompts, and of all": f"{memory_budget.PEER_BYTES}, {memory_budget.ALL_BYTES}",
         "unread tokens of a stream": MAX_UNREAD,
     }.items():
         assert f"| {name} | {value} |" in DOC
 
 
 def worked_example() -> Iterator[tuple[list[bytes], dict[str, Any]]]:
-    """(frames, body) of each message of the example: a line of hexadecimal for each frame, then the body as JSON."""
+    """(frames, body) of each message: the header in a line of hexadecimal, the body in the others, then it as JSON."""
     for text, body in zip(blocks("hex"), blocks("json"), strict=True):
-        yield [bytes.fromhex(line) for line in text.splitlines()], json.loads(body)
+        header, rest = text.split("\n", 1)
+        yield [bytes.fromhex(header), bytes.fromhex(rest)], json.loads(body)
 
 
 def within(part: Any, whole: Any) -> bool:
@@ -190,7 +191,7 @@ def codes() -> set[str]:
     """Every code that the sources give a RequestError or a Failed."""
     found = set()
     for path in [*(ROOT / "ssd" / "frontend").rglob("*.py"), *(ROOT / "ssd" / "client").glob("*.py"),
-                 ROOT / "ssd" / "params.py", ROOT / "ssd" / "errors.py"]:  # fmt: skip
+                 ROOT / "ssd" / "config" / "params.py", ROOT / "ssd" / "errors.py"]:  # fmt: skip
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

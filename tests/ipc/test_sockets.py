@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
@@ -16,10 +15,10 @@ from ssd.errors import SsdError
 from ssd.ipc import keys, sockets
 from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys, secure_router
-from ssd.ipc.messages import Describe, Step, unpack
-from ssd.ipc.supervision import Drain
+from ssd.ipc.messages import Drain, Step, internal
+from ssd.ipc.public import Describe, unpack
 
-DRAIN_OR_STEP = msgspec.msgpack.Decoder(Drain | Step)
+DRAIN_OR_STEP = internal(Drain | Step)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.attention import Places
+from ssd.kernels.attention import KVSpans
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
 SIZES = (1, 7, 16, 64, 100, 576, 1537)
@@ -63,8 +63,8 @@ def test_attention_over_shared_and_own_keys(
     stores = [(numbers(2, 90, kv_heads, dim), numbers(2, 90, kv_heads, dim) + 1) for _ in range(2)]
     slots = [torch.randperm(90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     begin, counts, own_begin, own_counts = [0, 3, 50, 7], [1, 70, 16, 33], [0, 5, 20, 80], [1, 3, 9, 2]
-    shared = Places(*stores[0], slots[0], begin, counts)
-    own = Places(*stores[1], slots[1], own_begin, own_counts)
+    shared = KVSpans(*stores[0], slots[0], begin, counts)
+    own = KVSpans(*stores[1], slots[1], own_begin, own_counts)
     q, k, v = numbers(4, heads, dim), numbers(4, kv_heads, dim), numbers(4, kv_heads, dim)
     own.put(1, k, v)
     out, alone = torch.empty(4, heads * dim), torch.empty(4, heads * dim)

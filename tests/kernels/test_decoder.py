@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssd.execution.batch import Row
-from ssd.execution.paged import PagedPlan
+from ssd.execution.paged import PagedContext
 from ssd.kernels import cpu
 from ssd.kernels.decoder import DecoderLayer
 from ssd.layers.attention import Scores
@@ -55,7 +55,7 @@ def test_one_call_is_all_of_them(
     runner = tiny.runner(directory, int8=int8)
     together = [runner.forward(rows) for rows in BATCHES]
     assert calls == (2 * 2 if ours else 0)  # two layers, two batches without a long row
-    monkeypatch.setattr(PagedPlan, "views", lambda plan: None)
+    monkeypatch.setattr(PagedContext, "views", lambda context: None)
     runner = tiny.runner(directory, int8=int8)
     for rows, logits in zip(BATCHES, together, strict=True):
         assert torch.equal(runner.forward(rows), logits)
@@ -106,7 +106,7 @@ def test_what_a_family_of_ones_own_changes_is_not_passed_over(
     monkeypatch.setattr(*part, changed)
     after = tiny.runner(directory).forward(BATCHES[0])
     assert not torch.allclose(after, before)
-    monkeypatch.setattr(PagedPlan, "views", lambda plan: None)
+    monkeypatch.setattr(PagedContext, "views", lambda context: None)
     assert torch.equal(after, tiny.runner(directory).forward(BATCHES[0]))
 
 
@@ -114,9 +114,9 @@ def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
     if not cpu.multiply_floats(torch.empty(1, 1)):
         pytest.skip("a processor without AVX-512: layers have many calls")
     runner = tiny.runner(tiny.llama(tmp_path))
-    plan = runner.plan([Row([1, 2], 0, [0])])
-    layer, table = runner.model._layers[0], runner.model._rotary.at(plan.positions)
+    context = runner.context([Row([1, 2], 0, [0])])
+    layer, table = runner.model._layers[0], runner.model._rotary.at(context.positions)
     with pytest.raises(ValueError, match="2 contiguous tokens of 32 numbers"):
-        layer(torch.zeros(3, 32), table, plan)
+        layer(torch.zeros(3, 32), table, context)
     with pytest.raises(TypeError, match="float32 on a CPU"):
-        layer(torch.zeros(2, 32, dtype=torch.float64), table, plan)
+        layer(torch.zeros(2, 32, dtype=torch.float64), table, context)

@@ -86,28 +86,28 @@ def test_group_and_ungroup_are_inverses(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize(("shared", "line"), [(1, 0), (40, 0), (40, 6), (6, 6)])
+@pytest.mark.parametrize(("shared", "trunk"), [(1, 0), (40, 0), (40, 6), (6, 6)])
 @pytest.mark.parametrize("depth", [1, 4])
 def test_two_parts_merged_are_one_attention_over_the_union(
-    heads: tuple[int, int], shared: int, line: int, depth: int
+    heads: tuple[int, int], shared: int, trunk: int, depth: int
 ) -> None:
-    """As chains attend: to a shared path, of whose last `line` tokens each sees a part, and to keys of their own, of
+    """As chains attend: to a shared path, of whose last `trunk` tokens each sees a part, and to keys of their own, of
     which each has a number of its own."""
     chains, kv = 7, heads[1]
     q = normal(chains, heads[0], DIM)
     keys, values = normal(shared, kv, DIM), normal(shared, kv, DIM, seed=1)
     own_keys, own_values = normal(chains, depth, kv, DIM, seed=2), normal(chains, depth, kv, DIM, seed=3)
-    first = torch.arange(chains) % max(1, min(line + 1, shared))  # how much of the line each sees
-    if line == shared:
+    first = torch.arange(chains) % max(1, min(trunk + 1, shared))  # how much of the trunk each sees
+    if trunk == shared:
         first = first.clamp(min=1)
-    sees_line = torch.arange(line) < first[:, None]
+    sees_trunk = torch.arange(trunk) < first[:, None]
     sees_own = torch.arange(depth) <= (torch.arange(chains) % depth)[:, None]
 
-    part = attend_part(q, keys, values, SCALE, minus_infinity(sees_line)[:, None] if line else None)
+    part = attend_part(q, keys, values, SCALE, minus_infinity(sees_trunk)[:, None] if trunk else None)
     own = attend_own(q, own_keys, own_values, SCALE, minus_infinity(sees_own)[:, None, None])
     merged = merge(part, own)
 
-    sees = torch.cat((torch.ones(chains, shared - line, dtype=torch.bool), sees_line, sees_own), dim=1)
+    sees = torch.cat((torch.ones(chains, shared - trunk, dtype=torch.bool), sees_trunk, sees_own), dim=1)
     for chain in range(chains):
         union = torch.cat((keys, own_keys[chain])), torch.cat((values, own_values[chain]))
         expected = reference(q[chain : chain + 1], *union, sees[chain : chain + 1])

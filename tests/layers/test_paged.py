@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ssd.errors import UsageError
+from ssd.execution.runner import attention_backend
 from ssd.layers.attention import PLAIN, Scores, attend_part, very_low
-from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention, attention_backend
+from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention
 from ssd.layers.triton_attention import TritonAttention
 from tests.layers.paged_case import Case, case
 
@@ -107,6 +108,7 @@ def test_a_part_sees_what_it_is_told_and_knows_its_sum(backend: str, window: int
         start += len(q)
 
 
+@pytest.mark.usefixtures("products_of_rows")
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_deterministic_result_does_not_depend_on_the_batch(window: int | None) -> None:
     """The same query alone, in a longer row, and beside others."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ssd.config.params import SamplingParams
 from ssd.mock.oracle import LOOKAHEAD, Answer
-from ssd.params import SamplingParams
 
 VOCAB = 1000
 PROMPT = [5, 17, 900]

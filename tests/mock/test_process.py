@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ssd.client import Client
+from ssd.config.params import SamplingParams
 from ssd.errors import UsageError
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 from ssd.mock.oracle import LOOKAHEAD, Answer
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.models.checkpoint import inspect
-from ssd.models.stopping import stop_token_ids
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
+from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.faults.engine import running_engine
 
 VOCAB, CONTEXT = 49152, 512

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import zmq
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.ipc import sockets
-from ssd.ipc.messages import TARGET_TO_FRONTEND, Abort, Emission, Hello, Message, Ready, Refused, Step, Submit
+from ssd.ipc.messages import TARGET_TO_FRONTEND, Abort, Emission, Hello, Ready, Refused, Step, Submit
+from ssd.ipc.public import Message
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.params import SamplingParams, Speculation
 from tests.scripted_engine import PATIENCE_S, child_process, engine_config
 
 

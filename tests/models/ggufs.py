@@ -6,9 +6,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from peers.gguf_writer import write_gguf
 
 from tests.models import tiny
+from tests.models.gguf_writer import write_gguf
 
 # Rows of whole blocks of 32.
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "tie_word_embeddings": False}

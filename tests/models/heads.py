@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy, silu
 
 from ssd.execution.runner import Runner
 from ssd.models import registry
-from ssd.models.checkpoint import borrowed, inspect
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import borrowed
 from tests.exactness.plain import Plain
 from tests.models import tiny
 

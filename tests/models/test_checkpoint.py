@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ssd.errors import UsageError
-from ssd.models import checkpoint
-from ssd.models.hub import BUILTIN
+from ssd.models import checkpoint, pairs
+from ssd.models.header import check_safetensors
+from ssd.models.pull import BUILTIN
 
 Entries = dict[str, Any]
 
@@ -71,7 +72,7 @@ def test_hostile_safetensors_are_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        checkpoint.check_safetensors(file)
+        check_safetensors(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -81,14 +82,14 @@ def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         with pytest.raises(UsageError, match="truncated"):
-            checkpoint.check_safetensors(file)
+            check_safetensors(file)
 
 
 def test_a_file_of_the_library_is_read_as_the_library_wrote_it(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     arrays = {"w": np.zeros((3, 5), np.float16), "empty": np.zeros((0, 4), np.float32), "scalar": np.array(1, np.int64)}
     save_file(arrays, file, metadata={"format": "np"})
-    found = checkpoint.check_safetensors(file)
+    found = check_safetensors(file)
     assert {name: info.shape for name, info in found.items()} == {"w": (3, 5), "empty": (0, 4), "scalar": ()}
     assert {name: info.nbytes for name, info in found.items()} == {name: array.nbytes for name, array in arrays.items()}
     assert found["w"].dtype == "F16" and found["w"].file == file
@@ -222,36 +223,36 @@ Pair = tuple[checkpoint.Checkpoint, checkpoint.Checkpoint]
 def test_a_pair_with_one_vocabulary_is_accepted_in_any_order_and_padding(pair: Pair) -> None:
     words(pair[0].directory, {"?": 0, "a": 1, "b": 2})
     words(pair[1].directory, {"b": 2, "a": 1, "?": 0})
-    checkpoint.check_pair(*pair)
+    pairs.check_pair(*pair)
 
 
 def test_a_pair_with_tokens_swapped_is_refused_by_name(pair: Pair) -> None:
     words(pair[0].directory, {"?": 0, "a": 1, "b": 2})
     words(pair[1].directory, {"?": 0, "a": 2, "b": 1})
     with pytest.raises(UsageError, match="'a' is not the same token") as caught:
-        checkpoint.check_pair(*pair)
+        pairs.check_pair(*pair)
     assert str(pair[0].directory) in str(caught.value) and str(pair[1].directory) in str(caught.value)
 
 
 def test_without_tokenizers_the_vocabulary_sizes_decide(pair: Pair) -> None:
-    checkpoint.check_pair(pair[0], pair[0])
+    pairs.check_pair(pair[0], pair[0])
     words(pair[0].directory, {"?": 0})
     with pytest.raises(UsageError, match="vocabularies of 8 and 16 tokens"):
-        checkpoint.check_pair(*pair)
+        pairs.check_pair(*pair)
 
 
 def sharing(directory: Path, names: object) -> checkpoint.Checkpoint:
-    return model(directory, np.ones(2), json.dumps({"vocab_size": 8, checkpoint.SHARED: names}))
+    return model(directory, np.ones(2), json.dumps({"vocab_size": 8, pairs.SHARED: names}))
 
 
 def test_a_draft_borrows_what_its_config_names(tmp_path: Path) -> None:
     target = model(tmp_path / "target", np.ones(3))
     save_file({"own": np.ones(2)}, tmp_path / "target" / "model.safetensors")
     target = checkpoint.inspect(target.directory)
-    whole = checkpoint.borrowed(sharing(tmp_path / "draft", ["own"]), target)
+    whole = pairs.borrowed(sharing(tmp_path / "draft", ["own"]), target)
     assert {name: info.file.parent.name for name, info in whole.tensors.items()} == {"w": "draft", "own": "target"}
     plain = model(tmp_path / "plain", np.ones(1))
-    assert checkpoint.borrowed(plain, target) == plain
+    assert pairs.borrowed(plain, target) == plain
 
 
 @pytest.mark.parametrize(
@@ -259,20 +260,20 @@ def test_a_draft_borrows_what_its_config_names(tmp_path: Path) -> None:
 )
 def test_what_a_target_cannot_lend_is_told(names: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        checkpoint.borrowed(sharing(tmp_path / "draft", names), model(tmp_path / "target", np.ones(1)))
+        pairs.borrowed(sharing(tmp_path / "draft", names), model(tmp_path / "target", np.ones(1)))
 
 
 def test_without_a_usable_vocabulary_size_the_config_is_named(pair: Pair, tmp_path: Path) -> None:
     odd = model(tmp_path / "odd", np.ones(4), '{"vocab_size": "8"}')
     with pytest.raises(UsageError, match=r"odd/config\.json: vocab_size"):
-        checkpoint.check_pair(odd, odd)
+        pairs.check_pair(odd, odd)
 
 
 def test_a_smaller_head_has_a_size(pair: Pair, tmp_path: Path) -> None:
     for size in ("-5", "0", "null", "true"):
         odd = model(tmp_path / f"odd{size}", np.ones(4), f'{{"vocab_size": 8, "draft_vocab_size": {size}}}')
         with pytest.raises(UsageError, match=r"config\.json: draft_vocab_size must be a positive number"):
-            checkpoint.check_pair(pair[0], odd)
+            pairs.check_pair(pair[0], odd)
 
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -284,8 +285,8 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_the_packaged_draft_passes() -> None:
     draft = checkpoint.inspect(BUILTIN["smollm2-draft"].directory)
-    assert draft.config[checkpoint.SHARED] == ["model.embed_tokens.weight"]
-    assert draft.nbytes <= 60 << 20 and draft.config[checkpoint.SHARED][0] not in draft.tensors
+    assert draft.config[pairs.SHARED] == ["model.embed_tokens.weight"]
+    assert draft.nbytes <= 60 << 20 and draft.config[pairs.SHARED][0] not in draft.tensors
     vocabulary = checkpoint.tokenizer_vocabulary(draft.directory)
     assert vocabulary is not None and vocabulary["<|im_end|>"] == 2
-    checkpoint.check_pair(draft, draft)
+    pairs.check_pair(draft, draft)

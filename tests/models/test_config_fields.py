@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
-from ssd.models.checkpoint import inspect
-from ssd.models.stopping import stop_token_ids
+from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES, FULL, LLAMA3, SLIDING, THETA
 

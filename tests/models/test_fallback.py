@@ -14,9 +14,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ssd import LLM, SamplingParams
+from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.models import fallback
-from ssd.params import Speculation
 from tests.models import tiny
 from tests.models.knobs import FALLBACK
 

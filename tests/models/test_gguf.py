@@ -12,7 +12,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from peers.gguf_writer import add_tokenizer, finish, permute
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -21,8 +20,9 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.models import checkpoint, hub
 from ssd.models.gguf_header import SUPPORTED, check_gguf
-from ssd.models.hub import BUILTIN
+from ssd.models.pull import BUILTIN
 from tests.models import ggufs, tiny, wheels
+from tests.models.gguf_writer import add_tokenizer, finish, permute
 
 BPE = BUILTIN["smollm2-draft"].directory
 TEXTS = (
@@ -117,9 +117,9 @@ def test_a_tokenizer_in_the_metadata_is_the_one_it_was_made_of(tmp_path: Path) -
 
 
 def test_digits_are_cut_one_by_one_where_the_file_says_so(tmp_path: Path) -> None:
-    for pre, pieces in (("smollm", ["1", "9", "8", "4"]), ("gpt-2", ["1984"])):
+    for pre, chunks in (("smollm", ["1", "9", "8", "4"]), ("gpt-2", ["1984"])):
         ours = rebuilt(with_tokenizer(tmp_path, pre, tiny.tokenizer(tmp_path)), tmp_path)
-        assert [piece for piece, _ in ours.pre_tokenizer.pre_tokenize_str("1984")] == pieces
+        assert [chunk for chunk, _ in ours.pre_tokenizer.pre_tokenize_str("1984")] == chunks
 
 
 def test_a_tokenizer_of_another_kind_needs_a_file_beside_it(tmp_path: Path) -> None:

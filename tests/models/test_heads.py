@@ -12,16 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssd.draft.arena import Arena
-from ssd.draft.head import HeadPlan
+from ssd.draft.eagle3 import HeadContext
 from ssd.draft.process import load as load_drafts
+from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
-from ssd.execution.paged import PagedPlan
-from ssd.launch_config import EngineOptions, resolve
+from ssd.execution.paged import PagedContext
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
-from ssd.models.heads import check
+from ssd.models.pairs import check_head
 from ssd.target.loading import load as load_target
 from tests.exactness.plain import Plain
 from tests.models import heads, tiny
@@ -38,10 +39,10 @@ def logits(head: Path, target: Path) -> Tensor:
     """About the tokens after each of TEXT from the second on, from the target's states."""
     runner, states = heads.runner(head, target), heads.PlainHead(head, Plain(target)).states(TEXT)
     features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
-    arena = Arena.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
+    chain_cache = ChainCache.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
-    plan = HeadPlan(runner.plan([row]), [], runner.cache, arena, features)
-    return runner.run(row.token_ids, plan, list(range(len(TEXT) - 1)))
+    context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, features)
+    return runner.run(row.token_ids, context, list(range(len(TEXT) - 1)))
 
 
 def edited(source: Path, folder: Path, tensors: dict[str, Tensor | None], **fields: Any) -> Path:
@@ -107,7 +108,7 @@ def test_which_layers_it_reads(
     (head / "config.json").write_text(json.dumps(config | fields))
     large = tmp_path / "large"
     shutil.copytree(target, large)
-    assert check(inspect(head), inspect(tiny.edit(large, num_hidden_layers=count))) == layers
+    assert check_head(inspect(head), inspect(tiny.edit(large, num_hidden_layers=count))) == layers
 
 
 REFUSED: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
@@ -194,7 +195,7 @@ def test_the_engine_is_told_what_to_show(target: Path, tmp_path: Path) -> None:
 def test_a_target_that_shows_nothing_is_refused(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin's family that does not tell."""
     head = heads.head(tmp_path / "head")
-    monkeypatch.setattr(PagedPlan, "show", lambda *_: None)
+    monkeypatch.setattr(PagedContext, "keep_hidden", lambda *_: None)
     with pytest.raises(UsageError, match="shows no hidden states, which the EAGLE-3 head"):
         load_target(resolve(EngineOptions(target=str(target), draft=(str(head),))))
 
@@ -204,9 +205,9 @@ def test_it_is_warm_when_it_has_loaded(target: Path, tmp_path: Path, monkeypatch
     sizes: list[int] = []
     forward = Eagle3.forward
 
-    def counted(self: Eagle3, token_ids: Tensor, plan: HeadPlan) -> Tensor:
+    def counted(self: Eagle3, token_ids: Tensor, context: HeadContext) -> Tensor:
         sizes.append(len(token_ids))
-        return forward(self, token_ids, plan)
+        return forward(self, token_ids, context)
 
     monkeypatch.setattr(Eagle3, "forward", counted)
     load_drafts(resolve(EngineOptions(target=str(target), draft=(str(heads.head(tmp_path / "head", 40)),))))

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from ssd.errors import UsageError
-from ssd.launch_config import EngineOptions, resolve
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.models import hub
 from tests.models import tiny
 
@@ -98,6 +99,6 @@ def test_only_hub_models_have_revisions(name: str) -> None:
 
 def test_importing_is_cheap() -> None:
     heavy = "{'torch', 'numpy', 'gguf', 'tokenizers', 'huggingface_hub', 'rich', 'safetensors'}"
-    modules = "ssd.models.hub, ssd.models.pull, ssd.models.checkpoint, ssd.cli.pull, ssd.cli.models"
+    modules = "ssd.models.hub, ssd.models.pull, ssd.models.checkpoint, ssd.cli.models"
     code = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

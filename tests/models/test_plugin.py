@@ -1,6 +1,6 @@
 """A family from another package: installed as users install it, listed, checked, and generating through all processes.
 
-The package is `tools/example_plugin`.
+The package is `examples/plugin`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ssd.execution.batch import Row
 from ssd.models import registry
 from tests.models import tiny
 
-SOURCE = Path(__file__).parents[2] / "tools" / "example_plugin"
+SOURCE = Path(__file__).parents[2] / "examples" / "plugin"
 KNOBS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias, tied": {"use_qkv_bias": True, "tie_word_embeddings": True},

@@ -99,8 +99,8 @@ def test_samples_are_those_of_all_the_logits(int8: bool, tmp_path: Path) -> None
 
     logits, samples = side_by_side(2, both)[0]
     noise = NoiseCache(257)
-    pieces = zip(logits.split([1, 7, 20]), rows, laws, strict=True)
-    assert samples == argmax(torch.cat([perturbed(piece, law, row.predicted, noise) for piece, row, law in pieces]))
+    chunks = zip(logits.split([1, 7, 20]), rows, laws, strict=True)
+    assert samples == argmax(torch.cat([perturbed(chunk, law, row.predicted, noise) for chunk, row, law in chunks]))
     assert min(samples) < 128 < max(samples)
 
 
@@ -113,7 +113,7 @@ class _Logits:
         ids = ranks.part(5)
         self._scores = scores[:, ids.start : ids.stop]
 
-    def forward(self, token_ids: Tensor, plan: object) -> Tensor:
+    def forward(self, token_ids: Tensor, context: object) -> Tensor:
         return token_ids[:, None].float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -147,10 +147,10 @@ def test_a_rank_reads_its_part_only(tmp_path: Path) -> None:
     known = inspect(directory)
     asked: dict[str, tuple[slice, ...]] = {}
 
-    def read(name: str, shape: tuple[int, ...], piece: tuple[slice, ...] = ()) -> Tensor:
+    def read(name: str, shape: tuple[int, ...], chunk: tuple[slice, ...] = ()) -> Tensor:
         assert known.tensors[name].shape == shape
-        asked[name.removeprefix("model.")] = piece
-        return torch.zeros(shape)[piece]
+        asked[name.removeprefix("model.")] = chunk
+        return torch.zeros(shape)[chunk]
 
     share = Share(Ranks(1, 2), SPLITS, key_heads=1)
     Llama(known.config, Weights(read, share=share), torch.float32, tiny.CPU, 64)
@@ -161,7 +161,7 @@ def test_a_rank_reads_its_part_only(tmp_path: Path) -> None:
     assert asked["layers.1.mlp.up_proj.weight"] == (slice(26, 52),)
     assert asked["layers.1.mlp.down_proj.weight"] == (slice(None), slice(26, 52))
     assert asked["embed_tokens.weight"] == asked["lm_head.weight"] == (slice(65, 130),)
-    assert {name for name, piece in asked.items() if not piece} == {
+    assert {name for name, chunk in asked.items() if not chunk} == {
         "norm.weight",
         *(f"layers.{layer}.{name}_layernorm.weight" for layer in (0, 1) for name in ("input", "post_attention")),
     }

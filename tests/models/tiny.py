@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ssd.execution.runner import Runner
 from ssd.models import registry
-from ssd.models.checkpoint import SHARED, borrowed, inspect
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import SHARED, borrowed
 
 CPU = torch.device("cpu")
 MAX_POSITION = 256

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from peers.gguf_writer import finish
 
 from ssd.models.download import Location
-from ssd.models.hub import BUILTIN
-from ssd.models.pull import WheelSource
+from ssd.models.pull import BUILTIN, WheelSource
+from tests.models.gguf_writer import finish
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCABULARY = 32, 4, 2, 8, 64, 40
 NAME = "tiny_model-0.1-py3-none-any.whl"

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from ssd.client import Client
+from ssd.config.params import SamplingParams
 from ssd.errors import UsageError
 from ssd.ipc import sockets
+from ssd.ipc.messages import EndEvent, RoundEvent
 from ssd.ipc.run_directory import run_directory
-from ssd.ipc.supervision import Ended, Round
+from ssd.ipc.trace_ring import Mark, State
+from ssd.launch.supervisor import Engine
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.monitor.lanes import Mark, State
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber, only_engine, running_engines
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
 from tests.faults.engine import running_engine
 from tests.scripted_engine import PATIENCE_S
 
@@ -48,20 +48,20 @@ def until(subscriber: Subscriber, enough: Callable[[list[Snapshot]], bool]) -> l
 
 
 def records(snapshots: list[Snapshot], role: str = "target") -> list[list[int]]:
-    """New records of a lane, as a watcher reads them."""
+    """New records of a trace, as a watcher reads them."""
     found: list[list[int]] = []
     for snapshot in snapshots:
-        for lane in snapshot.lanes:
-            if lane.role == role:
-                found += np.frombuffer(lane.records, np.int64).reshape(-1, 4).tolist()
+        for trace in snapshot.traces:
+            if trace.role == role:
+                found += np.frombuffer(trace.records, np.int64).reshape(-1, 4).tolist()
     return found
 
 
-def rounds(snapshots: list[Snapshot]) -> list[Round]:
+def rounds(snapshots: list[Snapshot]) -> list[RoundEvent]:
     return [round for snapshot in snapshots for report in snapshot.reports for round in report.rounds]
 
 
-def ended(snapshots: list[Snapshot]) -> list[Ended]:
+def ended(snapshots: list[Snapshot]) -> list[EndEvent]:
     return [end for snapshot in snapshots for report in snapshot.reports for end in report.ended]
 
 

@@ -1,4 +1,4 @@
-"""The built-in pair, speculating: its lanes, its figures and its requests' metrics tell the same story."""
+"""The built-in pair, speculating: its traces, its figures and its requests' metrics tell the same story."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from ssd.cli.main import main
 from ssd.client import Client, Completion
+from ssd.config.params import SamplingParams
+from ssd.ipc.trace_ring import Span, State
+from ssd.launch.supervisor import Engine
 from ssd.monitor.history import History
-from ssd.monitor.lanes import Span, State
 from ssd.monitor.statistics import figures
 from ssd.monitor.subscriber import Subscriber
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
 from tests.faults.engine import running_engine
 from tests.scripted_engine import PATIENCE_S
 
@@ -55,17 +55,17 @@ def watched(engine: Engine) -> tuple[History, Completion]:
     return history, completion
 
 
-def lane(history: History, role: str) -> list[Span]:
-    return history.lanes[role].since(0, history.now)[0]
+def trace(history: History, role: str) -> list[Span]:
+    return history.traces[role].since(0, history.now)[0]
 
 
 def test_every_round_is_a_verification_with_its_look_up(watched: tuple[History, Completion]) -> None:
     history, completion = watched
     metrics = completion.metrics
-    states = Counter(span.state for span in lane(history, "target"))
+    states = Counter(span.state for span in trace(history, "target"))
     # The prompt is one chunk, and the last round has no look-up.
     assert (states[State.PREFILL], states[State.VERIFY]) == (1, metrics.rounds)
-    marks = Counter(moment.mark.name.lower() for moment in history.lanes["target"].since(0, history.now)[1])
+    marks = Counter(moment.mark.name.lower() for moment in history.traces["target"].since(0, history.now)[1])
     found = figures(history, 300).speculating
     assert found.rounds == metrics.rounds
     assert found.acceptance_length == pytest.approx(metrics.mean_acceptance_length)
@@ -77,14 +77,14 @@ def test_every_round_is_a_verification_with_its_look_up(watched: tuple[History, 
 def test_no_time_is_without_a_state(watched: tuple[History, Completion]) -> None:
     history, _ = watched
     for role in ("target", "draft"):
-        spans = lane(history, role)
+        spans = trace(history, role)
         assert all(one.end == other.begin for one, other in pairwise(spans))
         assert State.LOST not in {span.state for span in spans}
 
 
 def test_the_draft_promotes_and_deepens(watched: tuple[History, Completion]) -> None:
     history, completion = watched
-    spans = lane(history, "draft")
+    spans = trace(history, "draft")
     states = Counter(span.state for span in spans)
     # Where the machine is so busy that the draft does not pay, the target leaves it alone for a while.
     assert 0 < states[State.PROMOTE] <= completion.metrics.rounds

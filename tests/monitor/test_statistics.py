@@ -5,31 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd.ipc.messages import Load, Metrics
-from ssd.ipc.supervision import Ended, Report, Round
-from ssd.monitor.history import History, LaneHistory
-from ssd.monitor.lanes import Mark, State
-from ssd.monitor.messages import LaneNews, Process, Snapshot
+from ssd.config.params import Speculation
+from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
+from ssd.ipc.public import Metrics
+from ssd.ipc.trace_ring import Mark, State
+from ssd.monitor.history import History, TraceHistory
+from ssd.monitor.messages import Process, Snapshot, TraceNews
 from ssd.monitor.stalls import Pipeline, causes
 from ssd.monitor.statistics import figures, gaps, percentiles, speculation_figures
-from ssd.params import Speculation
 
 S, MS = 10**9, 10**6
 
 
-def lane(*records: tuple[int, int, int], first: int = 0) -> bytes:
+def trace(*records: tuple[int, int, int], first: int = 0) -> bytes:
     """(time, code, detail) as records."""
     return np.array([(first + i, *record) for i, record in enumerate(records)], np.int64).tobytes()
 
 
-def snapshot(at: int, engine: str = "e", lanes: dict[str, bytes] | None = None, *reports: Report) -> Snapshot:
-    news = [LaneNews(role, records) for role, records in (lanes or {}).items()]  # type: ignore[arg-type]
+def snapshot(at: int, engine: str = "e", traces: dict[str, bytes] | None = None, *reports: FrontendReport) -> Snapshot:
+    news = [TraceNews(role, records) for role, records in (traces or {}).items()]  # type: ignore[arg-type]
     processes = [Process("target", 5, "up", 2**20, 0.0), Process("draft", 6, "up", 2**20, 9.0), Process("x", 0, "down")]
     return Snapshot(engine, at, "model", "draft", Speculation(), True, processes, news, list(reports))
 
 
-def round_(at: int, tokens: int = 1, drafted: int = 0, cache: str = "", first: bool = False, request: int = 1) -> Round:
-    return Round(at, request, tokens, drafted, max(0, tokens - 1), cache, first)
+def round_(
+    at: int, tokens: int = 1, drafted: int = 0, cache: str = "", first: bool = False, request: int = 1
+) -> RoundEvent:
+    return RoundEvent(at, request, tokens, drafted, max(0, tokens - 1), cache, first)
 
 
 def test_acceptance_and_hits() -> None:
@@ -75,10 +77,10 @@ def test_a_gap_is_divided_over_the_tokens_of_its_chunk() -> None:
 
 def test_figures_of_a_history() -> None:
     history = History()
-    target = lane((0, State.IDLE, 0), (8 * S, State.VERIFY, 5), (10 * S, Mark.HIT, 1), (11 * S, State.IDLE, 0))
+    target = trace((0, State.IDLE, 0), (8 * S, State.VERIFY, 5), (10 * S, Mark.HIT, 1), (11 * S, State.IDLE, 0))
     metrics = Metrics(time_to_first_token_ms=500.0, generation_time_ms=1500.0, tokens_per_second=3.0)
-    ended = [Ended(10 * S, 1, 7, 5, "stop", metrics), Ended(10 * S, 2, 7, 0, "abort", Metrics())]
-    report = Report(Load(running=2, kv_cache_usage=0.5), 5, "ready", [round_(9 * S), round_(11 * S, 5)], ended)
+    ended = [EndEvent(10 * S, 1, 7, 5, "stop", metrics), EndEvent(10 * S, 2, 7, 0, "abort", Metrics())]
+    report = FrontendReport(Load(running=2, kv_cache_usage=0.5), 5, "ready", [round_(9 * S), round_(11 * S, 5)], ended)
     history.add(snapshot(S))
     history.add(snapshot(12 * S, "e", {"target": target}, report))
     found = figures(history, 60)
@@ -93,9 +95,9 @@ def test_figures_of_a_history() -> None:
 
 
 def test_records_count_once_however_often_they_are_told() -> None:
-    kept = LaneHistory(most=100)
-    kept.add(lane((0, State.IDLE, 0), (10, State.VERIFY, 1)))
-    kept.add(lane((0, State.IDLE, 0), (10, State.VERIFY, 1), (20, State.SAMPLE, 0)))
+    kept = TraceHistory(most=100)
+    kept.add(trace((0, State.IDLE, 0), (10, State.VERIFY, 1)))
+    kept.add(trace((0, State.IDLE, 0), (10, State.VERIFY, 1), (20, State.SAMPLE, 0)))
     states = [(State.VERIFY, 10, 20), (State.SAMPLE, 20, 30)]
     assert [span[:3] for span in kept.since(-1, 30)[0]] == [(State.IDLE, 0, 10), *states]
     assert [span[:3] for span in kept.since(5, 30)[0]] == [(State.IDLE, 5, 10), *states]
@@ -103,18 +105,18 @@ def test_records_count_once_however_often_they_are_told() -> None:
 
 
 def test_old_records_are_let_go() -> None:
-    kept = LaneHistory(most=10)
+    kept = TraceHistory(most=10)
     for number in range(100):
-        kept.add(lane((number, State.DEPTH, 1 + number), first=number))
+        kept.add(trace((number, State.DEPTH, 1 + number), first=number))
     spans, _ = kept.since(0, 100)
     assert 10 <= len(spans) <= 11 and spans[-1].detail == 100
 
 
 def test_another_engine_begins_another_history() -> None:
     history = History()
-    history.add(snapshot(S, "e", {"target": lane((0, State.IDLE, 0), (5, State.IDLE, 1))}))
-    history.add(snapshot(2 * S, "f", {"target": lane((S, State.VERIFY, 2))}))
-    spans, _ = history.lanes["target"].since(0, 2 * S)
+    history.add(snapshot(S, "e", {"target": trace((0, State.IDLE, 0), (5, State.IDLE, 1))}))
+    history.add(snapshot(2 * S, "f", {"target": trace((S, State.VERIFY, 2))}))
+    spans, _ = history.traces["target"].since(0, 2 * S)
     assert [span.state for span in spans] == [State.VERIFY]
 
 

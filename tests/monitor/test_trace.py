@@ -1,4 +1,4 @@
-"""The trace: its shape, what lies on which lane, and that arrows lead where a round went."""
+"""The trace: its shape, what lies on which trace, and that arrows lead where a round went."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
-from ssd.ipc.messages import Metrics
-from ssd.ipc.supervision import Ended
+from ssd.config.params import SamplingParams
+from ssd.ipc.messages import EndEvent
+from ssd.ipc.public import Metrics
+from ssd.ipc.trace_ring import Mark, Moment, Span, State
 from ssd.mock.process import ROUND_VARIABLE
-from ssd.monitor.lanes import Mark, Moment, Span, State
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import trace
-from ssd.params import SamplingParams
 from tests.faults.engine import running_engine
 
 MS = 1_000_000
@@ -65,9 +65,11 @@ def check_shape(document: dict[str, Any]) -> None:
         assert phases[0] == "s" and phases[-1] == "f" and set(phases[1:-1]) <= {"t"}
 
 
-def test_lanes_look_ups_and_arrows() -> None:
+def test_trace_ring_look_ups_and_arrows() -> None:
     metrics = Metrics(time_to_first_token_ms=10.0, generation_time_ms=40.0)
-    document = trace({"target": TARGET, "draft": DRAFT}, [Ended(50 * MS, 4, 7, 3, "stop", metrics)], 0, {"model": "m"})
+    document = trace(
+        {"target": TARGET, "draft": DRAFT}, [EndEvent(50 * MS, 4, 7, 3, "stop", metrics)], 0, {"model": "m"}
+    )
     check_shape(json.loads(json.dumps(document)))
     assert [(e["pid"], e["name"], e["ts"], e["dur"]) for e in events(document, "X")] == [
         (2, "prefill", 0, 10_000),

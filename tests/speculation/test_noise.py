@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from ssd.params import MAX_SEED
+from ssd.config.params import MAX_SEED
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.noise import NoiseCache, gumbel, gumbels, hash_lanes
 from ssd.speculation.sampling import Law, Noise, argmax, filtered, perturbed

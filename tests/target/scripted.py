@@ -14,19 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.config import EngineConfig, Server
+from ssd.config.engine import EngineConfig, ServerConfig
+from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import DraftState, Metrics, Submit, TokenLogprob
+from ssd.ipc.messages import DraftState, Submit
+from ssd.ipc.public import Metrics, TokenLogprob
 from ssd.kernels import cpu
-from ssd.models.interface import Model, Plan, Shape
+from ssd.models.interface import ForwardContext, Model, Shape
 from ssd.models.llama import Llama
 from ssd.models.weights import Weights
-from ssd.params import SamplingParams, Speculation
 from ssd.target.engine import TargetEngine
 from ssd.target.proposer import Counters, NoProposer, Proposer, Result
 from ssd.target.sequence import Sequence
+from ssd.target.verification import PlainVerification
 
 CPU = torch.device("cpu")
 VOCAB = 64
@@ -75,8 +77,8 @@ class Poisoned:
         self.dtype, self.device = model.dtype, model.device
         self._model, self._poison = model, poison
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        return self._model.forward(token_ids, plan).masked_fill((token_ids == self._poison)[:, None], torch.nan)
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        return self._model.forward(token_ids, context).masked_fill((token_ids == self._poison)[:, None], torch.nan)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
@@ -90,14 +92,14 @@ class BrokenOnce:
         self.dtype, self.device = model.dtype, model.device
         self._model, self._broken = model, True
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        hidden = self._model.forward(token_ids, plan)
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        hidden = self._model.forward(token_ids, context)
         if not self._broken:
             return hidden
         self._broken = False
         heads = torch.full((len(token_ids), self.shape.heads, self.shape.head_dim), torch.nan, dtype=self.dtype)
         for layer in range(self.shape.layers):
-            plan.attend(layer, heads, *[heads[:, : self.shape.kv_heads]] * 2)
+            context.attend(layer, heads, *[heads[:, : self.shape.kv_heads]] * 2)
         return hidden * torch.nan
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -126,12 +128,12 @@ def make_engine(
         max_num_batched_tokens=budget,
         page_size=page_size,
         num_pages=pages,
-        server=Server(cache_report=cache_report),
+        server=ServerConfig(cache_report=cache_report),
     )
     runner = runner or Runner(model or tiny_llama(), pages, page_size, deterministic=True)
     runner.cache.keys.fill_(torch.nan)
     runner.cache.values.fill_(torch.nan)
-    return TargetEngine(config, runner, proposer or NoProposer(), stops)
+    return TargetEngine(config, PlainVerification(runner), proposer or NoProposer(), stops)
 
 
 def plain_logits(text: list[int], outputs: int) -> Tensor:
@@ -172,8 +174,8 @@ def play(
 ) -> dict[int, Answer]:
     """Run to the end. Requests arrive before step 0 or before the one that `arrivals` names; `aborts` likewise.
 
-    Checks what must hold in every run: one end per request and nothing after it or after an abort, invariants I1 and
-    I7 at every step, an end within as many steps as any schedule may take, and at the end nothing left behind.
+    Checks what must hold in every run: one end per request and nothing after it or after an abort, pages and computed
+    lengths that are consistent, an end within as many steps as any schedule may take, and nothing left behind.
     """
     arrivals, aborts = arrivals or {}, aborts or {}
     answers: dict[int, Answer] = {}
@@ -213,9 +215,35 @@ def play(
 
 @lru_cache(maxsize=4096)
 def continuation(prompt: tuple[int, ...], law: tuple[tuple[str, Any], ...], longest: int = LONGEST) -> list[int]:
-    """What plain decoding of a request alone writes up to `longest` tokens in all, in one piece and with room."""
+    """What plain decoding of a request alone writes up to `longest` tokens in all, in one chunk and with room."""
     alone = submit(0, prompt, **dict(law) | {"max_tokens": longest, "ignore_eos": True})
     return play(make_engine(longest=longest), [alone])[0].ids
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+LAWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 1.0, "seed": 2, "top_k": 8},
+    {"temperature": 1.3, "seed": 3, "top_p": 0.8},
+    {"temperature": 0.9, "seed": 2**63 - 1, "min_p": 0.1},
+    {"temperature": 1.1, "seed": 5, "top_k": 20, "top_p": 0.95, "min_p": 0.02},
+]
+SAMPLED = LAWS[5]
+# What depends on the text so far, and differs along a verification.
+ADJUSTED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.6, "temperature": 0.7, "seed": 1},
+    {"repetition_penalty": 0.8, "frequency_penalty": -0.5, "logit_bias": ((3, 2.0), (41, -100.0), (17, 1.5))},
+    {"repetition_penalty": 1.2, "presence_penalty": -1.0, "logit_bias": ((9, 1.0),), "temperature": 1.1, "top_p": 0.9},
+]
+RANDOM = torch.randint(VOCAB, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+TEXTS = [RANDOM[:20], RANDOM[:8] + RANDOM[20:32], RANDOM[40:60]]  # two begin alike
+
+
+def truth(prompt: Items[int], law: dict[str, Any], longest: int = LONGEST) -> list[int]:
+    return continuation(tuple(prompt), tuple(law.items()), longest)
 
 
 # -- proposers --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from itertools import count, cycle, takewhile
 
 import pytest
 
-from ssd.target.breaker import Breaker, Seen
-from ssd.target.followers import Followers
+from ssd.target.draft_session import Breaker, Seen, TrackedRequests
 
 GOOD = Seen(rows=2, shown=True, ticked=True, drafted=2, accepted=2)
 USELESS = Seen(rows=2, shown=True, ticked=True, drafted=2)
@@ -154,33 +153,33 @@ def test_on_a_busy_machine_it_is_not_given_up_and_taken_back_all_the_time(every:
 
 
 def test_a_request_that_the_draft_has_lost_is_given_up_and_may_return() -> None:
-    followers = Followers()
+    tracked = TrackedRequests()
     for request in (1, 2):
-        followers.add(request, awaited=True)
-    kept = [followers.showed(1, anything=False, waited=True, now=10) for _ in range(4)]
-    assert kept == [True, True, True, False] and 1 not in followers and 2 in followers
-    assert not followers.may_return(1, 41) and followers.may_return(1, 42) and not followers.may_return(2, 42)
-    followers.add(1, awaited=True)
-    assert not followers.showed(1, anything=False, waited=True, now=42), "it has one wait"
+        tracked.add(request, awaited=True)
+    kept = [tracked.showed(1, anything=False, waited=True, now=10) for _ in range(4)]
+    assert kept == [True, True, True, False] and 1 not in tracked and 2 in tracked
+    assert not tracked.may_return(1, 41) and tracked.may_return(1, 42) and not tracked.may_return(2, 42)
+    tracked.add(1, awaited=True)
+    assert not tracked.showed(1, anything=False, waited=True, now=42), "it has one wait"
 
 
 def test_what_is_shown_restores_trust() -> None:
-    followers = Followers()
-    followers.add(1, awaited=True)
+    tracked = TrackedRequests()
+    tracked.add(1, awaited=True)
     for _ in range(10):
-        assert all(followers.showed(1, anything, waited=True, now=0) for anything in (False, False, True))
-    unseen = takewhile(lambda _: followers.showed(1, anything=False, waited=False, now=0), count())
+        assert all(tracked.showed(1, anything, waited=True, now=0) for anything in (False, False, True))
+    unseen = takewhile(lambda _: tracked.showed(1, anything=False, waited=False, now=0), count())
     assert 70 < len(list(unseen)) < 90, "without a wait it costs less"
 
 
 def test_who_is_waited_for() -> None:
     """A text that is computed again is not, until something was seen of it."""
-    followers = Followers()
-    followers.add(1, awaited=True)
-    followers.add(2, awaited=False)
-    assert (followers.worth_waiting(1), followers.worth_waiting(2), followers.worth_waiting(3)) == (True, False, False)
-    assert followers.reading
+    tracked = TrackedRequests()
+    tracked.add(1, awaited=True)
+    tracked.add(2, awaited=False)
+    assert (tracked.worth_waiting(1), tracked.worth_waiting(2), tracked.worth_waiting(3)) == (True, False, False)
+    assert tracked.reading
     for request in (1, 2):
-        followers.showed(request, anything=True, waited=False, now=0)
-    assert followers.worth_waiting(2) and not followers.reading
-    assert followers.forget(1) and not followers.forget(1) and followers.clear() == [2] and len(followers) == 0
+        tracked.showed(request, anything=True, waited=False, now=0)
+    assert tracked.worth_waiting(2) and not tracked.reading
+    assert tracked.forget(1) and not tracked.forget(1) and tracked.clear() == [2] and len(tracked) == 0

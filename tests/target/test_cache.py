@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from ssd.config.params import Speculation
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.process import memory_file
-from ssd.params import Speculation
 from ssd.speculation.acceptance import Outcome
-from ssd.target.board_proposer import BoardProposer
-from ssd.target.proposer import Result
+from ssd.target.proposer import BoardProposer, Result
 from ssd.target.sequence import Sequence
 from tests.target.scripted import VOCAB, submit
 
@@ -39,7 +38,7 @@ class Round:
         os.close(descriptor)
         proposer = BoardProposer(reader, lambda message: self.hears)
         asked = submit(7, PROMPT, speculation=self.speculation, max_tokens=self.max_tokens)
-        sequence = Sequence.from_submit(asked, self.speculation, 100, PageTable(PagePool(4, 4)), 0.0)
+        sequence = Sequence(asked, self.speculation, 100, PageTable(PagePool(4, 4)), 0.0)
         sequence.slot = 1
         proposer.join(1)
         proposer.admit(sequence)

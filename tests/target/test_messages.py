@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ssd.ipc.messages import Emission, Load, Step, TokenLogprob
+from ssd.ipc.messages import Emission, Load, Step
+from ssd.ipc.public import TokenLogprob
 from ssd.target.process import messages
 
 SCORES = [TokenLogprob(5, -0.5, [])]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd.models.interface import Model, Plan, Shape
+from ssd.models.interface import ForwardContext, Model, Shape
 from ssd.target import scheduler
 from tests.target.scripted import (
     LONGEST,
@@ -46,7 +46,7 @@ def check(prompt: list[int], answer: Answer, count: int) -> None:
 @pytest.mark.parametrize("budget", [1, 3, 8, 64])
 @pytest.mark.parametrize("count", [0, 5])
 def test_they_are_those_of_one_forward(budget: int, count: int) -> None:
-    """Prompts in pieces of any size; whoever did not ask gets none, and the same tokens as ever. What the request does
+    """Prompts in chunks of any size; whoever did not ask gets none, and the same tokens as ever. What the request does
     to its logits does not show."""
     prompts = [TEXTS[0], TEXTS[2], TEXTS[1][:1], TEXTS[1][:2], TEXTS[1]]
     asks = [count, None, count, count, None]
@@ -72,8 +72,8 @@ class Counting:
         self._model = model
         self.rows: list[int] = []
 
-    def forward(self, token_ids: Tensor, plan: Plan) -> Tensor:
-        return self._model.forward(token_ids, plan)
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        return self._model.forward(token_ids, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.rows.append(len(hidden))
@@ -81,7 +81,7 @@ class Counting:
 
 
 def test_the_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the budget is; a prompt that nothing is asked about is read in one piece all the same."""
+    """However large the budget is; a prompt that nothing is asked about is read in one chunk all the same."""
     monkeypatch.setattr(scheduler, "_PROMPT_OUTPUTS", 6)
     model = Counting(tiny_llama())
     answers = play(make_engine(model=model), [submit(0, TEXTS[0], max_tokens=2, prompt_logprobs=2)])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ssd.errors import SsdError
 from ssd.execution.batch import Row
-from ssd.ipc.messages import pack, unpack
-from ssd.ipc.rank_steps import RANK_STEP, RankStep, RowStep
+from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
+from ssd.ipc.public import pack, unpack
 from ssd.speculation.sampling import Law
 from ssd.target.ranks import PageTables, step_of
 

@@ -1,4 +1,4 @@
-"""The verifier under the ratio rule, with drafts drawn as the draft process draws them: all random streams together."""
+"""The sampler under the ratio rule, with drafts drawn as the draft process draws them: all random streams together."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 from scipy import stats
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.batch import Row
 from ssd.execution.pages import PagePool, PageTable
-from ssd.params import SamplingParams, Speculation
 from ssd.speculation.noise import Stream, gumbel, stream_seed
 from ssd.speculation.sampling import argmax
 from ssd.target.scheduler import Scheduled
 from ssd.target.sequence import Sequence
-from ssd.target.verifier import Verifier
+from ssd.target.verification import Sampler
 from tests.exactness.plain import adjust_by
 from tests.target.scripted import submit
 
@@ -26,17 +26,17 @@ TARGET = torch.tensor([[0.9, -0.3, 1.4, 0.2, -1.0, 0.6], [0.1, 1.1, -0.7, 0.8, 0
 
 def emitted(sign: float, count: int, **params: Any) -> list[list[int]]:
     """Of `count` verifications of one draft token each, drawn from a law near the target's or opposite to it."""
-    verifier, table = Verifier(VOCAB, torch.device("cpu")), PageTable(PagePool(4, 4))
+    sampler, table = Sampler(VOCAB, torch.device("cpu")), PageTable(PagePool(4, 4))
     q = torch.softmax(sign * TARGET[0] + torch.linspace(0.4, -0.4, VOCAB), -1)
     asked = Speculation("ssd", 1, (2,), sampler="rejection")
     batch = []
     for seed in range(count):
         drafted = argmax((q.log() + gumbel(stream_seed(seed, Stream.DRAFT), len(PROMPT), VOCAB))[None])[0]
         sent = submit(seed, PROMPT, temperature=1.0, seed=seed, speculation=asked, **params)
-        sequence = Sequence.from_submit(sent, asked, 64, table, 0.0)
-        sequence.laws = q[None]
+        sequence = Sequence(sent, asked, 64, table, 0.0)
+        sequence.draft_probs = q[None]
         batch.append(Scheduled(sequence, Row([PROMPT[-1], drafted], len(PROMPT) - 1, [0], outputs=2), 1))
-    return verifier.samples(TARGET.repeat(count, 1), batch)
+    return sampler.samples(TARGET.repeat(count, 1), batch, None)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["near", "opposite"])

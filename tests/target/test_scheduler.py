@@ -1,61 +1,14 @@
-"""Who is in the next batch: the budget, the order of age, who waits for whom, and who pays when pages run out."""
+"""Who is in the next batch: the budget, the order of age, and who waits for whom."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.execution.pages import PagePool, PageTable
-from ssd.params import Speculation
+from ssd.execution.pages import PagePool
 from ssd.target.scheduler import Scheduled, Scheduler, even_shares
 from ssd.target.sequence import Sequence
-from tests.target.scripted import submit
-
-CONTEXT = 10_000
-
-
-def sequence(pool: PagePool, request: int, prompt: int | Iterable[int], *, max_tokens: int = 8, k: int = 4) -> Sequence:
-    """A request with this prompt, or one of so many tokens that no other one has."""
-    if isinstance(prompt, int):
-        prompt = range(CONTEXT * request, CONTEXT * request + prompt)
-    asked = submit(request, prompt, k=k, max_tokens=max_tokens)
-    return Sequence.from_submit(asked, Speculation(), CONTEXT, PageTable(pool), now=0.0)
-
-
-def scheduler(budget: int, *, pages: int = 100, places: int = 8, lengths: list[int]) -> Scheduler:
-    """With a sequence of each of these lengths waiting; pages of 4."""
-    pool = PagePool(pages, 4)
-    made = Scheduler(pool, places, budget)
-    for request, length in enumerate(lengths):
-        made.add(sequence(pool, request, length))
-    return made
-
-
-def commit(batch: list[Scheduled], accepted: int = 0) -> None:
-    """What the engine does with a batch of which each row accepts at most `accepted` drafts."""
-    for part in batch:
-        s, row = part.sequence, part.row
-        taken = min(accepted, part.drafted)
-        known = len(row.token_ids) - part.drafted
-        s.tokens += [*row.token_ids[known : known + taken], *([-7] if part.complete else [])]
-        s.computed += known + taken
-        s.proposal = []
-        s.table.share_computed(s.tokens, s.computed)
-
-
-def step(made: Scheduler) -> list[tuple[int, int]]:
-    """One step; (request, tokens of its row) in the order of the batch."""
-    made.admit()
-    batch, _ = made.schedule()
-    commit(batch)
-    return [(part.sequence.request, len(part.row.token_ids)) for part in batch]
-
-
-def requests(sequences: list[Sequence]) -> list[int]:
-    return [s.request for s in sequences]
-
+from tests.target.scheduling import commit, drafts, requests, scheduler, sequence, step
 
 # -- the budget -------------------------------------------------------------------------------------------------------
 
@@ -70,7 +23,7 @@ def test_the_shortest_is_read_first_and_the_oldest_has_its_share() -> None:
 
 
 def test_of_equal_prompts_the_oldest_is_read_whole() -> None:
-    """Equal pieces would give nobody a first token before the third step."""
+    """Equal chunks would give nobody a first token before the third step."""
     made = scheduler(budget=10, lengths=[9, 9, 9])
     assert step(made) == [(0, 9), (1, 1)]
     assert step(made) == [(0, 1), (1, 8), (2, 1)]
@@ -93,17 +46,6 @@ def test_decoding_goes_on_beyond_the_budget() -> None:
     made = scheduler(budget=2, lengths=[1] * 5 + [6])
     for _ in range(3):
         assert step(made) == [(request, 1) for request in range(6)]
-
-
-def drafts(made: Scheduler) -> list[int]:
-    """How many of four proposed tokens each decoding sequence verifies in the next batch."""
-    for s in made.running:
-        s.proposal = [11, 12, 13, 14] if s.pending == 1 else []
-    batch, _ = made.schedule()
-    for part in batch:
-        assert list(part.draft) == [11, 12, 13, 14][: part.drafted] and part.row.outputs == part.drafted + 1
-    assert all(s.proposal == [11, 12, 13, 14] for s in made.running if s.pending == 1), "scheduling changes no proposal"
-    return [part.drafted for part in batch if part.sequence.pending == 1]
 
 
 def test_drafts_share_what_is_left_of_the_budget() -> None:
@@ -139,107 +81,6 @@ def test_even_shares_are_max_min_fair(wants: list[int], budget: int) -> None:
     for alike in set(wants):
         mine = [share for share, want in zip(shares, wants, strict=True) if want == alike]
         assert mine == sorted(mine, reverse=True), "what is over goes to the first"
-
-
-# -- places and pages -------------------------------------------------------------------------------------------------
-
-
-def test_places_are_given_in_the_order_of_arrival_and_given_again() -> None:
-    made = scheduler(budget=50, places=2, lengths=[3, 3, 3, 3])
-    assert requests(made.admit()) == [0, 1] and made.admit() == []
-    assert sorted(s.slot for s in made.running) == [0, 1]
-    slot = made.running[0].slot
-    made.remove(made.running[0])
-    assert requests(made.admit()) == [2] and made.running[-1].slot == slot
-    assert requests(made.running) == [1, 2] and requests(list(made.waiting)) == [3]
-
-
-def test_what_does_not_fit_waits_and_nobody_overtakes_it() -> None:
-    made = scheduler(budget=50, pages=5, lengths=[12, 12, 1])
-    step(made)
-    assert requests(made.running) == [0] and requests(list(made.waiting)) == [1, 2]
-    made.remove(made.running[0])
-    made.admit()
-    assert requests(made.running) == [1, 2]
-
-
-def test_pages_that_running_prompts_will_need_are_not_given_away() -> None:
-    """The first one has read a tenth of its prompt; the pages for the rest are free, but not for another one."""
-    made = scheduler(budget=4, pages=12, lengths=[40, 8])
-    for _ in range(9):
-        step(made)
-        assert requests(made.running) == [0] and requests(list(made.waiting)) == [1]
-    made.remove(made.running[0])
-    assert requests(made.admit()) == [1]
-
-
-def test_pages_that_are_shared_are_not_needed_twice() -> None:
-    """Two prompts of 18 with 16 tokens in common, in pages for 28."""
-    pool = PagePool(7, 4)
-    made = Scheduler(pool, 8, 50)
-    for request in range(2):
-        made.add(sequence(pool, request, [*range(16), 100 + request, 7]))
-        step(made)
-    assert requests(made.running) == [0, 1] and pool.live == 6
-
-
-def test_alone_a_prompt_may_take_the_whole_cache() -> None:
-    """Its one token more needs no page: it ends with it."""
-    assert step(scheduler(budget=50, pages=2, lengths=[8])) == [(0, 8)]
-
-
-def test_removing_gives_everything_back_wherever_a_sequence_is() -> None:
-    made = scheduler(budget=6, places=2, lengths=[10, 3, 4])
-    step(made)
-    for request in (2, 0, 1):  # waiting, in the middle of its prompt, not yet begun
-        found = made.find(request)
-        assert found is not None
-        made.remove(found)
-        assert made.find(request) is None
-    assert not made.running and not made.waiting and made._pool.live == 0
-
-
-def test_the_newest_pays_and_keeps_its_tokens() -> None:
-    """Three sequences of two pages in six; as the oldest wants a third, the newest goes to the front of the queue
-    with every token it has, and comes back when there is room."""
-    made = scheduler(budget=50, pages=6, lengths=[7, 7, 7])
-    step(made)
-    made.add(sequence(made._pool, 9, 3))
-    step(made)
-    newest = made.running[2]
-    tokens = list(newest.tokens)
-    newest.proposal, newest.cache = [5], "hit"
-    batch, preempted = made.schedule()
-    assert preempted == [newest] and requests([part.sequence for part in batch]) == [0, 1]
-    assert requests(list(made.waiting)) == [2, 9]
-    assert newest.tokens == tokens and newest.table.pages == []
-    assert (newest.slot, newest.computed, newest.proposal, newest.cache) == (-1, 0, [], "")
-    made._pool.check()
-    commit(batch)
-    assert made.admit() == [], "no room yet"
-    made.remove(made.running[0])
-    assert requests(made.admit())[0] == 2
-    batch, _ = made.schedule()
-    part = next(part for part in batch if part.sequence is newest)
-    assert newest.tokens[: part.row.stop] == tokens and part.row.outputs == 1 and part.complete
-
-
-def test_several_pay_newest_first_and_queue_up_oldest_first() -> None:
-    made = scheduler(budget=50, pages=7, lengths=[4, 7, 7])
-    step(made)
-    oldest = made.running[0]
-    oldest.tokens += [3] * 19  # six pages, of which one is there, with seven in all
-    _, preempted = made.schedule()
-    assert requests(preempted) == [2, 1] and requests(list(made.waiting)) == [1, 2]
-    assert made.running == [oldest] and len(oldest.table.pages) == 6
-
-
-def test_draft_tokens_push_nobody_out() -> None:
-    made = scheduler(budget=50, pages=4, lengths=[7, 7])
-    step(made)
-    made.running[0].proposal = [5] * 4  # would need a third page
-    batch, preempted = made.schedule()
-    assert [part.drafted for part in batch] == [0, 0] and preempted == []
 
 
 # -- short and long ---------------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.process import _Draft
-from ssd.ipc import board, pulse, sockets
+from ssd.ipc import board, heartbeat, sockets
 from ssd.ipc.board import BoardWriter
-from ssd.ipc.layouts import law_layout
-from ssd.ipc.messages import Hello, Metrics, Ready, Submit
+from ssd.ipc.layouts import draft_probs_layout
+from ssd.ipc.messages import Hello, Ready, Submit
 from ssd.ipc.process import Child, Start, memory_file
-from ssd.params import SamplingParams, Speculation
+from ssd.ipc.public import Metrics
 from ssd.target.process import Target
 from tests.draft.audit import World, world_in
 from tests.draft.pair import VOCABULARY, config
@@ -68,8 +69,8 @@ def loops(world: World, driver: Driver) -> Iterator[Loops]:
         held.callback(shutil.rmtree, directory)
         sizes = {
             "board_fd": board.size_bytes(2),
-            "laws_fd": law_layout(2, RATIO, VOCABULARY).size_bytes,
-            "pulse_fd": pulse.SIZE_BYTES,
+            "draft_probs_fd": draft_probs_layout(2, RATIO, VOCABULARY).size_bytes,
+            "heartbeat_fd": heartbeat.SIZE_BYTES,
         }
         shared = {name: memory_file(name, size) for name, size in sizes.items()}
         for descriptor in shared.values():
@@ -107,11 +108,11 @@ def joined(loops: Loops) -> None:
     loops.ask(100, 4)
 
 
-def test_laws_flow_through_memory_that_the_target_exports(loops: Loops, driver: Driver) -> None:
+def test_draft_probs_flow_through_memory_that_the_target_exports(loops: Loops, driver: Driver) -> None:
     joined(loops)
     assert drafted(loops) > 20
     assert sum(driver.opened.values()) == 1
-    arena = loops.target._arenas.laws
+    arena = loops.target._arenas.arenas["draft_probs"]
     assert arena is not None and arena._rows.any() and not arena._host.data.any()
 
 
@@ -120,7 +121,7 @@ def test_a_draft_that_cannot_open_it_is_of_use_all_the_same(loops: Loops, driver
     joined(loops)
     assert drafted(loops) > 20
     assert not driver.opened and loops.target._arenas.handles == []
-    arena = loops.target._arenas.laws
+    arena = loops.target._arenas.arenas["draft_probs"]
     assert arena is not None and arena._host.data.any()
 
 

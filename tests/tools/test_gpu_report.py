@@ -1,4 +1,4 @@
-"""`tools/gpu_report.py` from end to end, on a CPU with tiny models; and tests/gpu where there is no GPU."""
+"""`tools/gpu_report` from end to end, on a CPU with tiny models; and tests/gpu where there is no GPU."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gpu_report
 import pytest
 import torch
-from gpu_reporting.audit import exceptions, last_place
-from gpu_reporting.writing import Part, markdown
 
+import tools.gpu_report.__main__ as gpu_report
 from tests.faults.engine import gone
+from tools import processes
+from tools.gpu_report.audit import exceptions, last_place
+from tools.gpu_report.writing import Part, markdown
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools" / "gpu_report.py"), "--tiny", "--device", "cpu"]
+    command = [sys.executable, "-m", "tools.gpu_report", "--tiny", "--device", "cpu"]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path), "--seconds", "850"], capture_output=True, text=True, check=False
+        [*command, "--out", str(tmp_path), "--seconds", "1700"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -47,10 +48,8 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
 def test_a_part_that_does_not_end_is_ended_and_what_it_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all that it has started."""
-    (tmp_path / "gpu_reporting").mkdir()
-    (tmp_path / "gpu_reporting" / "__init__.py").touch()
-    (tmp_path / "gpu_reporting" / "slow.py").write_text(
+    """With all that it has started. Its limit is over as soon as both rows are written."""
+    (tmp_path / "slow.py").write_text(
         "import signal, subprocess, time\n"
         "def rows(job):\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -61,14 +60,24 @@ def test_a_part_that_does_not_end_is_ended_and_what_it_found_is_kept(
     )
     script = tmp_path / "report.py"
     script.write_text(
-        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT / 'tools')!r}, {str(ROOT)!r}]\n"
-        "import gpu_reporting; gpu_reporting.__path__.append(" + repr(str(ROOT / "tools" / "gpu_reporting")) + ")\n"
-        "import gpu_report; gpu_report.main()\n"
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        "import slow; sys.modules['tools.gpu_report.slow'] = slow\n"
+        "from tools.gpu_report.__main__ import main; main()\n"
     )
-    monkeypatch.setattr(gpu_report, "__file__", str(script))
-    job = gpu_report.Job("cpu", ("cpu",), True, "", "", None, 0.0)
+
+    class Started(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            deadline, found = time.monotonic() + 60, tmp_path / "slow.rows"
+            while self.poll() is None and not (found.exists() and found.read_text().count("\n") == 2):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(processes, "command", lambda _, *arguments: [sys.executable, str(script), *arguments])
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    job = gpu_report.Job("cpu", ("cpu",), True, "", "", "random", 0.0)
     began = time.monotonic()
-    state, rows = gpu_report._started("slow", job, began + 30, tmp_path)
+    state, rows = gpu_report._started("slow", job, began, tmp_path)
     assert state == "stopped at its limit" and time.monotonic() - began < 60
     ((row),) = rows
     assert row["again"] and gone(row["pid"], within_s=5)

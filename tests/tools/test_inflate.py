@@ -1,4 +1,4 @@
-"""`tools/inflate.py`: a wider and deeper checkpoint computes what the small one computes."""
+"""`tools/inflate`: a wider and deeper checkpoint computes what the small one computes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from inflate import main
-from inflating.sizes import LIKE, Sizes, fit
 from safetensors import safe_open
 
-from ssd import model_sizes
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.models.checkpoint import SHARED, Checkpoint, inspect
+from ssd.models import sizes as model_sizes
+from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.pairs import SHARED
 from tests.models import tiny
+from tools.inflate.__main__ import main
+from tools.inflate.sizes import LIKE, Sizes, fit
 
 # 32 wide, 2 layers, 4 heads over 2 of 8 numbers, 52 in the feed-forward: all of it grows, by no whole factor.
 LARGER = ["--hidden-size", "56", "--layers", "3", "--heads", "18", "--kv-heads", "3", "--intermediate-size", "90"]

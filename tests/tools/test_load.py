@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import load
 import pytest
 from click.testing import CliRunner
-from loading.checking import Checker, Request
-from loading.driver import Driver, Tally
-from loading.http import Http, ResponseReader
-from loading.report import figures
-from loading.zeromq import ZeroMQ
 
+import tools.load.__main__ as load
+from ssd.config.params import SamplingParams
 from ssd.frontend.tokenization import Tokenizer
+from ssd.launch.supervisor import Engine
 from ssd.mock.oracle import Answer
-from ssd.params import SamplingParams
-from ssd.supervisor import Engine
 from tests.faults.engine import running_engine
 from tests.scripted_engine import MODEL
+from tools.load.checking import Checker, Request
+from tools.load.driver import Driver, Tally
+from tools.load.http import Http, ResponseReader
+from tools.load.report import figures
+from tools.load.zeromq import ZeroMQ
 
 VOCAB, CONTEXT = 49152, 2048
 TOKENIZER = Tokenizer(MODEL)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 from click.testing import CliRunner, Result
-from simulate import main
-from simulation import paper, report, tables
-from simulation.calibration import inputs
 
 from ssd.speculation.fan_out import miss_law
+from tools.simulate import paper, report, tables
+from tools.simulate.__main__ import main
+from tools.simulate.calibration import inputs
 
 
 @pytest.fixture(scope="module")

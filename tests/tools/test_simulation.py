@@ -6,15 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from simulation.cascade import Level
-from simulation.closed_form import speed_sd, speed_ssd
-from simulation.run import simulate
-from simulation.setup import Devices, Setup
-from simulation.statistics import AcceptanceLaw, Statistics
 
 from ssd.errors import UsageError
-from ssd.speculation.theory import speedup_of_batch, speedup_sd, speedup_ssd
-from ssd.speculation.tuner import Line
+from ssd.speculation.theory import LinearCost, speedup_of_batch, speedup_sd, speedup_ssd
+from tools.simulate.cascade import Level
+from tools.simulate.closed_form import speed_sd, speed_ssd
+from tools.simulate.run import simulate
+from tools.simulate.setup import Devices, Setup
+from tools.simulate.statistics import AcceptanceLaw, Statistics
 
 K = 4
 ALL, TWO = AcceptanceLaw((1.0,)), AcceptanceLaw((1.0, 1.0, 0.0))
@@ -29,7 +28,7 @@ def devices(
     overhead: float = 0.0,
     delay: float = 0.0,
 ) -> Devices:
-    return Devices(Line(verify, 0.0), (Level(Line(step, each)),), drafts, overhead, delay)
+    return Devices(LinearCost(verify, 0.0), (Level(LinearCost(step, each)),), drafts, overhead, delay)
 
 
 def setup(
@@ -40,7 +39,7 @@ def setup(
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_plain_decoding_is_one_verification_for_a_token(batch: int) -> None:
-    machine = Devices(Line(0.02, 0.001), (Level(Line(1.0, 0.0)),), overhead=5.0, delay=5.0)
+    machine = Devices(LinearCost(0.02, 0.001), (Level(LinearCost(1.0, 0.0)),), overhead=5.0, delay=5.0)
     found = simulate(replace(setup(machine, mode="ar"), batch=batch), ROUNDS)
     assert found.tokens_per_second == pytest.approx(1 / (0.02 + 0.001 * batch), rel=1e-9)
     assert found.throughput == pytest.approx(batch * found.tokens_per_second)
@@ -77,7 +76,7 @@ def test_theorem_7_with_laws_instead_of_fixed_lengths() -> None:
 
 
 def test_the_reference_finishes_its_tree_before_it_reads_a_miss() -> None:
-    """Theorem 7 has no tree in (1 - p)(1 + T_b); strict ping-pong does (ALGORITHM 5.1)."""
+    """Theorem 7 has no tree in (1 - p)(1 + T_b); strict ping-pong does."""
     found = simulate(setup(devices(step=4.0)), ROUNDS)
     assert found.round_s == pytest.approx(16 + 0.25 * 16, rel=1e-9)
 
@@ -173,7 +172,7 @@ def test_the_trees_of_a_batch_share_the_steps() -> None:
 
 @pytest.mark.parametrize(("engine", "tokens"), [("anytime", 1), ("reference", K + 1)])
 def test_rows_without_a_speculation_are_short_only_in_this_engine(engine: str, tokens: int) -> None:
-    machine = replace(devices(), verify=Line(10.0, 1.0))
+    machine = replace(devices(), verify=LinearCost(10.0, 1.0))
     case = replace(setup(machine, hits=0.0), engine=engine, backup="cheap", batch=2)
     assert simulate(case, ROUNDS).round_s == pytest.approx(10 + 2 * tokens, rel=1e-9)
 
@@ -224,7 +223,7 @@ def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"overhead": -1.0}, {"delay": -1.0}, {"drafts": 0}, {"verify": Line(-1.0, 0.0)}, {"levels": ()}]
+    "wrong", [{"overhead": -1.0}, {"delay": -1.0}, {"drafts": 0}, {"verify": LinearCost(-1.0, 0.0)}, {"levels": ()}]
 )
 def test_devices_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -233,7 +232,7 @@ def test_devices_that_make_no_sense_are_refused(wrong: dict[str, object]) -> Non
 
 def test_other_nonsense_is_refused() -> None:
     with pytest.raises(UsageError):
-        Level(Line(-1.0, 0.0))
+        Level(LinearCost(-1.0, 0.0))
     with pytest.raises(UsageError):
         AcceptanceLaw((0.5, 1.5))
     with pytest.raises(UsageError):

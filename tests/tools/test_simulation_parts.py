@@ -6,14 +6,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from simulation.cascade import Level, cascade_pays, draft_seconds, drafter
-from simulation.run import simulate
-from simulation.setup import Devices, Setup
-from simulation.statistics import AcceptanceLaw, Draws, Statistics, mixed
 
 from ssd.errors import UsageError
-from ssd.speculation.theory import expected_tokens
-from ssd.speculation.tuner import Line
+from ssd.speculation.theory import LinearCost, expected_tokens
+from tools.simulate.cascade import Level, cascade_pays, draft_seconds, drafter
+from tools.simulate.run import simulate
+from tools.simulate.setup import Devices, Setup
+from tools.simulate.statistics import AcceptanceLaw, Draws, Statistics, mixed
 
 K = 4
 ALL, TWO = AcceptanceLaw((1.0,)), AcceptanceLaw((1.0, 1.0, 0.0))
@@ -63,8 +62,8 @@ def test_draws_are_even() -> None:
     assert [draws.outcome(0, i) for i in range(64)] != [draws.outcome(1, i) for i in range(64)]
 
 
-SMALL, MEDIUM = Level(Line(0.5, 0.0), 3, 0.8, 0.6), Level(Line(2.0, 0.0), 0, 0.0, 0.9)
-TINY = Level(Line(0.1, 0.0), 2, 0.7, 0.3)
+SMALL, MEDIUM = Level(LinearCost(0.5, 0.0), 3, 0.8, 0.6), Level(LinearCost(2.0, 0.0), 0, 0.0, 0.9)
+TINY = Level(LinearCost(0.1, 0.0), 2, 0.7, 0.3)
 
 
 @pytest.mark.parametrize("levels", [[SMALL, MEDIUM], [TINY, SMALL, MEDIUM]])
@@ -88,14 +87,14 @@ def test_a_cascade_that_is_always_right() -> None:
 
 
 def test_a_forward_of_the_larger_draft_is_over_all_proposed_rows() -> None:
-    medium = Level(Line(2.0, 0.1))
+    medium = Level(LinearCost(2.0, 0.1))
     levels = [replace(SMALL, by_next=1.0), medium]
     assert draft_seconds(levels, 4, chains=5) == pytest.approx(1.5 + 2 + 0.1 * 5 * 4)
     assert drafter(levels, Random(0)).next().time.at(5) == pytest.approx(1.5 + 2 + 0.1 * 5 * 4)
 
 
 def test_the_predicted_speed_of_a_cascade_is_the_simulated_one() -> None:
-    verify = Line(18.0, 0.0)
+    verify = LinearCost(18.0, 0.0)
     found = cascade_pays([SMALL, MEDIUM], verify, 7, overhead=0.5)
     assert [(p.first, p.last) for p in found] == [(0, 0), (0, 1), (1, 1)]
     levels = [SMALL, MEDIUM]
@@ -107,7 +106,7 @@ def test_the_predicted_speed_of_a_cascade_is_the_simulated_one() -> None:
 
 def test_a_cascade_pays_where_its_small_draft_is_right_and_not_where_it_is_wrong() -> None:
     def gain(by_next: float) -> float:
-        _, both, medium = cascade_pays([replace(SMALL, by_next=by_next), MEDIUM], Line(18.0, 0.0), 7)
+        _, both, medium = cascade_pays([replace(SMALL, by_next=by_next), MEDIUM], LinearCost(18.0, 0.0), 7)
         return both.tokens_per_second / medium.tokens_per_second
 
     assert gain(0.9) > 1.1 and gain(0.1) < 0.9
@@ -115,8 +114,8 @@ def test_a_cascade_pays_where_its_small_draft_is_right_and_not_where_it_is_wrong
 
 def test_a_cascade_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError):
-        cascade_pays([], Line(1.0, 0.0), 7)
+        cascade_pays([], LinearCost(1.0, 0.0), 7)
     with pytest.raises(UsageError):
-        cascade_pays([MEDIUM], Line(1.0, 0.0), 0)
+        cascade_pays([MEDIUM], LinearCost(1.0, 0.0), 0)
     with pytest.raises(UsageError):
         drafter([MEDIUM, MEDIUM], Random(0))

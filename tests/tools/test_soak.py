@@ -11,25 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import soak
 from click.testing import CliRunner
 from msgspec.structs import replace
-from soaking.answers import Answer, Heard, judge
-from soaking.asking import Fates, Request, pool, shuffled
-from soaking.attacked import MAY_BE_TOLD, common_slope, life_figures
-from soaking.disturbing import Memory
-from soaking.driver import DISCONNECTED, Driver, Tally
-from soaking.processes import children, descriptors, memory_mib, running, shared_memory
-from soaking.report import figures, memory_figures, slope
-from soaking.siege import Deaths, Life, small_disk
-from soaking.watching import WatchedClient, WatchedInboxes
 
+import tools.soak.__main__ as soak
 from ssd.client import AsyncClient, Client
+from ssd.config.params import Speculation
 from ssd.errors import EngineDeadError
-from ssd.ipc.messages import Chunk, Done, Failed, Metrics, Usage
-from ssd.params import Speculation
-from ssd.supervisor import Engine
+from ssd.ipc.public import Chunk, Done, Failed, Metrics, Usage
+from ssd.launch.supervisor import Engine
 from tests.faults.engine import running_engine
+from tools.soak.answers import Answer, Heard, judge
+from tools.soak.asking import Fates, Request, pool, shuffled
+from tools.soak.attacked import MAY_BE_TOLD, common_slope, life_figures
+from tools.soak.disturbing import Memory
+from tools.soak.driver import DISCONNECTED, Driver, Tally
+from tools.soak.processes import children, descriptors, memory_mib, running, shared_memory
+from tools.soak.report import figures, memory_figures, slope
+from tools.soak.siege import Deaths, Life, small_disk
+from tools.soak.watching import WatchedClient, WatchedInboxes
 
 AR = Speculation("ar")
 EXPECTED = Answer([1, 2, 3, 4, 5], "abcde", "length")
@@ -264,7 +264,7 @@ def test_processes_are_found_with_what_they_hold(engine: Engine) -> None:
 
 def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    small = {"minutes": 0.1, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3}
+    small = {"minutes": 0.06, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3}
     disturbed = {"kill-every": 0.4, "aborted": 0.2, "disconnected": 0.2, "json": out}
     arguments = [f"--{name}={value}" for name, value in {**small, **disturbed}.items()]
     result = CliRunner().invoke(soak.main, arguments)
@@ -281,7 +281,7 @@ def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
 
 def test_a_short_soak_under_attack(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    small = {"minutes": 0.15, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3, "kill-every": 2}
+    small = {"minutes": 0.1, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3, "kill-every": 1}
     arguments = ["--attacks", "--mock", f"--json={out}", *(f"--{name}={value}" for name, value in small.items())]
     result = CliRunner().invoke(soak.main, arguments)
     assert result.exit_code == 0, (result.output, result.exception)

@@ -1,1 +1,11 @@
-"""The OpenAI-compatible HTTP endpoint: plain ASGI under uvicorn. Needs the extra `ssd[http]`."""
+"""The OpenAI-compatible HTTP interface: plain ASGI under uvicorn. Needs the extra `ssd[http]`.
+
+To add an endpoint:
+
+    1. bodies.py: a struct for the JSON that it takes, if any
+    2. answers.py: a struct for the JSON that it returns
+    3. app.py: a method of `App` that reads the `Exchange` and replies, and its `Route` in `App._table`
+
+Keys, limits, errors and the OpenAPI document follow from the route. A request goes through server.py (accepts
+connections), connection.py (reads heads and bodies), app.py (dispatches), and for completions through generation.py
+(collects or streams) and chat.py or completions.py (the JSON)."""

@@ -1,4 +1,4 @@
-"""What HTTP clients get."""
+"""The JSON that HTTP clients get, by the names of the OpenAI API and of vLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ssd.ipc.messages import Done, FinishReason, Metrics
+from ssd.ipc.public import Done, FinishReason, Metrics
 
 
 class PromptDetails(msgspec.Struct):
@@ -21,7 +21,7 @@ class CompletionDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """`*_prediction_tokens` are those that the draft proposed."""
+    """Token counts. `*_prediction_tokens` are those that the draft proposed."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,7 @@ class Usage(msgspec.Struct):
 
 
 class SpeculativeMetrics(msgspec.Struct):
-    """Definitions: docs/serving.md. A step is one verification; times are means of them."""
+    """Definitions: docs/serving.md. A step is one verification; times are means per step."""
 
     mode: str
     mean_acceptance_length: float
@@ -48,7 +48,7 @@ class SpeculativeMetrics(msgspec.Struct):
 
 
 class RequestMetrics(msgspec.Struct):
-    """How one choice went, on request."""
+    """The figures of one choice, on request."""
 
     time_to_first_token_ms: float
     generation_time_ms: float
@@ -59,7 +59,7 @@ class RequestMetrics(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of each token; the first of an echoed prompt has none."""
+    """Log-probabilities of each token; the first token of an echoed prompt has none."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -77,7 +77,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """An answer of `/v1/completions`, or a chunk of a streamed one."""
+    """An answer of `/v1/completions`, or an event of a streamed one."""
 
     id: str
     object: Literal["text_completion"]
@@ -198,8 +198,8 @@ class Error(msgspec.Struct):
 
 
 def usage(ends: Sequence[Done], n: int) -> Usage:
-    """The sums over the choices of one request, `n` of each prompt in turn. A prompt counts once, with what was cached
-    for its first choice: the others find the pages of that one."""
+    """Sums up the choices of one request, `n` of each prompt in turn.
+    A prompt counts once. Its cached tokens are those of its first choice, because the others find that one's pages."""
     firsts = ends[::n]
     prompts = sum(end.usage.prompt_tokens for end in firsts)
     completions = sum(end.usage.completion_tokens for end in ends)
@@ -215,7 +215,7 @@ def usage(ends: Sequence[Done], n: int) -> Usage:
 
 
 def request_metrics(m: Metrics, tokens: int) -> RequestMetrics:
-    """Our figures of a choice of `tokens` tokens by the names of this interface."""
+    """Converts the figures of a choice of `tokens` tokens to the names of this interface."""
     return RequestMetrics(
         time_to_first_token_ms=m.time_to_first_token_ms,
         generation_time_ms=m.generation_time_ms,

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, keys, and one place where errors become answers."""
+"""The ASGI application: the table of endpoints, their handlers, API keys, errors as answers."""
 
 from __future__ import annotations
 
@@ -8,65 +8,50 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
 from ssd.frontend.admission import no_chat
-from ssd.frontend.api_keys import read_keys
-from ssd.frontend.desk import Desk
 from ssd.frontend.http import answers, chat, completions
 from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
 from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.parameters import decode
 from ssd.frontend.http.style import now
-from ssd.frontend.metrics import Metrics
+from ssd.frontend.prometheus import PrometheusExporter
+from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Decoded, Encode
-from ssd.ipc.listening import is_loopback
+from ssd.ipc.listening import is_loopback, read_api_keys
 
 log = logging.getLogger("ssd.http")
 
 _MODELS = "/v1/models/"
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
-_KEY = "key"  # in the state of a request: the API key that it has shown
+_KEY = "key"  # the API key of a request, in its state
 _completion = msgspec.json.Decoder(CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
-Handler = Callable[[Exchange], Awaitable[None]]
-
-
-class Route(NamedTuple):
-    """`open` routes need no key; `body` and `answer` are what the OpenAPI document says of them."""
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: type | None = None
-    answer: type | None = None
-    events: type | None = None
-    open: bool = False
-
 
 class App:
-    """Every request of every connection that comes to the listening socket. Reads the file of keys; raises UsageError
-    where that cannot be used."""
+    """Answers every HTTP request. A new endpoint is a method here and a line in `_table`.
+    Raises UsageError for a file of API keys that cannot be used."""
 
-    def __init__(self, desk: Desk, listening: socket.socket) -> None:
-        server = desk.config.server
-        self._desk, self._limit, self._created = desk, server.limits.max_body_bytes, now()
-        self._keys = read_keys(server.api_key_file) if server.api_key_file else []
+    def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
+        server = manager.config.server
+        self._manager, self._limit, self._created = manager, server.limits.max_body_bytes, now()
+        self._keys = read_api_keys(server.api_key_file) if server.api_key_file else []
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
         local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
         self._checks_host = local and not self._keys
-        self._metrics = Metrics(desk, server.metrics_compat)
+        self._metrics = PrometheusExporter(manager, server.metrics_compat)
         self._turns = asyncio.Lock()
         self.routes = self._table()
         self._by_path: dict[str, dict[str, Route]] = {}
@@ -74,36 +59,23 @@ class App:
             self._by_path.setdefault(route.path, {})[route.method] = route
 
     def _table(self) -> list[Route]:
+        get, post = partial(Route, "GET"), partial(Route, "POST")
+        chat = ChatRequest, answers.Chat, answers.ChatChunk
+        raw = CompletionRequest, answers.Completion, answers.Completion
         return [
-            Route(
-                "POST",
-                "/v1/chat/completions",
-                self._chat,
-                "Continue a conversation.",
-                ChatRequest,
-                answers.Chat,
-                answers.ChatChunk,
-            ),
-            Route(
-                "POST",
-                "/v1/completions",
-                self._completion,
-                "Continue a text or token ids.",
-                CompletionRequest,
-                answers.Completion,
-                answers.Completion,
-            ),
-            Route("GET", "/v1/models", self._models, "List what is served.", answer=answers.Models),
-            Route("GET", _MODELS + "{model}", self._model, "One of them.", answer=answers.Model),
-            Route("POST", "/tokenize", self._tokenize, "Text to token ids.", TokenizeRequest, answers.Tokenized),
-            Route("POST", "/detokenize", self._detokenize, "Ids to text.", DetokenizeRequest, answers.Detokenized),
-            Route("GET", "/health", self._health, "200 when requests are answered, else 503.", open=True),
-            Route("GET", "/health/live", self._live, "200 while this process runs."),
-            Route("GET", "/health/ready", self._ready, "200 when new requests are taken, else 503."),
-            Route("GET", "/metrics", self._exposition, "Prometheus metrics, as text."),
-            Route("GET", "/version", self._version, "The engine's version.", answer=answers.Version),
-            Route("GET", "/server_info", self._info, "Configuration and load.", answer=dict),
-            Route("GET", "/openapi.json", self._openapi, "This interface as an OpenAPI document.", answer=dict),
+            post("/v1/chat/completions", self._chat, "Continue a conversation.", *chat),
+            post("/v1/completions", self._completion, "Continue a text or token ids.", *raw),
+            get("/v1/models", self._models, "List what is served.", answer=answers.Models),
+            get(_MODELS + "{model}", self._model, "One of them.", answer=answers.Model),
+            post("/tokenize", self._tokenize, "Text to token ids.", TokenizeRequest, answers.Tokenized),
+            post("/detokenize", self._detokenize, "Ids to text.", DetokenizeRequest, answers.Detokenized),
+            get("/health", self._health, "200 when requests are answered, else 503.", open=True),
+            get("/health/live", self._live, "200 while this process runs."),
+            get("/health/ready", self._ready, "200 when new requests are taken, else 503."),
+            get("/metrics", self._exposition, "Prometheus metrics, as text."),
+            get("/version", self._version, "The engine's version.", answer=answers.Version),
+            get("/server_info", self._info, "Configuration and load.", answer=dict),
+            get("/openapi.json", self._openapi, "This interface as an OpenAPI document.", answer=dict),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,28 +111,20 @@ class App:
             raise HttpError(404, f"there is no {cut(path)}", "not_found")
         if route is None:
             allowed = ", ".join(methods)
-            raise HttpError(
-                405,
-                f"{method} is not for this path; {allowed} is",
-                "method_not_allowed",
-                None,
-                {b"allow": allowed.encode()},
-            )
+            message, headers = f"{method} is not for this path; {allowed} is", {b"allow": allowed.encode()}
+            raise HttpError(405, message, "method_not_allowed", headers=headers)
         await route.handler(exchange)
 
     def _check_host(self, exchange: Exchange) -> None:
-        """Refuse the pages of a site whose name was made to lead to this machine (DNS rebinding): they ask by that
-        name."""
+        """Refuses pages of a site whose name was made to lead to this machine (DNS rebinding).
+        Such a page asks by that name."""
         if (header := exchange.header(b"host")) is None:
             return  # HTTP/1.0, which no browser speaks
         given = header.decode("latin-1")
         name = re.sub(r":\d*$", "", given).lower()
         if not (is_loopback(name.strip("[]")) or name.endswith(".localhost") or name in self._hosts):
-            raise HttpError(
-                403,
-                f"the Host {cut(given)!r} is not one of this server's; --allowed-host NAME adds one",
-                "host_not_allowed",
-            )
+            message = f"the Host {cut(given)!r} is not one of this server's; --allowed-host NAME adds one"
+            raise HttpError(403, message, "host_not_allowed")
 
     def _authenticate(self, exchange: Exchange) -> None:
         kind, _, given = (exchange.header(b"authorization") or b"").partition(b" ")
@@ -169,13 +133,8 @@ class App:
         matches = [secrets.compare_digest(given.strip(), key) for key in self._keys]
         exchange.scope["state"][_KEY] = given.strip()
         if not any(matches):
-            raise HttpError(
-                401,
-                "give a valid key as Authorization: Bearer KEY",
-                "invalid_api_key",
-                None,
-                {b"www-authenticate": b"Bearer"},
-            )
+            message, headers = "give a valid key as Authorization: Bearer KEY", {b"www-authenticate": b"Bearer"}
+            raise HttpError(401, message, "invalid_api_key", headers=headers)
 
     # -- generation -------------------------------------------------------------------------------------------------
 
@@ -183,23 +142,23 @@ class App:
         body = decode(await self._json(exchange), _chat)
         self._check_model(body.model)
         self._check_ready()
-        if not self._desk.vocabulary.has_chat:
-            raise invalid("messages", f"{no_chat(self._desk.vocabulary)}; use /v1/completions", "no_chat_template")
+        if not self._manager.vocabulary.has_chat:
+            raise invalid("messages", f"{no_chat(self._manager.vocabulary)}; use /v1/completions", "no_chat_template")
         self._salt(body, exchange)
-        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._desk.vocabulary)
-        requests = chat.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
+        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._manager.vocabulary)
+        requests = chat.generates(body, self._manager.config)
+        await Generation(self._manager, exchange, style, requests, self._turns).run(_streamed(body))
 
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _completion)
         self._check_model(body.model)
         self._salt(body, exchange)
-        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._desk.vocabulary)
-        requests = completions.generates(body, self._desk.config)
-        await Generation(self._desk, exchange, style, requests, self._turns).run(_streamed(body))
+        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._manager.vocabulary)
+        requests = completions.generates(body, self._manager.config)
+        await Generation(self._manager, exchange, style, requests, self._turns).run(_streamed(body))
 
     def _salt(self, body: Sampling, exchange: Exchange) -> None:
-        """Where there are several keys, prompts are shared only between requests with the same one."""
+        """Lets only requests with the same API key share prefix-cached prompts, if there are several keys."""
         if len(self._keys) > 1:
             owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
             body.cache_salt = f"{owner}/{body.cache_salt or ''}"
@@ -208,19 +167,18 @@ class App:
         kind = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
-        return await exchange.body(self._limit, self._desk.budget)
+        return await exchange.body(self._limit, self._manager.budget)
 
     def _check_ready(self) -> None:
-        """Raise HttpError while the tokenizer may not have been loaded."""
-        if self._desk.state == "loading":
+        """Raises HttpError while the tokenizer may not have been loaded."""
+        if self._manager.state == "loading":
             raise refusal("loading", "the model is still loading")
 
     def _check_model(self, name: str | None) -> None:
-        names = self._desk.config.server.names
+        names = self._manager.config.server.names
         if name is not None and name not in names:
-            raise HttpError(
-                404, f"the model {cut(name)!r} is not served here; {', '.join(names)} is", "model_not_found", "model"
-            )
+            message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
+            raise HttpError(404, message, "model_not_found", "model")
 
     # -- tokens -----------------------------------------------------------------------------------------------------
 
@@ -230,27 +188,27 @@ class App:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
         messages = None if body.messages is None else chat.conversation(body.messages)
-        # JSON is made where the ids are: of millions of them it takes time, too.
+        # The worker encodes the ids as JSON: for millions of them that takes time.
         job = Encode(body.prompt, messages, body.add_special_tokens, _MOST_TOKENS, as_json=True)
         found = await self._look_up(exchange, job, "messages" if body.prompt is None else "prompt")
         if found.count > job.most:
             raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
         ids: Any = msgspec.Raw(found.ids)
-        await _reply(exchange, answers.Tokenized(found.count, self._desk.config.max_model_len, ids))
+        await _reply(exchange, answers.Tokenized(found.count, self._manager.config.max_model_len, ids))
 
     async def _detokenize(self, exchange: Exchange) -> None:
         body = decode(await self._json(exchange), _detokenize)
         self._check_model(body.model)
-        beyond = [token for token in body.tokens if token >= self._desk.config.vocab_size]
+        beyond = [token for token in body.tokens if token >= self._manager.config.vocab_size]
         if beyond:
             raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
         found = await self._look_up(exchange, Decode(body.tokens), "tokens")
         await _reply(exchange, answers.Detokenized(found.text))
 
     async def _look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
-        """What the job gives; it is given up when the client leaves."""
+        """Returns the job's reply. Gives up when the client leaves."""
         self._check_ready()
-        work = asyncio.ensure_future(self._desk.look_up(job))
+        work = asyncio.ensure_future(self._manager.look_up(job))
 
         def give_up() -> None:
             work.cancel()
@@ -270,7 +228,7 @@ class App:
     # -- about the engine -------------------------------------------------------------------------------------------
 
     async def _models(self, exchange: Exchange) -> None:
-        names = self._desk.config.server.names
+        names = self._manager.config.server.names
         await _reply(exchange, answers.Models("list", [self._named(name) for name in names]))
 
     async def _model(self, exchange: Exchange) -> None:
@@ -279,17 +237,17 @@ class App:
         await _reply(exchange, self._named(name))
 
     def _named(self, name: str) -> answers.Model:
-        config = self._desk.config
+        config = self._manager.config
         return answers.Model(name, "model", self._created, "ssd", config.target_name, config.max_model_len)
 
     async def _health(self, exchange: Exchange) -> None:
-        await exchange.reply(b"", 503 if self._desk.state in ("loading", "restarting") else 200)
+        await exchange.reply(b"", 503 if self._manager.state in ("loading", "restarting") else 200)
 
     async def _live(self, exchange: Exchange) -> None:
         await exchange.reply(b"")
 
     async def _ready(self, exchange: Exchange) -> None:
-        await exchange.reply(b"", 200 if self._desk.state == "ready" else 503)
+        await exchange.reply(b"", 200 if self._manager.state == "ready" else 503)
 
     async def _exposition(self, exchange: Exchange) -> None:
         await exchange.reply(self._metrics.text(), kind=self._metrics.kind)
@@ -298,21 +256,20 @@ class App:
         await _reply(exchange, answers.Version(__version__))
 
     async def _info(self, exchange: Exchange) -> None:
-        await exchange.reply(encoder.encode(server_info(self._desk)))
+        await exchange.reply(encoder.encode(server_info(self._manager)))
 
     async def _openapi(self, exchange: Exchange) -> None:
-        from ssd.frontend.http.openapi import document
-
-        await exchange.reply(encoder.encode(document(self.routes, self._desk.config, bool(self._keys))))
+        await exchange.reply(encoder.encode(document(self.routes, self._manager.config, bool(self._keys))))
 
 
-def server_info(desk: Desk) -> dict[str, object]:
-    """What runs here and how busy it is; no paths. `degraded`: it answers, without the draft that it should have."""
-    config, load = desk.config, desk.load
+def server_info(manager: RequestManager) -> dict[str, object]:
+    """Describes what runs here and how busy it is, without paths.
+    `degraded`: it answers, but its draft is not in use."""
+    config, load = manager.config, manager.load
     degraded = config.draft is not None and load.draft_state != "up"
     return {
         "version": __version__,
-        "state": "degraded" if desk.state == "ready" and degraded else desk.state,
+        "state": "degraded" if manager.state == "ready" and degraded else manager.state,
         "model": config.target_name,
         "names": config.server.names,
         "draft": config.draft_name if config.draft is not None else None,
@@ -324,7 +281,7 @@ def server_info(desk: Desk) -> dict[str, object]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "limits": config.server.limits,
-        "requests": {"open": desk.open_requests, "running": load.running, "waiting": load.waiting},
+        "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
         "kv_cache_usage": load.kv_cache_usage,
     }
 

@@ -1,4 +1,4 @@
-"""What HTTP clients send, by the names of the OpenAI API and, beyond it, of vLLM. Unknown fields are refused."""
+"""The JSON that HTTP clients send, by the names of the OpenAI API and of vLLM. Unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.ipc.messages import MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
-from ssd.params import MAX_LOOKAHEAD, Seed, TokenId
+from ssd.config.params import MAX_LOOKAHEAD, Seed, TokenId
+from ssd.ipc.public import MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
 
 Unsupported = Annotated[None, Meta(description="Not supported; may be null.")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -16,26 +16,21 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-# A list is one prompt of token ids, or one prompt an entry.
+# A list is one prompt of token ids, or a list of prompts.
 _Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_IDS = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0},
-    "minItems": 1,
-    "maxItems": MAX_PROMPT_TOKENS,
-}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_PROMPT_TOKENS}
 _PROMPT = {"oneOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`include_usage` adds a last chunk with the usage."""
+    """`include_usage` adds a last event with the usage."""
 
     include_usage: bool | None = None
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether and how far this request is speculated on; it changes speed only."""
+    """Whether and how far this request is speculated on. It changes speed only."""
 
     enabled: bool = True
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] | None = None
@@ -48,7 +43,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chats and raw completions have in common."""
+    """Fields that chats and raw completions have in common."""
 
     model: Annotated[str, Meta(max_length=256)]
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -78,7 +73,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`/v1/completions`: a text, token ids, or a list of either."""
+    """`/v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
     prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

@@ -1,32 +1,36 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: its requests to the engine, and its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, Raw
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import ChatRequest, Said
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.vocabulary import Vocabulary
-from ssd.ipc.messages import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
-
-_Role = Literal["system", "user", "assistant"]
+from ssd.ipc.public import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
 
 
 def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
-    """Messages as the engine takes them: one text each, `developer` being the newer name of `system`."""
-    return [ChatMessage(_role(said), _content(said)) for said in messages]
+    """Converts messages to those of the engine, with one text each. `developer` is the newer name of `system`."""
+    return [
+        ChatMessage(
+            "system" if said.role == "developer" else said.role,
+            said.content if isinstance(said.content, str) else "".join(part.text for part in said.content),
+        )
+        for said in messages
+    ]
 
 
 def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
-    """One request to the engine for each choice. Raises HttpError."""
+    """Returns one request to the engine for each choice. Raises HttpError."""
     n = count(body, config)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs")
@@ -42,7 +46,7 @@ def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
 
 
 class ChatStyle(Style):
-    """Messages of an assistant."""
+    """Choices as messages of an assistant."""
 
     prompt = "messages"
 
@@ -88,7 +92,9 @@ class ChatStyle(Style):
         reason: FinishReason | None = None,
         **more: Any,
     ) -> answers.ChatChunk:
-        shown = None if logprobs is None else self._logprobs(logprobs)
+        shown = None
+        if logprobs is not None:
+            shown = answers.ChatLogprobs([self._content_logprob(entry) for entry in logprobs])
         return self._part(
             [answers.ChatChunkChoice(choice.index, delta, shown, reason, **more)],
             usage=None if self._with_usage else UNSET,
@@ -97,22 +103,11 @@ class ChatStyle(Style):
     def _part(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
         return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> answers.ChatLogprobs:
-        return answers.ChatLogprobs([self._content_logprob(entry) for entry in entries])
-
     def _encoded(self, entry: TokenLogprob) -> Any:
-        """The same, as JSON."""
+        """Returns one entry as JSON."""
         return Raw(encoder.encode(self._content_logprob(entry)))
 
     def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
         piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes
         tops = [answers.TopLogprob(piece(token), value, list(raw(token))) for token, value in entry.top]
         return answers.ContentLogprob(piece(entry.token_id), entry.logprob, list(raw(entry.token_id)), tops)
-
-
-def _role(said: Said) -> _Role:
-    return "system" if said.role == "developer" else said.role
-
-
-def _content(said: Said) -> str:
-    return said.content if isinstance(said.content, str) else "".join(part.text for part in said.content)

@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""`/v1/completions`: its requests to the engine, and its JSON."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from ssd.config import EngineConfig
-from ssd.frontend.detokenization import text_of
+from ssd.config.engine import EngineConfig
+from ssd.frontend.detokenization import Vocabulary, text_of
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.vocabulary import Vocabulary
-from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob, Usage
+from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
 
 _DEFAULT_TOKENS = 16
 
 
 def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
-    """One request to the engine for each choice: all of the first prompt, then all of the next. Raises HttpError."""
+    """Returns a request to the engine for each choice: those of the first prompt, then of the next.
+    Raises HttpError."""
     prompts = _prompts(body, config.server.limits.max_prompts)
     n = count(body, config)
     tokens = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -52,7 +52,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
 
 
 class CompletionStyle(Style):
-    """Texts."""
+    """Choices as texts."""
 
     prompt = "prompt"
 
@@ -113,8 +113,8 @@ class CompletionStyle(Style):
     def _logprobs(
         self, entries: Sequence[TokenLogprob], offset: int, tops: list[dict[str, float] | None] | None
     ) -> tuple[answers.CompletionLogprobs, int]:
-        """Of tokens whose text begins at `offset` and whose likeliest ones are `tops`, and where the text after them
-        begins."""
+        """Returns the log-probabilities of tokens, and where the text after them begins.
+        Their text begins at `offset`; `tops` are their alternatives."""
         pieces = [self._vocabulary.piece(entry.token_id) for entry in entries]
         offsets = []
         for piece in pieces:
@@ -128,12 +128,12 @@ class CompletionStyle(Style):
         }
 
     def _encoded(self, entry: TokenLogprob) -> Any:
-        """The same, as JSON."""
+        """Returns one entry's alternatives as JSON."""
         return Raw(encoder.encode(self._top(entry)))
 
 
 def _take_back(choice: Choice) -> None:
-    """No tokens were asked for; the engine has made one, since it makes no fewer."""
+    """Drops the one token that the engine made though none was asked for: it makes no fewer."""
     for made in (choice.text, choice.token_ids, choice.logprobs):
         made.clear()
     end = choice.end
@@ -142,7 +142,7 @@ def _take_back(choice: Choice) -> None:
 
 
 def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
-    """The prompts of a request: texts, or lists of token ids. Raises HttpError."""
+    """Returns the prompts of a request, as texts or lists of token ids. Raises HttpError."""
     given = body.prompt
     if isinstance(given, str):
         return [given]

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol, with bounds on whatever a client may send, leave unsaid or leave unread."""
+"""One HTTP connection: uvicorn's protocol, with bounds on what a client sends, owes and leaves unread."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import asyncio
 import contextlib
 import http
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ssd.config import Limits
-from ssd.frontend.http.errors import HttpError, error_object, refusal
+from ssd.config.engine import Limits
+from ssd.frontend.http.errors import Headers, HttpError, error_object, refusal
 from ssd.frontend.http.exchange import GONE, JSON, encoder, request_id
 
 _HEAD_S = 10.0  # for the first head of a connection, and for any head that has begun
-_BODY_S = 30.0  # for a body, and for what a client still sends when it has its last answer
-_REST_BYTES = 32 * 2**20  # of that
+_BODY_S = 30.0  # for a body, and for what a client sends after its last answer
+_REST_BYTES = 32 * 2**20  # of what a client sends after its last answer
 _MOST_PIPELINED = 16
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Hangups:
-    """Tells when a client that has stopped sending has left: an event loop reads such a socket no more, and so does not
-    see a reset."""
+    """Tells when a client that has stopped sending has left: an event loop no longer reads such a socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._epoll = select.epoll()
@@ -33,9 +32,9 @@ class Hangups:
         loop.add_reader(self._epoll.fileno(), self._tell)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """`call` once the peer of this socket has reset or closed the connection; to be forgotten before it closes."""
+        """Calls `call` once the peer resets or closes the connection. Call `forget` before the socket closes."""
         self._calls[descriptor] = call
-        self._epoll.register(descriptor, select.EPOLLONESHOT)  # errors and hang-ups are always told, and nothing else
+        self._epoll.register(descriptor, select.EPOLLONESHOT)  # reports errors and hang-ups, and nothing else
 
     def forget(self, descriptor: int) -> None:
         if self._calls.pop(descriptor, None) is not None:
@@ -47,22 +46,20 @@ class Hangups:
 
 
 class Connection(HttpToolsProtocol):
-    """Bounds heads, bodies and what lies between them in time, and all but bodies, whose limit is the route's, in size.
-    Lets a client go that takes nothing, and tells the request that is being answered when its client has left, whatever
-    else has been asked meanwhile.
+    """Bounds heads, bodies and pauses in time, and everything but bodies in size (the route bounds those).
 
-    To its answers it is their transport, whose `close` lets the client read them first. `ended` is set when the
-    connection is lost.
-    """
+    It drops a client that reads nothing, and tells the request being answered when its client has left, whatever else
+    was sent meanwhile. To its answers it is the transport, whose `close` lets the client read them first. `ended` is
+    set when the connection is lost."""
 
     def __init__(self, *arguments: Any, limits: Limits, hangups: Hangups, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._limits, self._hangups = limits, hangups
         self.ended = asyncio.Event()
         self.headers = []
-        # What the client is sending; the rest is what comes after an error, or after the last answer, and is dropped.
+        # What the client is sending. "rest" comes after an error or the last answer, and is dropped.
         self._part: Literal["none", "head", "body", "rest"] = "none"
-        self._loose = 0  # bytes that have come since the last head, part of a body, or end of a request
+        self._loose = 0  # bytes since the last head, part of a body, or end of a request
         self._answered: RequestResponseCycle | None = None  # the request whose answer comes next, or came last
         self._refusal = b""  # the last answer, which waits for those before it
         self._lingers = False  # everything is sent, and the client may read it
@@ -86,7 +83,7 @@ class Connection(HttpToolsProtocol):
             if (call := self._answered.scope["state"].get(GONE)) is not None:
                 call()
         if self.cycle is not None:
-            self.cycle.transport = self.transport  # otherwise a circle of references
+            self.cycle.transport = self.transport  # breaks a reference cycle
         super().connection_lost(exc)
         self.ended.set()
 
@@ -101,8 +98,9 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It gets the answers that are due, unless it has left: then it resets the connection
-        at the next thing that it is sent, be it an interim answer, which every other client of HTTP/1.1 ignores."""
+        """The client sends no more. It still gets the answers that are due.
+        If it has left, it resets the connection at the next thing sent. So an interim answer is sent, which every
+        other client of HTTP/1.1 ignores."""
         if self._part in ("head", "body"):
             self._refuse(HttpError(400, "the connection ended in the middle of a request", "invalid_http"))
         self._expect("none")
@@ -133,8 +131,8 @@ class Connection(HttpToolsProtocol):
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as offer:
-                # The parser takes an offer of another protocol for the end of HTTP. It is not taken up: the same head
-                # without it, then what follows, which may be a body.
+                # The parser takes an offer of another protocol for the end of HTTP. We decline: the parser gets the
+                # same head without the offer, then what follows, which may be a body.
                 rest = rest[offer.args[0] :]
                 fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
                 method, version = self.parser.get_method(), self.parser.get_http_version().encode()
@@ -190,19 +188,19 @@ class Connection(HttpToolsProtocol):
         self._read_on()
 
     def _expect(self, part: Literal["none", "body", "rest"]) -> None:
-        """Wait for `part` from now on. What came before has arrived in time: its deadline ends."""
+        """Waits for `part` from now on. What came before arrived in time, so its deadline ends."""
         self._part, self._loose = part, 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _read_on(self) -> None:
-        """Even when what is there has to wait: who reads nothing does not see that the client leaves."""
+        """Reads on even when what is there has to wait: otherwise a client's leaving would not be seen."""
         if len(self.pipeline) <= _MOST_PIPELINED:
             self.flow.resume_reading()
 
     def _hurry(self) -> None:
-        """Set the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
+        """Sets the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
         if self._part in ("head", "body") and self._deadline is None and not self._is_answering:
             self._deadline = self.loop.call_later(_HEAD_S if self._part == "head" else _BODY_S, self._late)
 
@@ -237,8 +235,7 @@ class Connection(HttpToolsProtocol):
             self._reader_timer = None
 
     def shutdown(self) -> None:
-        """The server ends, and with it the connection after the answers that are due. What has not arrived whole is
-        refused."""
+        """Ends the connection after the answers that are due. What has not arrived whole is refused."""
         if self._part in ("head", "body"):
             self._refuse(refusal("shutting_down", "the engine is shutting down"))
         elif not self._is_answering:
@@ -247,8 +244,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer what is being sent with an error, unless it has an answer, after those to what came before; then the
-        end."""
+        """Answers what is being sent with an error, after the answers due before it, then ends the connection."""
         if self._part == "rest":
             return
         if self._part == "body" and self.cycle.response_started:
@@ -263,7 +259,7 @@ class Connection(HttpToolsProtocol):
             self.close()
 
     def _drop(self, cycle: RequestResponseCycle) -> None:
-        """Let a request go whose body will not come: to the application its client has left."""
+        """Lets a request go whose body will not come: to the application its client has left."""
         cycle.disconnected = True
         cycle.message_event.set()
         if self.pipeline:
@@ -277,7 +273,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether an answer is under way or due to what was sent before that which is being sent."""
+        """True if an answer is under way, or due to what came before that which is being sent."""
         first = self._answered
         if first is None or first.response_complete or first.disconnected:
             return False
@@ -292,8 +288,8 @@ class Connection(HttpToolsProtocol):
         return self._lingers or self.transport.is_closing()
 
     def close(self) -> None:
-        """End the connection, once the client has sent what it is sending, or enough of it: a socket that is closed
-        before that resets the connection, and with it the answer."""
+        """Ends the connection once the client has sent what it is sending, or enough of it.
+        A socket that is closed before that resets the connection, and the answer is lost."""
         if self.is_closing():
             return
         if self._part == "none":
@@ -307,8 +303,8 @@ class Connection(HttpToolsProtocol):
         self._deadline = self.loop.call_later(_BODY_S, self.transport.abort)
 
 
-def as_bytes(error: HttpError, headers: Mapping[bytes, bytes]) -> bytes:
-    """The answer to a request with these headers, after which the connection ends."""
+def as_bytes(error: HttpError, headers: Headers) -> bytes:
+    """Returns the answer to a request with these headers, after which the connection ends."""
     body = encoder.encode(error_object(error))
     fields = {
         b"content-type": JSON,

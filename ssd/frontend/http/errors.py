@@ -1,9 +1,11 @@
-"""Errors as HTTP answers, in the shape that OpenAI's clients know."""
+"""Errors as HTTP answers, in the shape of the OpenAI API."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+Headers: TypeAlias = Mapping[bytes, bytes]
 
 _STATUS = {
     "invalid_request": 400,
@@ -15,22 +17,17 @@ _STATUS = {
     "shutting_down": 503,
     "slow_reader": 408,
 }
-# Sampling parameters that the body of a request calls by other names.
+# Sampling parameters that have another name in a body.
 _FIELDS = {"speculation": "speculative"}
-_SHOWN = 128  # characters of what a client sent, in an error
+_SHOWN = 128  # characters of a client's text that an error repeats
 _RETRY = {503: {b"retry-after": b"1"}}
 
 
 class HttpError(Exception):
-    """An answer of another status than 200."""
+    """An answer with another status than 200."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        param: str | None = None,
-        headers: Mapping[bytes, bytes] | None = None,
+        self, status: int, message: str, code: str, param: str | None = None, headers: Headers | None = None
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
@@ -38,24 +35,24 @@ class HttpError(Exception):
 
 
 def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """A RequestError's code and message as an HTTP answer; `param` is to blame if the request is."""
+    """Converts a RequestError's code and message to an HTTP error. `param` is named if the request is to blame."""
     status = _STATUS.get(code, 500)
     blamed = _FIELDS.get(param or "", param) if status == 400 else None
     return HttpError(status, message, code, blamed, _RETRY.get(status))
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
-    """A field of the body has a value that it cannot have."""
+    """A field of the body has an invalid value."""
     return HttpError(400, message, code, param)
 
 
 def cut(name: str) -> str:
-    """As much of a name that a client sent as an error repeats."""
+    """Returns as much of a client's text as an error repeats."""
     return name[:_SHOWN]
 
 
 def error_object(error: HttpError) -> dict[str, Any]:
-    """The body of an error."""
+    """Returns the body of an error."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     if error.status == 401:
         kind = "authentication_error"

@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 import msgspec
 
-from ssd.frontend.budget import Budget
-from ssd.frontend.http.errors import HttpError, error_object
+from ssd.frontend.http.errors import Headers, HttpError, error_object
+from ssd.frontend.memory_budget import MemoryBudget
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-GONE = "gone"  # in the state of a request: what is called when its client leaves before it has its answer
+GONE = "gone"  # key in a request's state: the callback for a client that leaves before its answer
 _UNCOUNTED = 16 * 2**10  # bytes
-_PART = 2**20  # bytes of an answer that wait for a slow client besides the answer itself
+_PART = 2**20  # bytes of an answer that are copied for a slow client at a time
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# A name for each request that has none: nobody else's, and cheaper than drawing one.
+# Unique names for requests without one; cheaper than a random one each.
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
 
 encoder = msgspec.json.Encoder()
@@ -33,7 +33,7 @@ class Gone(Exception):
 
 
 class Exchange:
-    """`started` says that the answer's head is out, after which an error can only be part of the answer."""
+    """A request and its reply. `started`: the head of the answer is out, so an error can only be part of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -41,16 +41,16 @@ class Exchange:
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
-        self._budget: Budget | None = None
+        self._budget: MemoryBudget | None = None
         self._held = 0
 
     def header(self, name: bytes) -> bytes | None:
-        """The header of a (lower-case) name; the last of several."""
+        """Returns the header of a lower-case name; the last of several."""
         return self._headers.get(name)
 
-    async def body(self, limit: int, budget: Budget) -> bytes:
-        """The whole body, counted as it comes, at most `limit` bytes, which `budget` holds until the `end`. Raises
-        HttpError, RequestError, or Gone."""
+    async def body(self, limit: int, budget: MemoryBudget) -> bytes:
+        """Returns the whole body, of at most `limit` bytes, which count in `budget` until `end`.
+        Raises HttpError, RequestError or Gone."""
         self._budget = budget
         announced = self.header(b"content-length") or b"0"
         length = int(announced) if announced.isdigit() else 0
@@ -73,26 +73,24 @@ class Exchange:
                 return b"".join(parts)
 
     def hold(self, size: int) -> None:
-        """So many bytes in all are kept for this request, of which the budget counts what is beyond some KiB: nobody's
-        short prompt waits for others' long ones. Raises RequestError."""
+        """Counts `size` bytes in all for this request. Raises RequestError where the budget is used up.
+        The first KiB are free, so that nobody's short prompt waits for others' long ones."""
         more = size - _UNCOUNTED - self._held
         if self._budget is not None and more > 0:
             self._budget.grow(self, more)
             self._held += more
 
     def end(self) -> None:
-        """Nothing of the body is kept any more."""
+        """Gives back the bytes of the body."""
         if self._budget is not None:
             self._budget.give_back(self, self._held)
 
     def when_gone(self, call: Callable[[], None] | None) -> None:
-        """`call` if the client leaves before it has its answer; after the body has been read. None: no longer."""
+        """Calls `call` if the client leaves before it has its answer, once the body was read. None: no longer."""
         self.scope["state"][GONE] = call
 
-    async def reply(
-        self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Mapping[bytes, bytes] | None = None
-    ) -> None:
-        """The whole answer at once."""
+    async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
+        """Sends the whole answer at once."""
         await self._head(status, kind, {**(headers or {}), b"content-length": b"%d" % len(body)})
         for start in range(0, len(body) or 1, _PART):
             part = body[start : start + _PART]
@@ -102,21 +100,21 @@ class Exchange:
         await self.reply(encoder.encode(error_object(error)), error.status, headers=error.headers)
 
     async def start_events(self) -> None:
-        """Begin a stream of server-sent events."""
+        """Begins a stream of server-sent events."""
         await self._head(200, b"text/event-stream; charset=utf-8", {b"cache-control": b"no-cache"})
 
     async def write(self, data: bytes, more: bool = True) -> None:
-        """Part of a stream; returns when the connection can take more."""
+        """Sends part of a stream. Returns when the connection can take more."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _head(self, status: int, kind: bytes, headers: Mapping[bytes, bytes]) -> None:
+    async def _head(self, status: int, kind: bytes, headers: Headers) -> None:
         self.started = True
         fields = [(b"content-type", kind), (b"x-request-id", self.id.encode()), *headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
 
-def request_id(headers: Mapping[bytes, bytes]) -> str:
-    """What the client calls its request, or a new name."""
+def request_id(headers: Headers) -> str:
+    """Returns the client's own id of the request, or a new one."""
     given = headers.get(b"x-request-id")
     return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_PROCESS}{next(_numbers):016x}"
 

@@ -1,21 +1,19 @@
-"""The OpenAPI document, made of the routes and of the very structs that decode and encode."""
+"""The routes' type, and the OpenAPI document made of them and of the structs that decode and encode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ssd import __version__
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
 from ssd.frontend.http import answers
-
-if TYPE_CHECKING:
-    from ssd.frontend.http.app import Route
+from ssd.frontend.http.exchange import Exchange
 
 _REF = "#/components/schemas/{name}"
-# What OpenAPI 3.1 can say of a stream: each of its events. The data is a chunk as JSON, or [DONE].
+# OpenAPI 3.1 describes a stream by its events. The data is a chunk as JSON, or [DONE].
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _ERRORS = {
     "400": "The request is wrong; `param` names the field.",
@@ -27,9 +25,23 @@ _ERRORS = {
 }
 
 
+class Route(NamedTuple):
+    """One endpoint. `body`, `answer` and `events` are the structs that the document describes; `open` needs no key."""
+
+    method: str
+    path: str
+    handler: Callable[[Exchange], Awaitable[None]]
+    summary: str
+    body: type | None = None
+    answer: type | None = None
+    events: type | None = None
+    open: bool = False
+
+
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
-    """What is served by this engine: its model's names and vocabulary are part of it."""
-    structs = {kind for route in routes for kind in (route.body, route.answer, route.events) if _struct(kind)}
+    """Returns the document of this engine: its model's names are part of it."""
+    kinds = {kind for route in routes for kind in (route.body, route.answer, route.events)}
+    structs = [kind for kind in kinds if kind is not None and issubclass(kind, msgspec.Struct)]
     schemas, components = msgspec.json.schema_components([*structs, answers.Error], ref_template=_REF)
     named = dict(zip([*structs, answers.Error], schemas, strict=True))
     _narrow(components, config)
@@ -47,12 +59,8 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
     return whole
 
 
-def _struct(kind: type | None) -> bool:
-    return kind is not None and issubclass(kind, msgspec.Struct)
-
-
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
-    """In what is asked, the model can only be one of the names that this engine goes by."""
+    """Restricts the `model` of requests to the names of this engine."""
     for name, schema in components.items():
         if name.endswith("Request"):
             schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}

@@ -1,4 +1,4 @@
-"""From the fields of a body to sampling parameters."""
+"""Converts the fields of a body to sampling parameters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ssd.config import EngineConfig
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams, Speculation, derived_seed
 from ssd.frontend.http.bodies import Sampling
 from ssd.frontend.http.errors import HttpError, cut, invalid
-from ssd.params import SamplingParams, Speculation, derived_seed
 
 _Body = TypeVar("_Body")
-# Fields of both structs, where null means the default.
+# Fields with the same name in body and SamplingParams; null means the default.
 _SAME = (
     "top_p",
     "min_p",
@@ -27,7 +27,7 @@ _SAME = (
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """A body; HttpError 400 that names the parameter that is wrong, unknown or not supported."""
+    """Decodes a body. Raises HttpError 400 that names the parameter that is wrong, unknown or not supported."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -57,7 +57,7 @@ def _named(message: str) -> HttpError:
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
-    """What the parameters of all choices of a request have in common; admission checks them. Raises HttpError."""
+    """Returns the parameters that all choices of a request share; admission checks them. Raises HttpError."""
     if given["max_tokens"] > config.max_model_len:
         raise invalid(
             "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
@@ -78,14 +78,15 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """`n` times the same but for their seeds, which follow from the given one; without one, each is to draw its own."""
+    """Returns the parameters of `n` choices, with seeds derived from the given one.
+    Without a seed each choice draws its own."""
     if params.seed is None:
         return [params] * n
     return [msgspec.structs.replace(params, seed=derived_seed(params.seed, index)) for index in range(n)]
 
 
 def count(body: Sampling, config: EngineConfig) -> int:
-    """How many choices are asked for."""
+    """Returns the number of choices asked for. Raises HttpError for too many."""
     n, most = body.n or 1, config.server.limits.max_n
     if n > most:
         raise invalid("n", f"n is {n}; at most {most} choices are made of a prompt")
@@ -100,7 +101,7 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:
-    """How this request is speculated on, where it differs from the engine's way. Raises HttpError."""
+    """Returns the speculation that this request asks for, or None for the engine's. Raises HttpError."""
     asked = body.speculative
     if asked is None:
         return None

@@ -1,4 +1,4 @@
-"""uvicorn's connections in the frontend's event loop, with the limits that it leaves open (RELIABILITY 3)."""
+"""Runs uvicorn's connections in the frontend's event loop, with the limits that uvicorn leaves open."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from ssd.errors import SsdError
-from ssd.frontend import descriptors
-from ssd.frontend.desk import Desk
+from ssd.frontend.connection_limits import http_connections
 from ssd.frontend.http.app import App
 from ssd.frontend.http.connection import Connection, Hangups, as_bytes
 from ssd.frontend.http.errors import refusal
+from ssd.frontend.request_manager import RequestManager
 
 log = logging.getLogger("ssd.http")
 
 _KEEP_ALIVE_S = 30
-_CLEAN_UP_S = 2  # what requests get to end after their connections
-_OTHER_CONNECTIONS = 128  # that are idle, or ask for metrics
-_AT_ONCE = 64  # connections that are accepted before anything else is done
+_CLEAN_UP_S = 2  # for requests to end after their connections
+_OTHER_CONNECTIONS = 128  # idle ones, and those that ask for metrics
+_AT_ONCE = 64  # connections accepted in one turn
 _AGAIN_S = 0.5
 _HEAD_BYTES = 65536
 
 
-class Server:
-    """HTTP on a listening socket, from `start` to `stop`; `broke` is called if it ends before that.
+class HttpServer:
+    """HTTP on a listening socket, from `start` to `stop`. `broke` is called if it ends before that.
+    It accepts connections itself: uvicorn would count them only after the event loop has accepted all that wait,
+    when no descriptor may be left. Raises UsageError where the process may have too few."""
 
-    It accepts connections itself: uvicorn would know of them only after the event loop has accepted all that wait, when
-    the process may have no descriptor left. Raises UsageError where it may have too few.
-    """
-
-    def __init__(self, desk: Desk, listening: socket.socket, broke: Callable[[SsdError], None]) -> None:
-        self._limits = desk.config.server.limits
-        self._most = descriptors.for_connections(2 * self._limits.max_open_requests + _OTHER_CONNECTIONS)
+    def __init__(self, manager: RequestManager, listening: socket.socket, broke: Callable[[SsdError], None]) -> None:
+        self._limits = manager.config.server.limits
+        self._most = http_connections(2 * self._limits.max_open_requests + _OTHER_CONNECTIONS)
         self._server = _Uvicorn(
             uvicorn.Config(
-                App(desk, listening),
+                App(manager, listening),
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -55,7 +53,7 @@ class Server:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Accept connections."""
+        """Accepts connections from now on."""
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         self._serving.add_done_callback(self._ended)
@@ -68,7 +66,7 @@ class Server:
         self._listen()
 
     async def stop(self, grace: float) -> None:
-        """Let answers that are on their way arrive, for so many seconds."""
+        """Gives answers under way `grace` seconds to arrive, then ends."""
         assert self._serving is not None
         self._loop.remove_reader(self._listening)
         self._listening.close()
@@ -109,7 +107,7 @@ class Server:
                 connected.add_done_callback(self._connections.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        """Until the connection is lost."""
+        """Serves one connection until it is lost."""
         connection = Connection(
             self._server.config, self._server.server_state, {}, limits=self._limits, hangups=self._hangups
         )
@@ -124,12 +122,12 @@ class Server:
         error = refusal("overloaded", f"{self._most} connections are open already")
         with client, contextlib.suppress(OSError):
             client.send(as_bytes(error, {}))
-            # What is unread when a socket closes resets the connection, and with it the answer.
+            # Closing a socket with unread data resets the connection, and the answer is lost.
             client.recv(_HEAD_BYTES)
 
 
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the supervisor's."""
+        """Leaves signals to the supervisor."""
         yield

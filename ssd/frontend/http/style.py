@@ -1,4 +1,4 @@
-"""What the two interfaces have in common: a choice as it grows, and what an answer ends with."""
+"""What chats and completions have in common: a choice as it grows, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from ssd.frontend.desk import Request
+from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.vocabulary import Vocabulary
-from ssd.ipc.messages import Chunk, Done, Generate, TokenLogprob
+from ssd.frontend.request_manager import Request
+from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
-_Item = TypeVar("_Item")
-_Made = TypeVar("_Made")
-
-
-class Each(Protocol):
-    """`make` of each item, without keeping other requests waiting for all of them."""
-
-    def __call__(self, make: Callable[[_Item], _Made], items: Sequence[_Item]) -> Awaitable[list[_Made]]: ...
+Each: TypeAlias = Callable[[Callable[[TokenLogprob], Any], Sequence[TokenLogprob]], Awaitable[list[Any]]]
+"""Returns what a function makes of each entry, without keeping other requests waiting."""
 
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One completion of an answer: what it has so far. `told` counts the characters that a stream has sent."""
+    """One completion of an answer so far. `told` counts the characters that a stream has sent."""
 
     index: int
     asked: Generate
@@ -42,7 +36,7 @@ class Choice:
 
     @property
     def end(self) -> Done:
-        """How it ended; of a choice that has."""
+        """The `Done` of a choice that has ended."""
         assert self.done is not None
         return self.done
 
@@ -57,7 +51,7 @@ class Choice:
 
 
 class Style(ABC):
-    """The look of one interface. Objects are msgspec Structs, to be encoded as JSON. `prompt` is its field for that."""
+    """The JSON of one interface, as msgspec structs. `prompt` is the name of its field for the prompt."""
 
     prompt: ClassVar[str]
 
@@ -70,18 +64,18 @@ class Style(ABC):
 
     @abstractmethod
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
-        """The answer that is not streamed. Most of a large one are log-probabilities: `each` makes JSON of them."""
+        """Returns the answer that is not streamed. `each` converts log-probabilities, most of a large answer."""
 
     @abstractmethod
     def first(self, choice: Choice) -> Any | None:
-        """The event that a choice's stream begins with, or None."""
+        """Returns the event that a choice's stream begins with, or None."""
 
     @abstractmethod
     def event(self, choice: Choice, message: Chunk | Done) -> Any:
-        """The event for what has come; the last one carries the reason of the end."""
+        """Returns the event of a message; that of the last one carries the finish reason."""
 
     def last(self, choices: Sequence[Choice]) -> Any | None:
-        """The event after all choices have ended, or None."""
+        """Returns the event after all choices have ended, or None."""
         if not self._with_usage and not self._with_metrics:
             return None
         usage = self._usage(choices) if self._with_usage else UNSET
@@ -89,18 +83,18 @@ class Style(ABC):
 
     @abstractmethod
     def _part(self, choices: list[Any], **more: Any) -> Any:
-        """An event with these choices."""
+        """Returns an event with these choices."""
 
     def _usage(self, choices: Sequence[Choice]) -> answers.Usage:
         return answers.usage([choice.end for choice in choices], self._n)
 
     def _metrics(self, choices: Sequence[Choice]) -> answers.RequestMetrics | UnsetType:
-        """Of the first choice, if they are asked for."""
+        """Returns the metrics of the first choice, if they were asked for."""
         if not self._with_metrics:
             return UNSET
         return answers.request_metrics(choices[0].end.metrics, len(choices[0].token_ids))
 
 
 def now() -> int:
-    """Seconds since the epoch, for `created`."""
+    """Returns seconds since the epoch, for `created`."""
     return int(time.time())

@@ -1,1 +1,1 @@
-"""How `ssd top` looks: pure functions from figures to what rich draws."""
+"""The screen of `ssd top`: pure functions from figures to what rich draws."""

@@ -1,4 +1,4 @@
-"""The panels, each from figures alone."""
+"""The panels, each drawn from figures alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from rich.text import Text
 
 from ssd.monitor.stalls import reason
 from ssd.monitor.statistics import Figures
-from ssd.monitor.view.colours import UP
-from ssd.monitor.view.quantities import bar, seconds, share, size, sparkline
+from ssd.monitor.view.formats import UP, bar, seconds, share, size, sparkline
 
 _BAR = 10
 
@@ -105,7 +104,7 @@ def stalls(figures: Figures) -> Panel:
 
 
 def _grid(columns: int, padding: int = 2) -> Table:
-    """The first column is words, the others are numbers."""
+    """Returns a table whose first column is words and whose others are numbers."""
     table = Table.grid(padding=(0, padding))
     table.add_column(no_wrap=True)
     for _ in range(columns - 1):

@@ -1,4 +1,4 @@
-"""The pipeline: for the last rounds one strip of target and draft, every column the state that filled most of it."""
+"""The pipeline panel: strips of target and draft. A column shows the state that filled most of it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from ssd.ipc.trace_ring import Mark, Moment, Span, State
 from ssd.monitor.history import History
-from ssd.monitor.lanes import Mark, Moment, Span, State
 from ssd.monitor.stalls import Pipeline
-from ssd.monitor.view.colours import look, named
-from ssd.monitor.view.quantities import share
+from ssd.monitor.view.formats import named_style, share, state_style
 
 _ROUNDS, _STRIPS = 6, 3
-_LOOK_BACK_S = (2.0, 30.0)  # the further only if the nearer is not enough
+_LOOK_BACK_S = (2.0, 30.0)  # the longer one only if the shorter is not enough
 _PAUSES, _PAUSE_NS = (State.IDLE, State.DOWN, State.LOADING), 20_000_000
 _LABEL = 8
 
 
 class Strip(NamedTuple):
-    """Both lanes from `begin` to `until` (ns)."""
+    """Both traces from `begin` to `until` (ns)."""
 
     begin: int
     until: int
-    lanes: Mapping[str, tuple[list[Span], list[Moment]]]
+    traces: Mapping[str, tuple[list[Span], list[Moment]]]
 
 
 def strips(history: History) -> list[Strip]:
-    """The last rounds without a pause between them, some a strip, a few strips at most, the oldest first."""
+    """Returns up to three strips of the last rounds without a pause between them, the oldest first."""
     for seconds in _LOOK_BACK_S:
         begin = history.now - int(seconds * 1e9)
-        lanes = {role: lane.since(begin, history.now) for role, lane in history.lanes.items()}
-        stretch = _busy(lanes["target"][0])
+        traces = {role: trace.since(begin, history.now) for role, trace in history.traces.items()}
+        stretch = _busy(traces["target"][0])
         starts = [span.begin for span in stretch if span.state is State.VERIFY]
         if len(starts) > _ROUNDS * _STRIPS:
             break
@@ -41,11 +40,11 @@ def strips(history: History) -> list[Strip]:
         return []
     cuts = starts[::-1][_ROUNDS - 1 :: _ROUNDS][::-1] or [stretch[0].begin]
     pairs = pairwise([*cuts[-_STRIPS:], stretch[-1].end])
-    return [Strip(one, end, {role: _within(lane, one, end) for role, lane in lanes.items()}) for one, end in pairs]
+    return [Strip(one, end, {role: _within(trace, one, end) for role, trace in traces.items()}) for one, end in pairs]
 
 
 def _busy(spans: Sequence[Span]) -> Sequence[Span]:
-    """The last states with a verification among them and no pause."""
+    """Returns the last states that hold a verification and no pause."""
     end, verified = len(spans), False
     for index in reversed(range(len(spans))):
         span = spans[index]
@@ -57,22 +56,22 @@ def _busy(spans: Sequence[Span]) -> Sequence[Span]:
     return spans[:end]
 
 
-def _within(lane: tuple[list[Span], list[Moment]], begin: int, until: int) -> tuple[list[Span], list[Moment]]:
-    spans = [span for span in lane[0] if span.begin < until and span.end > begin]
-    return spans, [moment for moment in lane[1] if begin <= moment.at < until]
+def _within(trace: tuple[list[Span], list[Moment]], begin: int, until: int) -> tuple[list[Span], list[Moment]]:
+    spans = [span for span in trace[0] if span.begin < until and span.end > begin]
+    return spans, [moment for moment in trace[1] if begin <= moment.at < until]
 
 
 def drawn(strip: Strip, width: int) -> list[Text]:
-    """The strip in lines of `width`: look-ups, target, draft, and how long it is."""
+    """Draws a strip in lines of `width`: look-ups, target, draft and a time axis."""
     columns = max(1, width - _LABEL)
     step = (strip.until - strip.begin) / columns
     lines = [_look_ups(strip, columns, step)]
-    for role, (spans, _) in strip.lanes.items():
+    for role, (spans, _) in strip.traces.items():
         if not spans and role == "draft":
             continue
         line = Text(f"{role:<{_LABEL}}", no_wrap=True)
         for state, detail in _filled(spans, strip.begin, step, columns):
-            line.append(*look(state, detail))
+            line.append(*state_style(state, detail))
         lines.append(line)
     axis = f"{(strip.until - strip.begin) / 1e6:.1f} ms"
     lines.append(Text(f"{'':<{_LABEL}}0{axis:>{columns - 1}}", "bright_black", no_wrap=True))
@@ -80,9 +79,9 @@ def drawn(strip: Strip, width: int) -> list[Text]:
 
 
 def _look_ups(strip: Strip, columns: int, step: float) -> Text:
-    """A sign above the target for every outcome: + a hit, - a miss; at one place a miss hides hits."""
+    """Draws a sign for every outcome above the target: + a hit, - a miss. In one column a miss hides hits."""
     signs = [" "] * columns
-    for moment in strip.lanes["target"][1]:
+    for moment in strip.traces["target"][1]:
         column = min(columns - 1, int((moment.at - strip.begin) / step))
         if moment.mark is not Mark.HIT:
             signs[column] = "-"
@@ -95,7 +94,7 @@ def _look_ups(strip: Strip, columns: int, step: float) -> Text:
 
 
 def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> list[tuple[State, int]]:
-    """For each column the state that filled most of it."""
+    """Returns the state that filled most of each column."""
     found, index = list[tuple[State, int]](), 0
     for column in range(columns):
         left, right = begin + column * step, begin + (column + 1) * step
@@ -113,19 +112,19 @@ def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> lis
 
 
 def legend(pipeline: Pipeline) -> list[Text]:
-    """Each state of each lane with its colour and share."""
+    """Lists each process's states with colour and share."""
     lines = []
     for role, shares in pipeline.shares.items():
         line = Text(f"{role:<{_LABEL}}", no_wrap=True, overflow="ellipsis")
         depths = sorted((name for name in shares if name.startswith("depth")), key=lambda name: int(name.split()[-1]))
         for name in sorted(shares.keys() - set(depths), key=lambda name: -shares[name]):
-            letter, style = named(name)
+            letter, style = named_style(name)
             line.append(f" {letter} ", style)
             line.append(f" {name.replace('_', ' ')} {share(shares[name])}  ")
         if depths:
             line.append("depth")
         for name in depths:
-            line.append(f" {name.split()[-1]} ", named(name).style)
+            line.append(f" {name.split()[-1]} ", named_style(name).style)
             line.append(share(shares[name]))
         lines.append(line)
     return lines

@@ -1,4 +1,4 @@
-"""The whole screen, as much of it as there is room for."""
+"""The whole screen, as much of it as fits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ssd.monitor.statistics import Figures
 from ssd.monitor.view import panels
+from ssd.monitor.view.formats import share
 from ssd.monitor.view.pipeline import Strip, drawn, legend
-from ssd.monitor.view.quantities import share
 
 PAGES = {"1": "overview", "2": "pipeline", "3": "requests"}
 _WIDE = 100
@@ -26,11 +26,11 @@ p  pause        2  pipeline: more rounds, and what holds them up
 
 Pipeline: a column is the state that took most of its time. Above the
 target: + the cache had the outcome, - it had not. Numbers in the draft's
-lane are depths of its tree, + is one beyond 9."""
+row are depths of its tree, + is one beyond 9."""
 
 
 class Look(NamedTuple):
-    """What the user has chosen to see; `note` is what there is to say beside it."""
+    """What the user has chosen to see. `note` is shown beside the title."""
 
     page: str = "1"
     help: bool = False
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Panels beside each other; without a height it takes what is left, if that is `least`."""
+    """Panels beside each other. Without a height the row takes what is left, if that is at least `least`."""
 
     parts: tuple[RenderableType, ...]
     height: int | None
@@ -46,7 +46,7 @@ class _Row(NamedTuple):
 
 
 def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, height: int) -> RenderableType:
-    """What fits into `width` x `height`. `pipeline`: the last rounds, the oldest first."""
+    """Draws what fits into `width` x `height`. `pipeline` are the last rounds, the oldest first."""
     if height < 6:
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
     help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
@@ -66,24 +66,17 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
 
 
 def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) -> list[_Row]:
-    """The rows of a page, the most important first."""
-    lane_lines = max(1, len(figures.pipeline.shares))
-    pipeline_height = 4 + 2 * lane_lines + min(2, len(figures.stalls))
+    """Returns the rows of a page, the most important first."""
+    strip_lines = max(1, len(figures.pipeline.shares))
+    pipeline_height = 4 + 2 * strip_lines + min(2, len(figures.stalls))
     overview = _pipeline(figures, pipeline[-1:], width, figures.stalls[:2])
     processes, latency = panels.processes(figures), panels.latency(figures)
     if page == "2":
-        height = 2 + max(1, len(pipeline)) * (2 + lane_lines) + lane_lines
-        return [
-            _Row((_pipeline(figures, pipeline, width),), height),
-            _Row((panels.stalls(figures),), None, 4),
-        ]
+        height = 2 + max(1, len(pipeline)) * (2 + strip_lines) + strip_lines
+        return [_Row((_pipeline(figures, pipeline, width),), height), _Row((panels.stalls(figures),), None, 4)]
     if page == "3":
-        return [
-            _Row((latency, panels.queue(figures)), 6),
-            _Row((panels.requests(figures),), None, 4),
-        ]
+        return [_Row((latency, panels.queue(figures)), 6), _Row((panels.requests(figures),), None, 4)]
     beside = 2 + len(figures.processes)
-    speculation = _Row((panels.speculation(figures),), 10)
     if width >= _WIDE:
         top = _Row((processes, panels.speed(figures, width // 3), latency), max(6, beside))
         return [
@@ -95,7 +88,7 @@ def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) ->
     return [
         _Row((panels.speed(figures, width),), 5),
         _Row((overview,), pipeline_height),
-        speculation,
+        _Row((panels.speculation(figures),), 10),
         _Row((processes,), beside),
         _Row((latency, panels.queue(figures)), 6),
         _Row((panels.requests(figures),), None, 4),
@@ -126,7 +119,7 @@ def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Seq
 
 
 def line(figures: Figures) -> str:
-    """Everything in a line."""
+    """Returns everything in one line."""
     found = figures.speculating
     parts = [f"{figures.tokens_per_second:.1f} tok/s", f"{figures.running} running", f"{figures.waiting} waiting"]
     if found.rounds:

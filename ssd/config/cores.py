@@ -1,0 +1,55 @@
+"""The cores that target and draft run on."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ssd.config.engine import Cpus, EngineConfig
+from ssd.errors import UsageError
+
+
+def placement(
+    target_cpus: str | None, draft_cpus: str | None, ranks: int, has_draft: bool, on_gpu: bool
+) -> tuple[Cpus, Cpus]:
+    """Return the cores of target and draft. Empty: wherever the system likes. Raises UsageError.
+
+    They are disjoint unless asked for otherwise; where every core has a rank, the draft shares the last one. The target
+    gets most, but only a core for each of its `ranks` where these run `on_gpu` and the draft does not."""
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    if ranks > len(allowed):
+        raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
+    target = parsed("--target-cpus", target_cpus, allowed)
+    draft = parsed("--draft-cpus", draft_cpus, allowed)
+    if len(allowed) == 1:
+        return target or (), draft or ()
+    if not has_draft:
+        return target or allowed, ()
+    if target is None and draft is None:
+        cut = ranks if on_gpu else max(ranks, len(allowed) - max(1, len(allowed) // 4))
+        return allowed[:cut], allowed[cut:] or allowed[-1:]
+    return (
+        tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
+        tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
+    )
+
+
+def of_rank(config: EngineConfig, rank: int) -> Cpus:
+    """Return a rank's part of the target's cores here. All parts are equal, since all ranks wait for the slowest."""
+    each, place = len(config.target_cpus) // len(config.ranks), rank - config.ranks.start
+    return config.target_cpus[place * each : (place + 1) * each]
+
+
+def parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
+    """Return (0, 1, 2, 5) for "0-2,5"; None for None. Raises UsageError for cores that are not `allowed`."""
+    if text is None:
+        return None
+    cpus: set[int] = set()
+    for part in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if bounds is None:
+            raise UsageError(f"{flag} {text!r}: expected core numbers such as 0-2,5")
+        cpus.update(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
+    if not cpus or not cpus <= set(allowed):
+        raise UsageError(f"{flag} {text!r}: this process may use the cores {', '.join(map(str, allowed))}")
+    return tuple(sorted(cpus))

@@ -1,0 +1,48 @@
+"""What may be emulated: the times of a device, and how often a synthetic target and draft agree. Plain values."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ssd.speculation.theory import LinearCost, expected_tokens
+
+Seconds = Annotated[float, Meta(ge=0, le=1e4)]
+
+
+class ForwardTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a forward by its size: `fixed_s` + `each_s` x tokens (of the target) or chains (of the draft)."""
+
+    fixed_s: Seconds
+    each_s: Seconds = 0.0
+
+    @property
+    def line(self) -> LinearCost:
+        return LinearCost(self.fixed_s, self.each_s)
+
+
+class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a forward takes on an emulated device. `verify`: the target, by the tokens of the whole batch, those of
+    prompts included. `depth`: the draft, by the rows of the whole batch; it makes every chain one token longer."""
+
+    verify: ForwardTime
+    depth: ForwardTime
+
+
+class Agreement(NamedTuple):
+    """How often a synthetic draft shall agree with its target.
+
+    The target accepts a draft token with probability `acceptance`. With K = `lookahead` draft tokens a round and
+    `fan_out` guesses for every accepted length, a share `hit_rate` of the rounds hits the speculation cache."""
+
+    acceptance: float
+    hit_rate: float
+    lookahead: int
+    fan_out: int
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens of a round of `sd`."""
+        return expected_tokens(self.acceptance, self.lookahead)

@@ -1,0 +1,194 @@
+"""The engine's configuration: frozen, validated before any process starts, and sent to every process as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config import gpus
+from ssd.config.emulation import Agreement, DeviceTimes
+from ssd.config.params import Speculation
+from ssd.errors import UsageError
+
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
+DType = Literal["float32", "bfloat16", "float16"]
+ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+Quantize = Literal["none", "int8"]
+LoadFormat = Literal["auto", "dummy", "mock"]
+AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
+MAX_RANKS = 64
+RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+MetricsCompat = Literal["none", "vllm"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most that clients may ask for. A request beyond a limit is refused with a message that names the limit.
+
+    A request is aborted when its client leaves more than `slow_reader_tokens` tokens unread, or any token for
+    `slow_reader_seconds`. That many tokens, with 20 alternatives each, still fit one message."""
+
+    max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
+    max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
+    max_prompts: Annotated[int, Meta(ge=1, le=65536)] = 64
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 2**20
+    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20)] = 64 * 2**10
+    max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
+    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768)] = 4096
+    slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How clients reach an engine beside its own ipc socket, and the `names` of its model.
+
+    With `http`, HTTP listens on `uds`, or else on `host` and `port` (0: any free one). Every line of `api_key_file` is
+    a key; without keys, requests must name a host of this machine or of `allowed_hosts`. ZeroMQ clients of other
+    machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `cache_report`, clients learn how
+    much of a prompt was found in the prefix cache."""
+
+    names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
+    http: bool = False
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    uds: str | None = None
+    api_key_file: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    zmq_bind: str | None = None
+    zmq_keys: str | None = None
+    metrics_compat: MetricsCompat = "none"
+    cache_report: bool = True
+    limits: Limits = Limits()
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an EAGLE-3 head reads of its target: the hidden states after `layers`, together `width` numbers a token."""
+
+    layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
+    width: Positive
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machines that a target is split over: `count` of them, this one being number `rank`.
+
+    They meet at `endpoint`, "HOST:PORT", an address of number 0."""
+
+    count: Annotated[int, Meta(ge=2, le=MAX_RANKS)]
+    rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+    endpoint: Annotated[str, Meta(pattern=r"^[^:/\s]{1,255}:[0-9]{1,5}$")]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.endpoint.rpartition(":")
+        return host, int(port)
+
+
+class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person may ask for (`ssd.launch.options`) and the configuration has as it was asked for."""
+
+    dtype: DType = "float32"
+    quantize: Quantize = "none"
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
+    tensor_parallel_size: RankCount = 1
+    device: str = "cpu"
+    draft_device: str = "cpu"
+    deterministic: bool = False
+    attention: AttentionName = "auto"
+    enforce_eager: bool = False
+    load_format: LoadFormat = "auto"
+    shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+    telemetry: bool = True
+
+
+class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a child process needs to know. Facts found at run time never come back into it.
+
+    - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
+      `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
+    - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
+    - Places: the target has `tensor_parallel_size` ranks, divided equally over `nodes`, its cores equally over the
+      ranks here. An empty list of cores leaves the placement to the operating system.
+    - GPUs: `attention` is the backend. With `enforce_eager` no CUDA graphs are captured.
+    - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
+    - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
+      models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.failpoints`)."""
+
+    target: str
+    draft: str | None = None
+    cascade: tuple[str, ...] = ()
+    target_name: str = "target"
+    draft_name: str = "draft"
+    speculation: Speculation = Speculation()
+    draft_dtype: DType = "float32"
+    draft_quantize: Quantize = "none"
+    max_model_len: Positive = 2048
+    page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    num_pages: Positive = 1024
+    draft_num_pages: Positive = 1024
+    nodes: Nodes | None = None
+    target_cpus: Cpus = ()
+    draft_cpus: Cpus = ()
+    digest: str = ""
+    vocab_size: Positive = 1
+    features: Features | None = None
+    server: ServerConfig = ServerConfig()
+    emulate: DeviceTimes | None = None
+    synthetic: Agreement | None = None
+    failpoints: bool = False
+
+    def __post_init__(self) -> None:
+        if self.speculation.mode != "ar" and self.draft is None:
+            raise UsageError(f"mode {self.speculation.mode} needs a draft; give --draft or use --mode ar")
+        if self.num_pages * self.page_size < self.max_model_len:
+            raise UsageError(
+                f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
+                f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
+            )
+        if self.tensor_parallel_size > 1 or self.nodes is not None:
+            self._check_ranks()
+        if self.emulate is not None and (self.cascade or self.load_format == "mock"):
+            raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
+        if self.synthetic is not None and (self.load_format != "dummy" or self.cascade):
+            raise UsageError("synthetic acceptance is that of a target and one draft with --load-format dummy")
+
+    @property
+    def ranks(self) -> range:
+        """The target's ranks on this machine."""
+        count, rank = (1, 0) if self.nodes is None else (self.nodes.count, self.nodes.rank)
+        each = self.tensor_parallel_size // count
+        return range(rank * each, (rank + 1) * each)
+
+    @property
+    def one_bus(self) -> bool:
+        """Tells whether target and draft share the bandwidth of one memory."""
+        return self.emulate is None and gpus.number(self.device) == gpus.number(self.draft_device)
+
+    def _check_ranks(self) -> None:
+        ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
+        if self.load_format == "mock" or self.emulate is not None:
+            raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
+        if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
+            raise UsageError(f"{ranks} cannot be divided among --nnodes {self.nodes.count}")
+        if self.nodes is not None and self.nodes.rank >= self.nodes.count:
+            raise UsageError(
+                f"--node-rank {self.nodes.rank}: of --nnodes {self.nodes.count} the last is {self.nodes.count - 1}"
+            )
+        if 0 < len(self.target_cpus) < len(self.ranks):
+            raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")
+
+
+def check_text(options: msgspec.Struct) -> None:
+    """Raise UsageError, naming the option, for a text that is not UTF-8 or has a NUL.
+
+    No child could be told such a text, and no file has such a name. Bytes that are not UTF-8 arrive as surrogates."""
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and re.search("[\0\ud800-\udfff]", text):
+                raise UsageError(f"--{name.replace('_', '-')}: {text!r} is not UTF-8 text without NUL")

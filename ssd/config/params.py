@@ -1,0 +1,151 @@
+"""What a caller may ask of one request. The client library, the frontend and the target share it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ssd.errors import RequestError
+from ssd.speculation.fan_out import MOST
+
+Mode = Literal["ar", "sd", "ssd"]
+Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+Sampler = Literal["coupled", "rejection"]
+
+MAX_LOOKAHEAD = 16
+MAX_FAN_OUT = MOST
+MAX_CHAINS = 63
+AUTO_LOOKAHEAD = 8
+MAX_SEED = 2**63 - 1
+
+Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
+Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+CacheSalt = Annotated[str, Meta(max_length=512)]
+FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
+
+
+class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one request is speculated on. It changes the speed, never the distribution of the tokens.
+
+    With the sampler `coupled`, or at temperature 0, it does not even change the tokens.
+
+    `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. K = 0
+    and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains. `backup` is auto, jit, none
+    or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro sampling, for the
+    sampler `rejection`; 1 is ordinary sampling."""
+
+    mode: Mode = "ssd"
+    num_speculative_tokens: Lookahead = 4
+    fan_out: FanOut = (3,)
+    backup: Backup = "jit"
+    sampler: Sampler = "coupled"
+    saguaro_c: Share = 1.0
+    budget: Budget = 32
+
+    def check(self) -> None:
+        """Raise RequestError where the fields contradict each other."""
+        if (cause := self._contradiction()) is not None:
+            raise RequestError("invalid_request", cause, "speculation")
+
+    def _contradiction(self) -> str | None:
+        wanted = self.num_speculative_tokens + 1
+        if wanted == 1 and len(self.fan_out) > 1:
+            return "a list of fan-outs has K + 1 numbers: give -k a number, not auto"
+        if not self.fan_out and self.budget < wanted:
+            return f"a budget of {self.budget} is less than one chain for each of {wanted}"
+        if len(self.fan_out) not in (0, 1, wanted):
+            return f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)"
+        if self.chains > MAX_CHAINS:
+            return f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared"
+        if self.saguaro_c != 1.0 and self.sampler != "rejection":
+            return "saguaro-c belongs to the sampler rejection"
+        return None
+
+    @property
+    def auto(self) -> bool:
+        """Tells whether K or the fan-out is chosen while the engine runs."""
+        return self.mode != "ar" and not (self.num_speculative_tokens and self.fan_out)
+
+    def ratio_rule(self, temperature: float) -> bool:
+        """Tells whether draft tokens are accepted by the ratio of probabilities, not by equality with the target's."""
+        return self.sampler == "rejection" and temperature > 0.0
+
+    @property
+    def longest(self) -> int:
+        """The largest K that may be chosen."""
+        return self.num_speculative_tokens or AUTO_LOOKAHEAD
+
+    @property
+    def chains(self) -> int:
+        """The largest B = F_0 + ... + F_K that may be chosen."""
+        if not self.fan_out:
+            return self.budget
+        return self.fan_out[0] * (self.longest + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How tokens are sampled and where they end. Names follow the OpenAI API and vLLM.
+
+    - `temperature` 0 is greedy; ties go to the lowest id. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+    - The penalties count tokens of the output, `repetition_penalty` those of the prompt too. `logit_bias` is added to
+      the logits of its ids.
+    - Neither a token nor a stop string ends the output before `min_tokens`. `seed` None means a random seed.
+    - `logprobs` n: the log-probability of each token under the target's unmodified distribution, and of the n
+      likeliest alternatives (0: of the token alone). `prompt_logprobs`: the same for the prompt but its first token.
+    - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Share = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
+    seed: Seed | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    speculation: Speculation | None = None
+    cache_salt: CacheSalt = ""
+
+    def check(self) -> None:
+        """Raise RequestError for values that a decoder would refuse; a plain constructor checks nothing."""
+        if self.temperature != self.temperature:  # not math.isnan, which refuses what is no number at all
+            raise RequestError("invalid_request", "temperature is not a number")
+        try:
+            msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except msgspec.ValidationError as error:
+            raise RequestError("invalid_request", f"sampling parameters: {error}") from None
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                "invalid_request",
+                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}",
+                "min_tokens",
+            )
+        if self.speculation is not None:
+            self.speculation.check()
+
+    @property
+    def plain(self) -> bool:
+        """Tells whether logits are taken as the model gives them, whatever the output is so far."""
+        neutral = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
+        return neutral and not self.logit_bias and not self.min_tokens
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """Return the seed of a request's choice `index`: `seed` for the first, one that does not reveal it for others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest) & MAX_SEED

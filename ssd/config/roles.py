@@ -1,0 +1,23 @@
+"""The names of an engine's processes. The ranks of a target are `target`, `target-1`, `target-2` and so on."""
+
+from __future__ import annotations
+
+from ssd.config.engine import MAX_RANKS, EngineConfig
+
+ROLES = ("target", "frontend", "draft")
+FOLLOWERS = tuple(f"target-{rank}" for rank in range(1, MAX_RANKS))
+
+
+def target_roles(config: EngineConfig) -> tuple[str, ...]:
+    """Return the roles of the target's ranks on this machine, in order."""
+    return tuple(("target", *FOLLOWERS)[rank] for rank in config.ranks)
+
+
+def of_target(role: str) -> bool:
+    return role == "target" or role in FOLLOWERS
+
+
+def roles(config: EngineConfig) -> tuple[str, ...]:
+    """Return the roles of all processes of an engine."""
+    draft = ("draft",) if config.draft is not None else ()
+    return (*target_roles(config), "frontend", *draft)

@@ -1,0 +1,353 @@
+"""The draft models: one decides what is published, and smaller ones guess for it (a cascade).
+
+The smaller draft guesses what the larger one will say at its frontiers, the ends of paths and chains. The larger one
+verifies the guesses in the forward that it takes anyway, so that only the time of its own tokens changes
+(`ssd.tuning.cascade`). A smaller draft's memory of a sequence is a cache: it computes again whatever no longer fits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ssd.draft.chain_scheduler import Growing
+from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
+from ssd.draft.tree import Chain, Guess, Tree, agreed, confirmed
+from ssd.draft.tree_attention import ChainTokens
+from ssd.execution.batch import Row
+from ssd.execution.pages import OutOfPages, PageTable
+from ssd.tuning.cascade import best_length
+from ssd.tuning.learner import LinearFit, Mean
+
+log = logging.getLogger("ssd.draft")
+
+# Path tokens computed in one forward: bounds how long a prompt keeps the larger draft waiting.
+_CHUNK = 128
+# A forward that computes more path tokens than this, for each sequence, does not show what a guess costs.
+_USUAL = 8
+# A smaller draft that does not pay guesses one token once in so many steps: it may begin to pay.
+_PROBE_EVERY = 32
+_REPORT_EVERY = 256
+_ACCEPTANCE = 0.5  # until it is known
+
+
+@dataclass
+class Frontier:
+    """The end of a path, or of the chain in `cell`, where at most `most` tokens may be guessed.
+    `tokens` follow the path, or in a chain its first `fork` trunk tokens; the `guessed` tokens follow them."""
+
+    tree: Tree
+    tokens: list[int]
+    most: int
+    fork: int = 0
+    cell: int | None = None
+    guessed: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        return self.tokens + self.guessed
+
+    @property
+    def left(self) -> int:
+        return self.most - len(self.guessed)
+
+
+class Cascade:
+    """All drafters, smallest first: the last one decides, the others guess for it. One drafter alone is no cascade."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        *smaller, self.drafter = drafters
+        self.smaller: list[SmallerDraft] = []
+        for drafter in smaller:
+            self.smaller.append(SmallerDraft(drafter, self._below))
+
+    @property
+    def _below(self) -> SmallerDraft | None:
+        """The largest of the smaller drafts."""
+        return self.smaller[-1] if self.smaller else None
+
+    def forward(
+        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing]
+    ) -> list[list[Guess]]:
+        """Run the rows of paths and the last token of each growing chain.
+        Returns, in this order, the guesses for each path's outputs and for each chain's last token, and one more for
+        each right guess of the smaller draft."""
+        outputs = [row.outputs for _, row in paths] + [1 for _, chains in growing for _ in chains]
+        frontiers = [self._path_frontier(path) for path in paths]
+        frontiers += [self._chain_frontier(tree, chain) for tree, chains in growing for chain in chains]
+        if self.smaller:
+            self.smaller[-1].propose(trees, frontiers)
+            paths = [_guessed_row(*pair) for pair in zip(paths, frontiers, strict=False)]
+        rest = iter(frontiers[len(paths) :])
+        chains = [_chain_rows(tree, zip(own, rest, strict=False)) for tree, own in growing]
+        work = [(count, frontier.guessed) for count, frontier in zip(outputs, frontiers, strict=True)]
+        return _verified(self.drafter, self._below, paths, chains, work)
+
+    def promote(self, tree: Tree, winner: Chain) -> None:
+        """Make the winning chain's keys and values the path's, as far as they are there. Raises OutOfPages."""
+        if tree.recurrent or winner.cell is None or not winner.computed:
+            return
+        tree.table.grow(tree.computed + winner.computed)
+        self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed)
+        tree.computed += winner.computed
+        for draft in self.smaller:
+            draft.promote(tree, winner.cell, winner.tokens)
+
+    def forget_chains(self, cells: Sequence[int]) -> None:
+        """Other chains will use these cells."""
+        for draft in self.smaller:
+            draft.forget_chains(cells)
+
+    def release(self, request: int) -> None:
+        """Forget a sequence."""
+        for draft in self.smaller:
+            draft.release(request)
+
+    def _path_frontier(self, path: PathRow) -> Frontier:
+        """The end of the trunk, past the token that this forward adds to it; guesses only if the target waits."""
+        tree, row = path
+        length = len(tree.trunk)
+        extends = tree.in_flight is None and row.stop == tree.base + length
+        most = min(tree.lookahead - length - 1, self.drafter.max_position - tree.base - length)
+        return Frontier(tree, [], max(0, most) if extends else 0)
+
+    def _chain_frontier(self, tree: Tree, chain: Chain) -> Frontier:
+        left = self.drafter.max_position - tree.base - chain.fork - len(chain.tokens)
+        return Frontier(tree, chain.tokens, max(0, min(tree.lookahead - chain.computed, left)), chain.fork, chain.cell)
+
+
+def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
+    """The row with the guesses behind its tokens; without pages for them the guesses are dropped."""
+    (tree, row), guessed = path, frontier.guessed
+    try:
+        tree.table.grow(row.stop + len(guessed))
+    except OutOfPages:
+        guessed.clear()
+    tokens = [*row.token_ids, *guessed]
+    return PathRow(tree, replace(row, token_ids=tokens, pages=tree.table.pages, outputs=row.outputs + len(guessed)))
+
+
+def _chain_rows(tree: Tree, growing: Iterable[tuple[Chain, Frontier]]) -> ChainRows:
+    """The last token of each chain and the guesses behind it."""
+    tokens = ChainTokens(tree.table.pages, tree.base)
+    for chain, frontier in growing:
+        assert chain.cell is not None, "a chain without a cell does not grow"
+        tokens.add(chain.fork, chain.cell, chain.computed, [chain.tokens[-1], *frontier.guessed])
+    return ChainRows(tree, tokens)
+
+
+def _verified(
+    drafter: Drafter,
+    below: SmallerDraft | None,
+    paths: Sequence[PathRow],
+    chains: Sequence[ChainRows],
+    work: Sequence[tuple[int, list[int]]],
+) -> list[list[Guess]]:
+    """One forward of `drafter`, which verifies what `below` guessed.
+    `work` has for each frontier, in the order of the rows, its own outputs and the guessed tokens behind them; returns
+    for each the guesses that hold."""
+    began, found = time.perf_counter(), list[list[Guess]]()
+    guesses = drafter.forward(paths, chains)
+    seconds = time.perf_counter() - began
+    for outputs, guessed in work:
+        own = [next(guesses) for _ in range(outputs + len(guessed))]
+        found.append(own[: outputs - 1] + confirmed(own[outputs - 1 :], guessed) if guessed else own)
+    if below is not None:
+        right = (len(kept) - outputs for kept, (outputs, _) in zip(found, work, strict=True))
+        verdicts = zip((len(guessed) for _, guessed in work), right, strict=True)
+        below.judge(rows_of(paths, chains), seconds, verdicts)
+    return found
+
+
+class _Path:
+    """What a smaller draft has computed of one sequence: the first `tokens` have keys and values."""
+
+    def __init__(self, table: PageTable, tree: Tree) -> None:
+        self.table = table
+        self.tokens = tree.tokens[: table.adopt_prefix(tree.tokens)]
+        self._sure, self._lost = 0, False
+
+    def agreed(self, tree: Tree, tokens: Sequence[int]) -> int:
+        """How many leading tokens are those of `tokens`, which begin with the path of `tree`."""
+        found = agreed(self.tokens, tokens, self._sure)
+        self._sure = min(found, tree.base)  # committed tokens stay
+        return found
+
+    def grow(self, length: int) -> bool:
+        """Make room for `length` tokens. Once that has failed, the path stays without pages."""
+        if not self._lost:
+            try:
+                self.table.grow(length)
+            except OutOfPages:
+                self.table.free()
+                self.tokens, self._sure, self._lost = [], 0, True
+        return not self._lost
+
+
+class _Chunk(NamedTuple):
+    """What the next forward computes of a path and what follows it: `context` from `start` to `stop`."""
+
+    tree: Tree
+    path: _Path
+    context: list[int]
+    start: int
+    stop: int
+
+
+class SmallerDraft:
+    """`drafter` guesses for the next larger draft; `below`, if any, guesses for it. All use the same cell numbers."""
+
+    def __init__(self, drafter: Drafter, below: SmallerDraft | None = None) -> None:
+        self.drafter, self.below = drafter, below
+        self._paths: dict[int, _Path] = {}
+        self._chains: dict[int, list[int]] = {}  # by cell: the chain tokens that have keys and values
+        self._acceptance, self._token_s = Mean(_ACCEPTANCE), Mean(0.0)
+        self._forward = LinearFit()  # the larger draft's
+        self._calls = 0
+
+    # -- for the larger draft ---------------------------------------------------------------------------------------
+
+    def propose(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
+        """Guess as many tokens at each frontier as pay. Those of paths come first, and all in the order of `trees`."""
+        growing = [frontier for frontier in frontiers if frontier.most > 0]
+        length = self._worthwhile(growing)
+        if length:
+            self._guess(trees, [replace(f, most=min(f.most, length), guessed=f.guessed) for f in growing])
+
+    def judge(self, rows: int, seconds: float, verdicts: Iterable[tuple[int, int]]) -> None:
+        """Learn from a forward of the larger draft: its rows and time, and (guessed, accepted) per frontier."""
+        self._forward.note(rows, seconds)
+        for guessed, accepted in verdicts:
+            self._acceptance.note_outcome(guessed, accepted)
+
+    def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
+        """Copy the chain in `cell`, which has become the last committed token and the trunk, to the path."""
+        path, start = self._paths.get(tree.request), tree.base - 1
+        count = agreed(self._chains.get(cell, []), tokens)
+        if path is not None and count and path.agreed(tree, tree.tokens) >= start and path.grow(start + count):
+            self.drafter.promote(path.table, start, cell, count)
+            path.tokens[start:] = tokens[:count]
+
+    def forget_chains(self, cells: Sequence[int]) -> None:
+        """Other chains will use these cells."""
+        for cell in cells:
+            self._chains.pop(cell, None)
+
+    def release(self, request: int) -> None:
+        """Forget a sequence."""
+        if request in self._paths:
+            self._paths.pop(request).table.free()
+
+    def _worthwhile(self, frontiers: Sequence[Frontier]) -> int:
+        """How many guesses per frontier pay, by what was measured."""
+        self._calls += 1
+        if not (frontiers and self._forward.known and self._token_s.count):
+            return 1
+        figures = self._acceptance.value, self._forward.cost(), len(frontiers), self._token_s.value
+        length = best_length(*figures, max(frontier.most for frontier in frontiers))
+        if self._calls % _REPORT_EVERY == 0:
+            log.info("cascade: %d guesses; acceptance %.2f, forward %s, chains %d, guess %.5f s", length, *figures)
+        return length or int(self._calls % _PROBE_EVERY < 2)  # the second time, paths have caught up
+
+    # -- guessing ---------------------------------------------------------------------------------------------------
+
+    def _guess(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
+        """Guess what each frontier wants; less, or nothing, if its path is not computed yet or cannot be."""
+        while True:
+            began, before = time.perf_counter(), sum(len(frontier.guessed) for frontier in frontiers)
+            caught_up, grown = self._step(trees, frontiers)
+            new = sum(len(frontier.guessed) for frontier in frontiers) - before
+            if new and caught_up <= _USUAL * len(trees):
+                self._token_s.note((time.perf_counter() - began) * len(grown) / new)
+            frontiers = [frontier for frontier in grown if frontier.left > 0]
+            if not frontiers:
+                return
+
+    def _step(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> tuple[int, list[Frontier]]:
+        """One forward: paths catch up, and a frontier moves if its path is complete.
+        Returns how many path tokens were computed, and the frontiers that moved."""
+        chunks = self._chunks(trees, frontiers)
+        whole = {request for request, chunk in chunks.items() if chunk.stop == len(chunk.context)}
+        moving = [frontier for frontier in frontiers if frontier.tree.request in whole and self._fits(frontier)]
+        guessed = self._guesses_below(trees, moving)
+        work = list(zip(moving, guessed, strict=True))
+        paths = self._path_rows(chunks, {f.tree.request: behind for f, behind in work if f.cell is None})
+        chains = self._chain_rows(chunks, [(f, behind) for f, behind in work if f.cell is not None])
+        if not paths and not chains:
+            return 0, []
+        skipped = [0 if f.cell is None else len(f.text) - 1 - self._start(f) for f in moving]
+        outputs = [(1 + count, behind) for count, behind in zip(skipped, guessed, strict=True)]
+        found = _verified(self.drafter, self.below, paths, chains, outputs)
+        for tree, path, context, _, stop in chunks.values():
+            path.tokens = context[:stop]
+            path.table.share_computed(tree.tokens, min(stop, tree.base))
+        for (frontier, behind), count, guesses in zip(work, skipped, found, strict=True):
+            # Wrong guesses have keys and values, too. They are listed, so that `agreed` finds that they do not fit.
+            if frontier.cell is None:
+                self._paths[frontier.tree.request].tokens += behind
+            else:
+                self._chains[frontier.cell] = frontier.text + behind
+            frontier.guessed += [guess.token for guess in guesses[count:]]
+        return sum(chunk.stop - chunk.start for chunk in chunks.values()), moving
+
+    def _fits(self, frontier: Frontier) -> bool:
+        """True for a path, and for a chain that fits into this model's context."""
+        longest = frontier.tree.base + frontier.fork + len(frontier.text) + frontier.left
+        return frontier.cell is None or longest <= self.drafter.max_position
+
+    def _guesses_below(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> list[list[int]]:
+        """What the next smaller draft guesses at each frontier; this one adds a token of its own."""
+        lower = [Frontier(f.tree, f.text, f.left - 1, f.fork, f.cell) for f in frontiers]
+        if self.below is not None:
+            self.below.propose(trees, lower)
+        return [frontier.guessed for frontier in lower]
+
+    def _chunks(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> dict[int, _Chunk]:
+        """By request, how far each path is computed now, its own frontier included.
+        A path without pages is left out."""
+        growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
+        chunks, budget = {}, _CHUNK
+        for tree in trees:
+            path, frontier = self._path(tree), growing.get(tree.request)
+            context = tree.path[: tree.wanted] if frontier is None else tree.path + frontier.text
+            # At least the last token of a path that is to grow: its row says what follows.
+            start = min(path.agreed(tree, context), len(context) - (frontier is not None))
+            stop = min(len(context), start + budget)
+            length = stop if frontier is None else stop + frontier.left
+            if length <= self.drafter.max_position and path.grow(length):
+                budget -= stop - start
+                chunks[tree.request] = _Chunk(tree, path, context, start, stop)
+        return chunks
+
+    def _path(self, tree: Tree) -> _Path:
+        if tree.request not in self._paths:
+            self._paths[tree.request] = _Path(PageTable(self.drafter.pool, tree.table.salt), tree)
+        return self._paths[tree.request]
+
+    def _path_rows(self, chunks: dict[int, _Chunk], growing: dict[int, list[int]]) -> list[PathRow]:
+        """Rows of the paths; `growing` are the guesses from below behind those that are to grow."""
+        rows = []
+        for request, chunk in chunks.items():
+            tokens = chunk.context[chunk.start : chunk.stop] + growing.get(request, [])
+            if tokens:
+                outputs = 1 + len(growing[request]) if request in growing else 0
+                rows.append(PathRow(chunk.tree, Row(tokens, chunk.start, chunk.path.table.pages, outputs)))
+        return rows
+
+    def _chain_rows(self, chunks: dict[int, _Chunk], work: Sequence[tuple[Frontier, list[int]]]) -> list[ChainRows]:
+        chains: dict[int, ChainRows] = {}
+        for frontier, guessed in work:
+            assert frontier.cell is not None
+            tree = frontier.tree
+            pages = chunks[tree.request].path.table.pages
+            own = chains.setdefault(tree.request, ChainRows(tree, ChainTokens(pages, tree.base))).tokens
+            start = self._start(frontier)
+            own.add(frontier.fork, frontier.cell, start, frontier.text[start:] + guessed)
+        return list(chains.values())
+
+    def _start(self, frontier: Frontier) -> int:
+        """The first token of a chain that must be computed, at the latest its last one."""
+        assert frontier.cell is not None
+        return min(agreed(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)

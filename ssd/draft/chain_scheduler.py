@@ -1,0 +1,108 @@
+"""Which outcomes get a chain, and which chains the next step grows (by `ssd.tuning.eviction`)."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from ssd.config.params import MAX_CHAINS
+from ssd.draft.tree import Chain, Tree
+from ssd.draft.tree_attention import ChainCache
+from ssd.tuning.eviction import gain, outcome_probability, worth_growing
+from ssd.tuning.learner import Learner, LinearFit
+
+
+class Growing(NamedTuple):
+    """Chains of one sequence."""
+
+    tree: Tree
+    chains: list[Chain]
+
+
+class ChainScheduler:
+    """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
+    `forget` hears of cells that are taken from a chain and given to another."""
+
+    def __init__(self, chain_cache: ChainCache, max_position: int, forget: Callable[[Sequence[int]], None]) -> None:
+        self._chain_cache, self._max_position, self._forget = chain_cache, max_position, forget
+        self._learner, self._step = Learner(), LinearFit(slope=0.0)
+
+    def note_step(self, chains: int, seconds: float) -> None:
+        """Learn that a step which grew so many chains, and did nothing else, took so long."""
+        self._step.note(chains, seconds)
+
+    def note_bonus(self, prepared: Sequence[int], token: int) -> None:
+        """Learn that the bonus token was `token` where these, best first, were prepared."""
+        if prepared:
+            self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
+
+    def growing(self, trees: Collection[Tree]) -> list[Growing]:
+        """The chains that the next step makes longer: those that are worth its time."""
+        wanting = [(gain, tree.request, chain.entry) for gain, tree, chain in self._placed(trees) if gain > 0]
+        wanting.sort(reverse=True)
+        count = worth_growing([gain for gain, _, _ in wanting], self._step.cost())
+        chosen = {(request, entry) for _, request, entry in wanting[:count]}
+        found = [Growing(tree, [c for c in tree.chains if (tree.request, c.entry) in chosen]) for tree in trees]
+        return [growing for growing in found if growing.chains]
+
+    def fork(self, trees: Collection[Tree]) -> list[Growing]:
+        """Start a chain for every outcome that has become predictable, likeliest first; returns the new ones."""
+        misses, found = self._learner.misses(), list[tuple[Tree, Chain]]()
+        new: dict[int, Growing] = {}
+        for tree in trees:
+            forks, ranks = tree.new_forks(), Counter[int]()
+            fan_outs = Counter(fork for fork, _ in forks)
+            for fork, token in forks:
+                ranks[fork] += 1
+                rank = ranks[fork]
+                chance = outcome_probability(fork, tree.verified, rank, tree.acceptance.value, misses)
+                found.append((tree, Chain(fork, [token], None, tree.entries, chance, rank, fan_outs[fork])))
+                tree.entries += 1
+        found.sort(key=lambda new: new[1].probability, reverse=True)
+        cells = self._cells(trees)
+        for tree, chain in found:
+            if chain.entry < MAX_CHAINS:
+                chain.cell = cells(chain.probability)
+                if chain.cell is not None:
+                    insort(tree.chains, chain, key=lambda one: one.entry)
+                    new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
+        return list(new.values())
+
+    def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
+        """A function that gives a cell to a chain: a free one, or that of a less likely chain.
+        It is called with falling probabilities. A chain that loses its cell stays as long as it is, and its tokens stay
+        on the board."""
+        losers: list[Chain] | None = None
+
+        def cell(probability: float) -> int | None:
+            nonlocal losers
+            free = self._chain_cache.take()
+            if free is not None:
+                return free
+            if losers is None:
+                placed = [chain for _, _, chain in self._placed(trees)]
+                losers = sorted(placed, key=lambda chain: chain.probability, reverse=True)
+            if not losers or losers[-1].probability >= probability:
+                return None
+            taken, losers[-1].cell = losers[-1].cell, None
+            losers.pop()
+            assert taken is not None
+            self._forget([taken])
+            return taken
+
+        return cell
+
+    def _placed(self, trees: Collection[Tree]) -> list[tuple[float, Tree, Chain]]:
+        """The chains that have a cell, and what another token of each is worth."""
+        return [
+            (self._gain(tree, chain), tree, chain) for tree in trees for chain in tree.chains if chain.cell is not None
+        ]
+
+    def _gain(self, tree: Tree, chain: Chain) -> float:
+        """What another token is worth; 0 for a chain that is long enough. A chain gets one token more than the
+        lookahead: if it wins, the candidates after all of it are known."""
+        if chain.computed > tree.lookahead or tree.base + chain.fork + chain.computed >= self._max_position:
+            return 0.0
+        return gain(chain.probability, chain.computed, tree.acceptance.value)

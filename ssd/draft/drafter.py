@@ -1,0 +1,188 @@
+"""One draft model: its memory, its forward, and the sampler that turns its logits into guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_LOOKAHEAD
+from ssd.draft.tree import Guess, Tree
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.execution.batch import Row, output_indices
+from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.runner import Runner
+from ssd.kernels import cpu
+from ssd.speculation import outcome
+from ssd.speculation.fan_out import fan_out_at, most_candidates
+from ssd.speculation.noise import NoiseCache, Stream, stream_seed
+from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro, warmth
+
+
+class PathRow(NamedTuple):
+    """Tokens of one sequence's path, over its pages."""
+
+    tree: Tree
+    row: Row
+
+
+class ChainRows(NamedTuple):
+    """Tokens of one sequence's chains, over the chain cache."""
+
+    tree: Tree
+    tokens: ChainTokens
+
+
+class LogitRows(NamedTuple):
+    """Rows of logits of one sequence: the absolute `positions` that they are about.
+    `nodes` says how many draft tokens of the speculation come before each."""
+
+    tree: Tree
+    positions: Sequence[int]
+    nodes: Sequence[int]
+
+
+class Drafter:
+    """A draft model with its page pool and chain cache.
+    Guesses are below `vocab_size`, the target's. All drafters of one device share `noise`. `recurrent`: see
+    `ssd.draft.tree.Tree`."""
+
+    recurrent = False
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        noise: NoiseCache,
+        vocab_size: int,
+        chain_cache: ChainCache | None = None,
+    ) -> None:
+        model = runner.model
+        self.runner = runner
+        self.pool = PagePool(config.draft_num_pages, config.page_size)
+        sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
+        self.chain_cache = chain_cache or ChainCache.new(model.shape, *sizes)
+        self.max_position = model.shape.max_position
+        self._vocab_size = min(vocab_size, model.shape.outputs)
+        self._sampler = DraftSampler(noise)
+
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        """As many of the next path tokens as the next forward can compute."""
+        return tokens
+
+    def forward(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> Iterator[Guess]:
+        """A guess for every output of the paths' rows, then for every token of the chains."""
+        context = self._context(paths, chains)
+        tokens = [token for _, row in paths for token in row.token_ids]
+        tokens += [token for _, own in chains for token in own.tokens]
+        wanted = wanted_of(paths, chains)
+        logits = self.runner.run(tokens, context, wanted)
+        return iter(self._finished(self._guesses(logits, paths, chains), context, wanted))
+
+    def _guesses(self, logits: Tensor, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Guess]:
+        """The guesses of `forward` from their logits."""
+        rows = [LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted]) for tree, row in paths]
+        rows += [LogitRows(tree, [p + 1 for p in own.positions], own.depths) for tree, own in chains]
+        return self._sampler(logits[:, : self._vocab_size], rows)
+
+    def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
+        rows, tokens = [row for _, row in paths], [own for _, own in chains]
+        return TreeContext(self.runner.context(rows), tokens, self.runner.cache, self.chain_cache, self.runner.paged)
+
+    def _finished(self, guesses: list[Guess], context: TreeContext, wanted: Sequence[int]) -> list[Guess]:
+        """Hook for drafters that keep more of a forward; `wanted` are the indices of the guesses' tokens."""
+        return guesses
+
+    def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:
+        """Copy the first `count` tokens of a chain into a path, which has room, from position `start` on."""
+        slots = self.runner.cache.slots(table.pages, start, start + count)
+        self.chain_cache.promote(cell, count, self.runner.cache, slots)
+
+
+def cells(config: EngineConfig) -> int:
+    """How many chains the chain cache holds."""
+    return config.max_num_seqs * config.speculation.chains
+
+
+def wanted_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[int]:
+    """The indices of the tokens of a forward that a guess is wanted after."""
+    rows = [row for _, row in paths]
+    first = sum(len(row.token_ids) for row in rows)
+    return [*output_indices(rows), *range(first, first + sum(len(own.tokens) for _, own in chains))]
+
+
+def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
+    """How many tokens a forward computes."""
+    return sum(len(row.token_ids) for _, row in paths) + sum(len(own.tokens) for _, own in chains)
+
+
+def candidates_of(trees: Iterable[Tree]) -> int:
+    """How many candidates a guess needs: the largest fan-out and one more, which may be in flight."""
+    return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
+
+
+class DraftSampler:
+    """Turns logits into guesses: the token to go on with, and the candidates for a bonus token.
+    `noise` holds vectors over the target's vocabulary, which chains, rounds and drafters share; the draft's vocabulary
+    may be the first part of it."""
+
+    def __init__(self, noise: NoiseCache) -> None:
+        self._noise = noise
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, rows: Sequence[LogitRows]) -> list[Guess]:
+        """A guess for each row of `logits` [n, V]; `rows` say, sequence by sequence, what they are about."""
+        if not len(logits):
+            return []  # prompt chunks only
+        sampled = [own for own in rows if own.tree.law.temperature > 0]
+        shared = (own for own in sampled if not own.tree.ratio_rule)
+        self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
+        count = candidates_of(own.tree for own in rows)
+        parts, raw = logits.split([len(own.positions) for own in rows]), logits
+        if cpu.serve(logits) and not any(own.tree.ratio_rule or own.tree.law.filters for own in rows):
+            warm = [row for own in rows for row in warmth(own.tree.law, own.positions, self._noise)]
+            candidates = cpu.rank(logits, min(count, logits.shape[1]), warm)
+        else:
+            if sampled:
+                parts = tuple(self._scores(part, own) for part, own in zip(parts, rows, strict=True))
+                logits = torch.cat(parts)
+            candidates = ranked(logits.float().contiguous(), count)
+        guesses = [Guess(found[0], found) for found in candidates]
+        if outcome.NEEDS_PROBABILITIES:
+            chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(candidates, device=raw.device)).tolist()
+            guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
+        start = 0
+        for part, own in zip(parts, rows, strict=True):
+            if own.tree.ratio_rule and len(part):
+                mine = slice(start, start + len(part))
+                guesses[mine] = self._drawn(part, own, guesses[mine])
+            start += len(part)
+        return guesses
+
+    def _scores(self, logits: Tensor, rows: LogitRows) -> Tensor:
+        """The scores that rank bonus tokens.
+        They are the target's own, noise included, or under the ratio rule the draft's filtered logits over
+        temperature."""
+        law = rows.tree.law
+        if rows.tree.ratio_rule:
+            return filtered(logits.float() / law.temperature, law)
+        width = logits.shape[-1]
+        return perturbed(logits, law, rows.positions, lambda seed, position: self._noise(seed, position)[:width])
+
+    def _drawn(self, scaled: Tensor, rows: LogitRows, guesses: Sequence[Guess]) -> list[Guess]:
+        """The guesses with tokens drawn by Saguaro sampling, and the draft probabilities of each."""
+        tree = rows.tree
+        fan_outs = [fan_out_at(node, tree.lookahead, tree.speculation.fan_out) for node in rows.nodes]
+        lowered = saguaro(scaled, fan_outs, tree.speculation.saguaro_c)
+        seed = stream_seed(tree.law.seed, Stream.DRAFT)
+        noise = torch.stack([self._noise(seed, position) for position in rows.positions])
+        tokens = argmax(lowered + noise[:, : lowered.shape[-1]])
+        drawn = zip(tokens, guesses, torch.softmax(lowered, dim=-1), strict=True)
+        # A row that is not numbers has no sample; the target will refuse its probabilities.
+        return [
+            guess._replace(token=guess.candidates[0] if token < 0 else token, draft_probs=probs)
+            for token, guess, probs in drawn
+        ]

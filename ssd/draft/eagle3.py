@@ -1,0 +1,118 @@
+"""A drafter that is an EAGLE-3 head: each token's row also needs the features of the token before it.
+
+Features of committed tokens are the target's (`ssd.ipc.features`); beyond them the head continues from its own. So one
+forward computes a path up to the last committed token, and then a forward computes one token. What was computed from
+the head's own features is computed again from the target's once the tokens are committed (`Tree.outcome`).
+
+The first token of a text has no token before it, and no row. The row of token p lies at position p - 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.draft.drafter import ChainRows, Drafter, PathRow
+from ssd.draft.tree import Guess, Tree
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.execution.batch import Row
+from ssd.execution.kv_cache import KVCache
+from ssd.execution.paged import PagedContext
+from ssd.execution.runner import Runner
+from ssd.execution.tables import TableContext
+from ssd.ipc.features import FeatureArena, extend_tags
+from ssd.layers.paged import PagedAttention
+from ssd.models.eagle3 import Eagle3
+from ssd.speculation.noise import NoiseCache
+
+
+class HeadContext(TreeContext):
+    """See `ssd.models.eagle3.FeatureContext`; `made` keeps the features that the head makes of the tokens."""
+
+    def __init__(
+        self,
+        paged: PagedContext | TableContext,
+        chains: Sequence[ChainTokens],
+        cache: KVCache,
+        chain_cache: ChainCache,
+        features: Tensor,
+        attention: PagedAttention | None = None,
+    ) -> None:
+        super().__init__(paged, chains, cache, chain_cache, attention)
+        self.features = self.made = features
+
+    def keep_hidden(self, layers: int, x: Tensor) -> None:
+        self.made = x
+
+
+def warm_up(runner: Runner, rows: int) -> None:
+    """`Runner.warm_up` of a head, from hidden states that are zero."""
+    head = cast(Eagle3, runner.model)
+    chain_cache = ChainCache.new(head.shape, 1, 1, head.dtype, head.device)
+    for count in (1, rows):
+        row = Row([0] * count, 0, range(runner.cache.pages), count)
+        features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
+        runner.run(
+            row.token_ids, HeadContext(runner.context([row]), [], runner.cache, chain_cache, features), range(count)
+        )
+
+
+class HeadDrafter(Drafter):
+    """An EAGLE-3 head with its memory. `features` is where the target shows its hidden states."""
+
+    recurrent = True
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
+    ) -> None:
+        super().__init__(config, runner, noise, vocab_size)
+        self._features = features
+        self._head = cast(Eagle3, runner.model)
+        self._read: dict[int, Tensor] = {}  # by request, the target's features that the next forward needs
+
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        if not tokens or tree.computed >= tree.base:
+            return tokens
+        before = tree.computed - 1
+        extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
+        rows = self._features.read(tree.slot, before, tree.tags[before : before + len(tokens)])
+        self._read[tree.request] = rows.to(self._head.device, self._head.dtype)
+        return tokens[: len(rows)]
+
+    def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> HeadContext:
+        rows = [Row(row.token_ids, row.start - 1, row.pages, row.outputs) for _, row in paths]
+        tokens = [copy(own) for _, own in chains]
+        for moved in tokens:
+            moved.base -= 1
+        parts = [self._before(tree, row) for tree, row in paths]
+        parts += [_own(tree, own) for tree, own in chains]
+        self._read.clear()
+        runner = self.runner
+        return HeadContext(runner.context(rows), tokens, runner.cache, self.chain_cache, torch.cat(parts), runner.paged)
+
+    def _before(self, tree: Tree, row: Row) -> Tensor:
+        """[n, width]: the features of the tokens before those of a path's row."""
+        if row.start < tree.base:
+            return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
+        return _feature(tree.guesses[row.start - tree.base])[None]
+
+    def _finished(self, guesses: list[Guess], context: TreeContext, wanted: Sequence[int]) -> list[Guess]:
+        assert isinstance(context, HeadContext)
+        return [guess._replace(feature=context.made[index]) for guess, index in zip(guesses, wanted, strict=True)]
+
+
+def _own(tree: Tree, tokens: ChainTokens) -> Tensor:
+    """[n, width]: the features of the tokens before those of chains, all of them the head's own."""
+    chains = {chain.cell: chain for chain in tree.chains}
+    rows = zip(tokens.forks, tokens.cells, tokens.depths, strict=True)
+    before = [chains[cell].guesses[depth - 1] if depth else tree.guesses[fork] for fork, cell, depth in rows]
+    return torch.stack([_feature(guess) for guess in before])
+
+
+def _feature(guess: Guess) -> Tensor:
+    assert guess.feature is not None, "a head's guesses have features"
+    return guess.feature

@@ -1,0 +1,223 @@
+"""Attention of a draft step: paths over pages, chains over the path they share and their own cell.
+
+Chains get no pages. Their keys and values lie in the `ChainCache`: small, dense, reused every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.execution.paged import PagedContext
+from ssd.execution.tables import TableContext
+from ssd.kernels import cpu
+from ssd.kernels.attention import KVSpans, View
+from ssd.kernels.decoder import Views
+from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
+from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.models.interface import Shape
+
+
+class ChainCache:
+    """Keys and values of chains, [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
+    All cells are free at first. They must hold finite numbers: attention multiplies masked places by 0."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self._free = list(range(keys.shape[1]))[::-1]
+
+    @classmethod
+    def new(cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> ChainCache:
+        """A cache with memory of its own."""
+        size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
+        return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+
+    def take(self) -> int | None:
+        """A free cell, or None if all are used."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, cells: Sequence[int]) -> None:
+        self._free.extend(cells)
+
+    def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
+        """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
+        where = torch.tensor(slots, device=self.keys.device)
+        cache.keys[:, where] = self.keys[:, cell, :count]
+        cache.values[:, where] = self.values[:, cell, :count]
+
+
+class ChainTokens:
+    """The chain tokens of one sequence in a batch, chain after chain.
+    `pages` hold what all chains share: the path up to the deepest fork, `base` committed tokens first. Of each token
+    `forks` says how many trunk tokens it sees, and `cells` and `depths` where its keys and values go."""
+
+    def __init__(self, pages: Sequence[int], base: int) -> None:
+        self.pages, self.base = pages, base
+        self.forks: list[int] = []
+        self.cells: list[int] = []
+        self.depths: list[int] = []
+        self.tokens: list[int] = []
+
+    def add(self, fork: int, cell: int, depth: int, tokens: Sequence[int]) -> None:
+        """Add the tokens of a chain from its `depth`-th on."""
+        self.forks += [fork] * len(tokens)
+        self.cells += [cell] * len(tokens)
+        self.depths += range(depth, depth + len(tokens))
+        self.tokens += tokens
+
+    @property
+    def positions(self) -> list[int]:
+        """The absolute position of each token."""
+        return [self.base + fork + depth for fork, depth in zip(self.forks, self.depths, strict=True)]
+
+
+class TreeContext:
+    """The forward context of a draft step: paged rows first, then the chain tokens of every sequence.
+    A chain token attends to the shared path and to its own chain separately; log-sum-exp merges the two. So the path is
+    read once per sequence, not once per chain."""
+
+    def __init__(
+        self,
+        paged: PagedContext | TableContext,
+        chains: Sequence[ChainTokens],
+        cache: KVCache,
+        chain_cache: ChainCache,
+        attention: PagedAttention | None = None,
+    ) -> None:
+        """`attention` is the backend for the shared paths; without one they are read span by span."""
+        device = cache.keys.device
+        self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
+        self._scale = cache.keys.shape[-1] ** -0.5
+        positions = torch.tensor([p for own in chains for p in own.positions], dtype=torch.long, device=device)
+        self.positions = torch.cat((paged.positions, positions))
+        self._cells = torch.tensor([cell for own in chains for cell in own.cells], dtype=torch.long, device=device)
+        self._depths = torch.tensor([depth for own in chains for depth in own.depths], dtype=torch.long, device=device)
+        self._longest = max((depth + 1 for own in chains for depth in own.depths), default=0)
+        self._chains = chains
+        kernels = bool(chains) and attention is None and cpu.serve(cache.keys)
+        self._places = _places(chains, cache, chain_cache) if kernels else None
+        self._views: Views | None = None
+        self._own_masks: dict[int | None, Tensor] = {}
+        self._found: dict[int | None, list[_SharedSpan]] = {}
+
+    def _own_mask(self, window: int | None) -> Tensor:
+        """[n, 1, 1, longest]: what tokens see of their own chain in layers with this window."""
+        if window not in self._own_masks:
+            places = torch.arange(self._longest, device=self._depths.device)
+            hidden = places > self._depths[:, None]
+            if window is not None:
+                hidden |= places <= self._depths[:, None] - window
+            self._own_masks[window] = minus_infinity(hidden, self._cache.keys.dtype)[:, None, None]
+        return self._own_masks[window]
+
+    def _shared_spans(self, window: int | None) -> list[_SharedSpan]:
+        if window not in self._found:
+            self._found[window] = [_shared_span(self._cache, own, window) for own in self._chains]
+        return self._found[window]
+
+    def views(self) -> Views | None:
+        path, kernels = self._paged.view, self._places is not None or not self._chains
+        if self._views is None and path is not None and kernels:
+            self._views = Views([path] if self._places is None else [path, View(*self._places)])
+        return self._views
+
+    def keep_hidden(self, layers: int, x: Tensor) -> None:
+        pass
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
+        split = self._paged.positions.shape[0]
+        parts = []
+        if split:
+            parts.append(self._paged.attend(layer, q[:split], k[:split], v[:split], rule))
+        if self._chains:
+            parts.append(self._attend_chains(layer, q[split:], k[split:], v[split:], rule))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_chains(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores) -> Tensor:
+        scale = self._scale if rule.scale is None else rule.scale
+        if self._places is not None:
+            shared, chains = self._places
+            chains.put(layer, k, v)
+            attended = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+            shared.attend(layer, q, attended, range(len(q)), scale, rule.softcap, rule.window, own=chains)
+            return attended
+        keys, values = self._chain_cache.keys[layer], self._chain_cache.values[layer]
+        keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
+        mask, length = self._own_mask(rule.window), self._longest
+        own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, mask, rule)
+        if self._attention is None:
+            return merge(self._shared(layer, q, scale, rule), own).flatten(1)
+        paths = self._cache.keys[layer], self._cache.values[layer]
+        return merge(self._attention.part(q, *paths, self._shared_rows, scale, rule), own).flatten(1)
+
+    def _shared(self, layer: int, q: Tensor, scale: float, rule: Scores) -> tuple[Tensor, Tensor]:
+        """Attend to the shared paths, span by span."""
+        outs, totals, start = [], [], 0
+        for count, span, mask in self._shared_spans(rule.window):
+            keys, values = self._cache.keys[layer][span], self._cache.values[layer][span]
+            out, total = attend_part(q[start : start + count], keys, values, scale, mask, rule)
+            outs.append(out)
+            totals.append(total)
+            start += count
+        return torch.cat(outs), torch.cat(totals)
+
+    @cached_property
+    def _shared_rows(self) -> PagedRows:
+        """The shared paths as a backend reads them: a row for the chain tokens of each sequence."""
+        device, size = self._cache.keys.device, self._cache.page_size
+        used = [list(own.pages[: -(-(own.base + max(own.forks)) // size)]) for own in self._chains]
+        longest = max(map(len, used))
+        counts = [len(own.forks) for own in self._chains]
+        seen = [own.base + fork for own in self._chains for fork in own.forks]
+        return PagedRows(
+            torch.tensor([own + own[:1] * (longest - len(own)) for own in used], dtype=torch.int32, device=device),
+            torch.arange(len(counts), dtype=torch.int32, device=device),
+            torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=device),
+            torch.tensor(seen, device=device),
+            self.positions[self._paged.positions.shape[0] :],
+            size,
+            max(counts),
+            causal=False,
+        )
+
+
+def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCache) -> tuple[KVSpans, KVSpans]:
+    """What the kernels read for each chain token: its sequence's path, and its own chain."""
+    slots, starts = cache.all_slots([own.pages for own in chains], [own.base + max(own.forks) for own in chains])
+    begin = [start for start, own in zip(starts, chains, strict=True) for _ in own.forks]
+    shared = KVSpans(cache.keys, cache.values, slots, begin, [own.base + fork for own in chains for fork in own.forks])
+    cells, depth = chain_cache.keys.shape[1:3]
+    own_begin = [cell * depth for own in chains for cell in own.cells]
+    own_count = [place + 1 for own in chains for place in own.depths]
+    return shared, KVSpans(chain_cache.keys, chain_cache.values, torch.arange(cells * depth), own_begin, own_count)
+
+
+class _SharedSpan(NamedTuple):
+    """A sequence's chain tokens, where the path that they share lies, and the mask over its last keys."""
+
+    tokens: int
+    span: Span
+    mask: Tensor | None
+
+
+def _shared_span(cache: KVCache, chains: ChainTokens, window: int | None) -> _SharedSpan:
+    device, dtype = cache.keys.device, cache.keys.dtype
+    count, deepest = len(chains.forks), max(chains.forks)
+    length = chains.base + deepest
+    span = cache.span(chains.pages, length)
+    if window is None and deepest == 0:
+        return _SharedSpan(count, span, None)
+    # A token does not see trunk tokens behind its fork, nor what lies before its window.
+    positions = chains.positions
+    first = chains.base if window is None else max(0, min(min(positions) + 1 - window, length - 1))
+    places = torch.arange(first, length, device=device)
+    hidden = places >= chains.base + torch.tensor(chains.forks, device=device)[:, None]
+    if window is None:
+        return _SharedSpan(count, span, minus_infinity(hidden, dtype)[:, None])
+    hidden |= places <= torch.tensor(positions, device=device)[:, None] - window
+    return _SharedSpan(count, last(span, length - first), very_low(hidden, dtype)[:, None])

@@ -1,0 +1,329 @@
+"""Every open request, from admission to its one end, for clients over ZeroMQ and HTTP alike."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams
+from ssd.errors import RequestError
+from ssd.frontend.admission import checked_ids, complete, text_of
+from ssd.frontend.detokenization import Detokenizer, Vocabulary
+from ssd.frontend.memory_budget import MemoryBudget
+from ssd.frontend.output_collector import OutputCollector
+from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
+from ssd.frontend.text_pool import TextPool
+from ssd.ipc.messages import Abort, Emission, Load, Step, Submit
+from ssd.ipc.public import Done, Failed, FinishReason, Generate, Message, Metrics, Usage
+
+log = logging.getLogger("ssd.frontend")
+
+State = Literal["loading", "ready", "restarting", "draining"]
+_LOOKUPS = 16  # texts at a time that are not part of a request
+_AGAIN_S = 0.005
+_LOSSES = 2
+
+
+class Observer:
+    """Hears what happens to requests. `emitted` comes before the request has the tokens."""
+
+    def opened(self, request: Request) -> None: ...
+    def emitted(self, request: Request, emission: Emission) -> None: ...
+    def ended(self, request: Request, reason: str) -> None: ...
+    def stepped(self, load: Load) -> None: ...
+    def dropped_frame(self) -> None: ...
+    def target_lost(self) -> None: ...
+
+
+class Request:
+    """One open request.
+    `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
+    something about it. `losses`: targets that died while they had it. `wake` is called whenever there is news."""
+
+    def __init__(self, name: int, params: SamplingParams, wake: Callable[[Request], None]) -> None:
+        self.output = OutputCollector(name)
+        self.params = params
+        self.prompt = array.array("I")  # takes a tenth of a list's memory
+        self.admitted = self.begun = False
+        self.losses = 0
+        self.ended = False
+        self.number = -1
+        self.metrics = Metrics()
+        self.completion_tokens = 0
+        self.wake = wake
+        self.detokenizer: Detokenizer | None = None
+        self.encoding: asyncio.Future[Encoded | Broken] | None = None
+
+
+class RequestManager:
+    """Admits requests, submits them to the target, turns tokens into text and ends each request once.
+    Lives in one event loop. `send` takes a message for the target and tells whether it is on its way."""
+
+    def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
+        self.config = config
+        self.vocabulary = Vocabulary()
+        self.state: State = "loading"
+        self.load = Load()
+        self.bad_frames = 0
+        self.observers: list[Observer] = []
+        self.budget = MemoryBudget()
+        self._send = send
+        self._numbers = epoch << 32
+        self._limits = config.server.limits
+        self._open: dict[int, Request] = {}
+        self._has_target = False
+        self._unsent: deque[Request] = deque()  # to be submitted again, to a new target
+        # Requests whose prompts are being encoded, cancelled ones included: they take memory too.
+        self._preparing: set[Request] = set()
+        self._texts = TextPool(Path(config.target))
+        self._lookups = 0
+
+    async def load_tokenizer(self) -> None:
+        """Loads the tokenizer, before anything else is asked. Raises UsageError where it cannot be read."""
+        self.vocabulary = await self._texts.start()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open) + len(self._preparing)
+
+    def check(self, count: int = 1) -> None:
+        """Raises RequestError where `count` more requests cannot be taken now."""
+        limit = self._limits.max_open_requests
+        if count > limit:
+            raise RequestError("invalid_request", f"{count} requests at once; at most {limit} can be open")
+        if self.state == "loading":
+            raise RequestError("loading", "the model is still loading")
+        if self.state == "restarting":
+            raise RequestError("restarting", "the engine is restarting; try again in some seconds")
+        if self.state == "draining":
+            raise RequestError("shutting_down", "the engine is shutting down")
+        if self.open_requests + count > limit:
+            raise RequestError("overloaded", f"{self.open_requests} requests are open already")
+
+    def open(self, message: Generate, wake: Callable[[Request], None]) -> Request:
+        """Begins a request. Raises RequestError for what is known to be wrong at once.
+        An error in a text that is encoded first ends the request with `Failed`, before it is admitted."""
+        self.check()
+        with _admission():
+            request = Request(message.id, complete(message.params, self.config), wake)
+            text = text_of(message, self.config, self.vocabulary)
+            if text is None:
+                ids = message.token_ids or []
+                self._accept(request, checked_ids(ids, len(ids), message, self.config))
+            else:
+                self._prepare(request, message, text)
+        return request
+
+    async def look_up(self, job: Encode | Decode) -> Any:
+        """Returns the `Encoded` or `Decoded` of a text that is not part of a request.
+        Raises RequestError for a text that cannot be handled, and when too many wait already."""
+        if self._lookups == _LOOKUPS:
+            raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
+        self._lookups += 1
+        try:
+            reply = await self._texts.do(TextWorker.LOOKUP, job)
+        finally:
+            self._lookups -= 1
+        if isinstance(reply, Broken):
+            raise RequestError(reply.code, reply.message)
+        return reply
+
+    def cancel(self, request: Request) -> None:
+        """Forgets a request without a word to its client."""
+        if not request.ended:
+            if request.number in self._open:
+                self._abort(request.number)
+            self._close(request, "abort")
+
+    def abort(self, request: Request) -> None:
+        """Ends a request with what it has."""
+        if not request.ended:
+            if request.number in self._open:
+                self._abort(request.number)
+            self._finish(request, "abort")
+
+    def abort_all(self) -> None:
+        for request in [*self._open.values(), *self._preparing]:
+            self.abort(request)
+
+    def drop(self, request: Request) -> None:
+        """Ends a request whose client does not read."""
+        self.cancel(request)
+        why = "the client did not read its tokens, so the request was aborted"
+        request.output.drop(Failed(request.output.name, "slow_reader", why))
+        request.wake(request)
+
+    def dropped_frame(self) -> None:
+        """Counts a frame on one of the frontend's sockets that was no message."""
+        self.bad_frames += 1
+        for observer in self.observers:
+            observer.dropped_frame()
+
+    def close(self) -> None:
+        self._texts.close()
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _prepare(self, request: Request, message: Generate, text: Encode) -> None:
+        """Encodes the prompt of a request, then admits it."""
+        worker = TextWorker.LONG if text.is_long else TextWorker.PROMPT if text.messages is None else TextWorker.CHAT
+        work = request.encoding = self._texts.do(worker, text)
+        self._preparing.add(request)
+        work.add_done_callback(lambda done: self._prepared(request, message, done))
+
+    def _prepared(self, request: Request, message: Generate, work: asyncio.Future[Encoded | Broken]) -> None:
+        self._preparing.discard(request)
+        request.encoding = None
+        if request.ended or work.cancelled():
+            return
+        reply = work.result()
+        try:
+            with _admission():
+                if isinstance(reply, Broken):
+                    raise RequestError(reply.code, reply.message)
+                ids = array.array("I", reply.ids).tolist()
+                self._accept(request, checked_ids(ids, reply.count, message, self.config))
+        except RequestError as error:
+            self._fail(request, error.code, str(error))
+
+    def _accept(self, request: Request, token_ids: list[int]) -> None:
+        submit = Submit(self._numbers, token_ids, request.params)
+        if self._has_target and not self._send(submit):
+            raise RequestError("overloaded", "the engine takes no more requests at the moment")
+        assert request.params.speculation is not None, "complete parameters have one"
+        request.number, request.prompt = self._numbers, array.array("I", token_ids)
+        request.metrics = Metrics(mode=request.params.speculation.mode)
+        request.detokenizer = Detokenizer(self.vocabulary, request.params.stop, request.params.min_tokens)
+        request.admitted = True
+        self._numbers += 1
+        self._open[request.number] = request
+        for observer in self.observers:
+            observer.opened(request)
+        request.wake(request)
+
+    # -- the target -------------------------------------------------------------------------------------------------
+
+    def target_lost(self) -> None:
+        """Handles the target's death: requests that it had begun end, the others wait for the next target.
+        A request that was there when two targets died ends too, since it may be the cause. If the engine drains, all
+        end."""
+        last = self.state == "draining"
+        if self.state == "ready":
+            self.state = "restarting"
+        self.load = Load()
+        had = set(self._open.values()).difference(self._unsent) if self._has_target else set()
+        for observer in self.observers if self._has_target else ():
+            observer.target_lost()
+        self._unsent.clear()
+        for request in [*self._open.values(), *(self._preparing if last else ())]:
+            request.losses += request in had
+            if request.begun or last or request.losses == _LOSSES:
+                self._fail(request, "engine_restarted", "the engine restarted in the middle of this request; try again")
+        self._has_target = False
+
+    def target_back(self) -> None:
+        """Submits all open requests to a new target."""
+        if self.state != "draining":
+            self.state = "ready"
+        self._has_target = True
+        self._unsent.clear()
+        self._unsent.extend(self._open.values())
+        self._submit_again()
+
+    def _submit_again(self) -> None:
+        while self._unsent:
+            request = self._unsent[0]
+            if not request.ended and not self._send(Submit(request.number, request.prompt.tolist(), request.params)):
+                asyncio.get_running_loop().call_later(_AGAIN_S, self._submit_again)
+                return
+            self._unsent.popleft()
+
+    def step(self, step: Step) -> None:
+        """Passes on what one step gave."""
+        self.load = step.load
+        for observer in self.observers:
+            observer.stepped(step.load)
+        for emission in step.emissions:
+            request = self._open.get(emission.request)
+            if request is not None:
+                self._pass_on(request, emission)
+            elif emission.finish_reason is None:  # the abort was not read yet, or lost in a full queue
+                self._abort(emission.request)
+
+    def _pass_on(self, request: Request, emission: Emission) -> None:
+        try:
+            self._emit(request, emission)
+        except Exception:
+            log.exception("a bug in passing tokens on:")
+            if not request.ended:
+                self._abort(request.number)
+                self._fail(request, "internal_error", "the tokens could not be passed on")
+
+    def _emit(self, request: Request, emission: Emission) -> None:
+        assert request.detokenizer is not None, "admitted requests have one"
+        request.begun = True
+        for observer in self.observers:
+            observer.emitted(request, emission)
+        request.metrics = emission.metrics or request.metrics
+        text, used = request.detokenizer.feed(emission.token_ids)
+        request.completion_tokens += used
+        unread = request.output.tokens
+        if used:
+            logprobs = None if emission.logprobs is None else emission.logprobs[:used]
+            request.output.add(text, emission.token_ids[:used], logprobs, emission.prompt_logprobs)
+        if emission.finish_reason == "error":
+            self._fail(request, "engine_error", emission.error or "the engine failed")
+        elif emission.finish_reason is not None:
+            self._finish(request, emission.finish_reason)
+        elif request.detokenizer.stopped:
+            self._abort(request.number)
+            self._finish(request, "stop")
+        elif unread > 0 and request.output.tokens > self._limits.slow_reader_tokens:
+            self.drop(request)  # only if it had something unread before this step
+        elif used:
+            request.wake(request)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        text = request.detokenizer.finish() if request.detokenizer else ""
+        reason = "stop" if request.detokenizer and request.detokenizer.stopped else reason
+        usage = Usage(len(request.prompt), request.completion_tokens)
+        request.output.end(Done(request.output.name, reason, text, request.prompt.tolist(), usage, request.metrics))
+        self._close(request, reason)
+        request.wake(request)
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        request.output.end(Failed(request.output.name, code, message[:512]))
+        self._close(request, "error")
+        request.wake(request)
+
+    def _close(self, request: Request, reason: str) -> None:
+        request.ended = True
+        if request.encoding is not None:
+            request.encoding.cancel()
+        self._open.pop(request.number, None)
+        for observer in self.observers if request.admitted else ():
+            observer.ended(request, reason)
+
+    def _abort(self, number: int) -> None:
+        self._send(Abort(number))
+
+
+@contextmanager
+def _admission() -> Iterator[None]:
+    """Turns any error of the block into a RequestError for the client."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception:
+        log.exception("a bug in admission:")
+        raise RequestError("internal_error", "the request could not be prepared") from None

@@ -1,0 +1,201 @@
+"""The public protocol: every message between a client and an engine, and its two frames.
+
+docs/protocol.md describes it for clients in any language; a test compares that page with this module. Bodies are
+bounded MessagePack, never pickle. Messages between our own processes are in `ssd.ipc.messages`, with a version of their
+own."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config.params import SamplingParams, Speculation, TokenId
+
+MAGIC = b"SSD"
+PROTOCOL_VERSION = 2
+_HEADER = struct.Struct("<3sBI")
+
+MAX_PROMPT_TOKENS = 1_048_576
+MAX_TEXT = 4 * 2**20
+
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+Name = Annotated[str, Meta(max_length=512)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
+Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class BadFrame(ValueError):
+    """A frame that is not a message of this protocol. The receiver drops and counts it; it is never fatal."""
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Base of all messages, public by default. The tag in the body is the class name."""
+
+    version: ClassVar[int] = PROTOCOL_VERSION
+
+
+class Direction(NamedTuple):
+    """What one end of a socket accepts: a union of messages, in one protocol version."""
+
+    version: int
+    decoder: msgspec.msgpack.Decoder[Any]
+
+
+# -- parts of messages ----------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Natural log-probability of an emitted token, and the likeliest alternatives as (id, logprob) pairs."""
+
+    token_id: TokenId
+    logprob: Number
+    top: Annotated[list[tuple[TokenId, Number]], Meta(max_length=20)]
+
+
+Logprobs = Annotated[list[TokenLogprob], Meta(max_length=MAX_PROMPT_TOKENS)]
+
+
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Figures of one request. A round is one verification; times are means per round in milliseconds.
+    `hit_rate` leaves out the first round after prefill and is 0 in modes `ar` and `sd`. `acceptance_histogram[a]`
+    counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`."""
+
+    mode: Name = "ar"
+    rounds: Count = 0
+    drafted_tokens: Count = 0
+    accepted_tokens: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    mean_acceptance_length: Number = 0.0
+    mean_acceptance_length_on_hit: Number = 0.0
+    mean_acceptance_length_on_miss: Number = 0.0
+    hit_rate: Number = 0.0
+    tokens_per_second: Number = 0.0
+    acceptance_histogram: Annotated[list[Count], Meta(max_length=65)] = []
+    queue_time_ms: Milliseconds = 0.0
+    time_to_first_token_ms: Milliseconds = 0.0
+    generation_time_ms: Milliseconds = 0.0
+    verify_ms: Milliseconds = 0.0
+    draft_wait_ms: Milliseconds = 0.0
+    round_overhead_ms: Milliseconds = 0.0
+    draft_step_ms: Milliseconds = 0.0
+    cached_tokens: Count = 0
+
+
+class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prompt_tokens: Count
+    completion_tokens: Count
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+# -- client -> engine -----------------------------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True):
+    """Asks for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given.
+    `id` is the client's own name for the request, unique among its open ones."""
+
+    id: RequestId
+    prompt: Text | None = None
+    token_ids: PromptIds | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=1024)] | None = None
+    params: SamplingParams = SamplingParams()
+
+
+class Cancel(Message, frozen=True):
+    """Stops a request. It still ends with one `Done` (reason `abort`), unless it had already ended."""
+
+    id: RequestId
+
+
+class Describe(Message, frozen=True):
+    """Asks what is served; answered by `Description`."""
+
+
+# -- engine -> client -----------------------------------------------------------------------------------------------
+
+
+class Description(Message, frozen=True):
+    """What is served: `model`, under all of `names`. `max_model_len` counts tokens of prompt and output together."""
+
+    model: Name
+    names: Annotated[list[Name], Meta(max_length=64)]
+    draft: Name
+    speculation: Speculation
+    vocab_size: Count
+    max_model_len: Count
+    chat: bool
+
+
+class Chunk(Message, frozen=True):
+    """Tokens that one round added, or several rounds for a client that reads slowly.
+
+    `text` may be empty while a character is incomplete. `prompt_logprobs` come with the first tokens, one for each
+    prompt token but the first. A chunk with neither tokens nor text only tests whether the client is still connected.
+    """
+
+    id: RequestId
+    text: Text
+    token_ids: Tokens
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+
+class Done(Message, frozen=True):
+    """The one end of an admitted request. `text` is what was still held back."""
+
+    id: RequestId
+    finish_reason: FinishReason
+    text: Text
+    prompt_token_ids: PromptIds
+    usage: Usage
+    metrics: Metrics
+
+
+class Failed(Message, frozen=True):
+    """The one end of a request that was refused or broke. `code` is stable, `message` is for people."""
+
+    id: RequestId
+    code: Name
+    message: Name
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: Message, epoch: int = 0) -> list[bytes]:
+    """Returns a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body."""
+    return [_HEADER.pack(MAGIC, message.version, epoch), _encoder.encode(message)]
+
+
+def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:
+    """Returns (epoch, message). Raises `BadFrame`, and nothing else, for any bytes that are no message."""
+    if len(frames) != 2 or len(frames[0]) != _HEADER.size:
+        raise BadFrame("expected a header frame and a body frame")
+    magic, version, epoch = _HEADER.unpack(frames[0])
+    if magic != MAGIC:
+        raise BadFrame("not an ssd frame")
+    if version != direction.version:
+        raise BadFrame(f"protocol version {version}, this side speaks {direction.version}")
+    try:
+        return epoch, direction.decoder.decode(frames[1])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadFrame(str(error)) from None
+
+
+CLIENT_TO_FRONTEND = Direction(PROTOCOL_VERSION, msgspec.msgpack.Decoder(Generate | Cancel | Describe))
+FRONTEND_TO_CLIENT = Direction(PROTOCOL_VERSION, msgspec.msgpack.Decoder(Description | Chunk | Done | Failed))

@@ -1,0 +1,112 @@
+"""A child process as its supervisor sees it: started, watched, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ssd import interpreter
+from ssd.config import gpus
+from ssd.ipc.messages import Loading, Status
+from ssd.ipc.process import Start
+from ssd.launch import mps
+
+_LAST_WORDS_S = 0.5
+
+
+class ChildProcess:
+    """One running child process. Raises OSError where it cannot be started.
+
+    `pidfd` becomes readable when it ends. `failure` is the cause that it gave, or that the supervisor gave for it.
+    `loading` says how much of its weights it has read."""
+
+    def __init__(self, package: str, start: Start) -> None:
+        inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
+        payload = _memory_file_with(msgspec.json.encode(start))
+        try:
+            self._handle = subprocess.Popen(
+                interpreter.child_command(package, str(payload)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
+                env=_environment(start),
+                process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
+            )
+        finally:
+            os.close(payload)
+        self.role, self.epoch = start.role, start.epoch
+        self.pid = self._handle.pid
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._handle.kill()
+            raise
+        self.ready = False
+        self.loading = Loading(0, 0)
+        self.failure: Status | None = None
+
+    def kill(self, why: str) -> None:
+        """End the process at once, stopped or not."""
+        self.failure = Status(self.role, "failed", why, 1)
+        self._handle.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the end of a process that is about to end. Returns its exit code, or minus the signal."""
+        code = self._handle.wait()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        return code
+
+    def cause(self, hear: Callable[[float], None]) -> str:
+        """Return how the process ended, in its own words if it had any; they may still be on their way. Call it once.
+
+        `hear` takes in what children have said; it waits for at most so many seconds."""
+        code = self.wait()
+        hear(0.0)
+        if code < 0 and self.failure is None:
+            return f"killed by {_signal_name(-code)}"
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self.failure is None and (left := deadline - time.monotonic()) > 0:
+            hear(left)
+        return f"exit status {code}" if self.failure is None else self.failure.message
+
+    def end(self, deadline: float) -> None:
+        """Wait until `deadline` (of time.monotonic) for the process to end, then kill it."""
+        try:
+            self._handle.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._handle.send_signal(signal.SIGKILL)
+        self.wait()
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _memory_file_with(payload: bytes) -> int:
+    """Return a descriptor of a memory file with `payload`, at its start, for a child to inherit."""
+    descriptor = os.memfd_create("ssd-start", os.MFD_CLOEXEC)
+    os.write(descriptor, payload)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _environment(start: Start) -> dict[str, str]:
+    """Return the child's environment: a compute thread per core, GPUs numbered as in `ssd.config.gpus`, MPS."""
+    environment, config = interpreter.environment(), start.config
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if start.cpus:
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))
+    if start.role == "draft" and gpus.number(config.draft_device) in gpus.of_ranks(config.device, len(config.ranks)):
+        environment |= mps.draft_environment(os.environ)
+    return environment

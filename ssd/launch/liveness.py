@@ -1,0 +1,67 @@
+"""Finds processes that live but do not work: stopped by a signal, or with a loop that stands still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd.ipc.heartbeat import Heartbeats
+
+LOOK_S = 0.25
+_LOAD_TIMEOUT_S = 600.0
+# The target's requests and the frontend's clients wait for a stopped process; nobody waits for a draft.
+_STOPPED_S = 1.0
+
+
+@dataclass
+class _Seen:
+    pid: int
+    ready: bool
+    turns: int
+    still: float = 0.0  # seconds since its counter has moved, and
+    stopped: float = 0.0  # since a signal has stopped it meanwhile
+
+
+class Liveness:
+    """Tells from turn counters which processes hang. `step_timeout`: seconds that one turn of a loop may take."""
+
+    def __init__(self, heartbeats: Heartbeats, step_timeout: float) -> None:
+        self._heartbeats, self._step_timeout = heartbeats, step_timeout
+        self._seen: dict[str, _Seen] = {}
+        self._looked = 0.0
+
+    def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, str]:
+        """Return the roles of the processes that must be taken for dead, and why.
+
+        `processes` has pid and readiness by role. Call it every LOOK_S seconds of `now`: time beyond that is not held
+        against the processes, since this one was not running either."""
+        passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
+        reasons = {role: self._reason(seen) for role, seen in self._seen.items()}
+        return {role: reason for role, reason in reasons.items() if reason is not None}
+
+    def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Seen:
+        before, now = self._seen.get(role), _Seen(pid, ready, self._heartbeats.turns(role))
+        if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
+            now.still = before.still + passed
+            if role != "draft" and _is_stopped(pid):
+                now.stopped = before.stopped + passed
+        return now
+
+    def _reason(self, seen: _Seen) -> str | None:
+        if seen.ready and seen.still >= self._step_timeout:
+            return f"no step in {self._step_timeout:g} s"
+        if seen.still >= _LOAD_TIMEOUT_S:
+            return f"not ready in {_LOAD_TIMEOUT_S:g} s"
+        if seen.stopped >= _STOPPED_S:
+            return f"stopped by a signal for {_STOPPED_S:g} s"
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a signal has stopped a process. A debugger that holds it does not count."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return False
+    return after_name.split()[0] == "T"

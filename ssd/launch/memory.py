@@ -1,0 +1,247 @@
+"""How much memory an engine takes: the pages of its KV caches, and what must fit beside them.
+
+All of it is sums of bytes: nothing is allocated, no device is touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, Quantize
+from ssd.config.gpus import Gpu
+from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.errors import UsageError
+from ssd.execution.graph_shapes import draft_shapes, target_shapes
+from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
+from ssd.launch.options import EngineOptions
+from ssd.models import pairs
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.sizes import ModelSizes, weights
+
+# A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
+CONTEXT = 2**30
+# Beyond what can be used at once, pages keep prefixes that come again. Each costs the host some hundred bytes.
+_SPARE_PAGES = 2**18
+
+
+class GpuPlaces(NamedTuple):
+    """Which GPUs the target's ranks and the draft are on, and all GPUs of this machine (None: nobody can tell)."""
+
+    target: range
+    draft: int | None
+    present: list[Gpu] | None
+
+
+class Sized(NamedTuple):
+    """A model and the type of its weights and its cache."""
+
+    model: Checkpoint
+    dtype: DType
+
+
+def cache_pages(
+    options: EngineOptions,
+    speculation: Speculation,
+    target: Sized,
+    drafts: Sequence[Sized],
+    wanted: int,
+    places: GpuPlaces,
+    shared: tuple[int, int],
+) -> tuple[int, int]:
+    """Return the pages of the caches of target and draft.
+
+    `wanted` pages can be used, if every sequence is as long as can be. The target gets `--kv-cache-memory-bytes` of
+    them, or on a CPU at most a quarter of the free memory, or on GPUs what their budget leaves (`pages_on_gpus`).
+    `shared` is what target and draft exchange, which lies beside the target where the draft is on a GPU too: bytes of
+    draft probabilities, and hidden state numbers per token. Raises UsageError where there is no room."""
+    size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
+    page = size * ModelSizes.of(target.model).kv_values_per_token * ITEM_BYTES[target.dtype]
+    found = given // page if given is not None else min(wanted, available_bytes() // 4 // page)
+    if places.present is None:
+        if places.target and given is None:
+            raise UsageError(
+                f"nobody here tells the memory of {options.device} (no nvidia-smi): if there is a GPU all the same, "
+                "give --kv-cache-memory-bytes"
+            )
+        return found, wanted
+    ranks, row = options.tensor_parallel_size, 1 + speculation.longest
+    shapes = target_shapes(seqs, row, options.deterministic) if ranks == 1 else []
+    need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes])
+    draft_probs, width = shared if places.draft is not None else (0, 0)
+    states = size * width * ITEM_BYTES[target.dtype]
+    need = need._replace(working=need.working + draft_probs, page=need.page + states)
+    if given is not None:
+        need = need._replace(working=need.working + given // ranks + found * states, page=0)
+    draft_need = _drafts_need(options, speculation, target, drafts)
+    budget = Budget(places.present, options.gpu_memory_utilization)
+    on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)
+    return found if given is not None or not places.target else on_gpu, of_draft
+
+
+def _drafts_need(options: EngineOptions, speculation: Speculation, target: Sized, drafts: Sequence[Sized]) -> Need:
+    """Return what all drafts, which run in one process, keep on its GPU."""
+    chains, rows = options.max_num_seqs * speculation.chains, options.max_num_seqs * (1 + speculation.longest)
+    largest = max(shape.tokens for shape in draft_shapes(options.max_num_seqs, chains))
+    total = Need(0, 0, 0)
+    for draft in drafts:
+        whole = pairs.borrowed(draft.model, target.model) if draft.model.tensors else draft.model
+        kept = [] if pairs.is_head(draft.model) else [largest]  # a draft keeps the logits of its largest shape alone
+        own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, kept)
+        branches = own.page // options.page_size * chains * (MAX_LOOKAHEAD + 1)
+        own = own._replace(working=own.working + branches)
+        total = Need(*map(sum, zip(total, own, strict=True)))
+    return total
+
+
+def _need(sized: Sized, options: EngineOptions, rows: int, ranks: int, kept: Sequence[int]) -> Need:
+    """Return what one of a model's `ranks` keeps on its GPU. A forward has logits for `rows` tokens; static shapes,
+    in memory of their own, keep the logits of `kept` tokens each."""
+    sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
+    return Need(
+        weights=item * weights(sized.model) // ranks,
+        working=sum(
+            working(tokens, outputs, sizes.width, sizes.inner, sizes.vocab_size)
+            for tokens, outputs in ((options.max_num_batched_tokens, rows), (largest, largest))
+        )
+        + item * (rows + sum(kept)) * sizes.vocab_size,
+        page=options.page_size * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
+    )
+
+
+class Need(NamedTuple):
+    """What one process keeps on a GPU, in bytes: its weights, what a forward needs meanwhile, and each page."""
+
+    weights: int
+    working: int
+    page: int
+
+    @property
+    def fixed(self) -> int:
+        return self.weights + self.working + CONTEXT
+
+
+def working(tokens: int, rows: int, width: int, inner: int, vocab_size: int) -> int:
+    """Return the bytes that a forward over `tokens` needs meanwhile, with logits for `rows` of them.
+
+    These are some copies of the hidden states, both halves of the feed-forward, and four 32-bit numbers per logit to
+    sample: itself, its noise, and two for making the noise or the sum. The logits as they come are not among them."""
+    return 4 * tokens * (6 * width + 2 * inner) + 16 * rows * vocab_size
+
+
+class Budget:
+    """What may be used of each GPU: a share of its memory, `utilization`, and no more than is free."""
+
+    def __init__(self, gpus: Sequence[Gpu], utilization: float) -> None:
+        self._gpus, self._utilization = gpus, utilization
+
+    def of(self, gpu: int) -> int:
+        found = self._gpus[gpu]
+        return min(found.free, int(found.total * self._utilization))
+
+    def words(self, gpu: int) -> str:
+        found = self._gpus[gpu]
+        return (
+            f"{_gib(self.of(gpu))} of cuda:{gpu} may be used (--gpu-memory-utilization {self._utilization:g} of "
+            f"{_gib(found.total)}, {_gib(found.free)} free)"
+        )
+
+
+def pages_on_gpus(
+    budget: Budget,
+    target: Need,
+    target_gpus: Sequence[int],
+    draft: Need,
+    draft_gpu: int | None,
+    wanted: int,
+    least: int,
+) -> tuple[int, int]:
+    """Return the pages of target and draft. The draft gets the `wanted` pages that it can use, the target the rest.
+
+    Where they share a GPU that is too small for that, both get equally many. A draft on no GPU (None) gets `wanted`.
+    Raises UsageError where either has fewer than the `least` pages that one sequence needs."""
+    drafts = wanted
+    if draft_gpu is not None:
+        room = budget.of(draft_gpu) - draft.fixed
+        each = draft.page
+        if draft_gpu in target_gpus:
+            room, each = room - target.fixed, each + target.page
+        drafts = min(wanted, room // each)
+        if drafts < least:
+            raise UsageError(_no_room("the draft", draft, target, draft_gpu, target_gpus, least, budget))
+    taken: Mapping[int, int] = {} if draft_gpu is None else {draft_gpu: draft.fixed + drafts * draft.page}
+    found = max(wanted, _SPARE_PAGES)
+    for gpu in target_gpus:
+        room = budget.of(gpu) - target.fixed - taken.get(gpu, 0)
+        if room < least * target.page:
+            raise UsageError(_no_room("the target", target, draft, gpu, [draft_gpu], least, budget))
+        found = min(found, room // target.page if target.page else found)
+    return found, drafts
+
+
+def _no_room(
+    who: str, need: Need, other: Need, gpu: int, others: Sequence[int | None], least: int, budget: Budget
+) -> str:
+    parts = f"{_gib(need.weights)} of weights, {_gib(need.working + CONTEXT)} to work in, "
+    parts += f"{_gib(least * need.page)} for the keys and values of one sequence"
+    beside = ""
+    if gpu in others:
+        name = "target" if who == "the draft" else "draft"
+        beside = f" beside the {name}'s {_gib(other.fixed + least * other.page)}"
+    help = "lower --max-model-len or --max-num-batched-tokens"
+    help += ", or give another --draft-device" if who == "the draft" or beside else ""
+    return f"{who} has no room on cuda:{gpu}: it needs {parts}{beside}, and {budget.words(gpu)}; {help}"
+
+
+def draft_probs_bytes(options: EngineOptions, speculation: Speculation, vocab_size: int) -> int:
+    """Return the bytes that the draft's probabilities take. Only the sampler `rejection` reads them."""
+    if speculation.mode == "ar" or speculation.sampler != "rejection":
+        return 0
+    return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
+
+
+def check_random_weights(
+    options: EngineOptions, target: Checkpoint, drafts: Sequence[Checkpoint], draft_dtype: DType, quantize: Quantize
+) -> None:
+    """Raise UsageError where random weights, which no file bounds, cannot fit into the memory of the host.
+
+    `quantize` is the draft's."""
+    if options.load_format != "dummy":
+        return
+    size = 0
+    if options.device == "cpu":
+        whole = weights(target) * (1 if options.quantize == "int8" else ITEM_BYTES[options.dtype])
+        size += whole * options.ranks_here // options.tensor_parallel_size
+    if options.draft_device == "cpu":
+        size += sum(map(weights, drafts)) * (1 if quantize == "int8" else ITEM_BYTES[draft_dtype])
+    if size > available_bytes():
+        raise UsageError(f"random weights of {options.target} need {_gib(size)}, more than the memory that is free")
+
+
+def check_arenas(config: EngineConfig, draft_probs: int) -> None:
+    """Raise UsageError where what target and draft share is too large for the host, unless it lies on a GPU.
+
+    `draft_probs` is what the draft's probabilities take, in bytes."""
+    if on_gpus(config.device, config.draft_device):
+        return
+    arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]
+    if config.features is not None:
+        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        arenas.append(("an EAGLE-3 head", feature_layout(config).size_bytes, "the target's hidden states", lower))
+    for who, size, what, lower in arenas:
+        if size > available_bytes() // 4:
+            raise UsageError(
+                f"{who} needs {_gib(size)} for {what}, more than a quarter of the memory that is free; lower {lower}"
+            )
+
+
+def available_bytes() -> int:
+    """Return the free memory of the host."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
+    return int(found[1]) * 1024
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,52 @@
+"""CUDA's Multi-Process Service: processes that share a GPU run at the same time instead of by turns.
+
+CUDA uses it where its control daemon runs; nothing is started here. A draft that shares the target's GPU gets a small
+part of its processors and gives way to the target."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+_TOOL = "nvidia-cuda-mps-control"
+_PIPES, _DEFAULT_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+_TIMEOUT_S = 5.0
+
+# Percent of the processors. A draft mostly waits; a verification, bound by memory, loses little. A guess, not measured.
+DRAFT_SHARE = 20
+_BELOW_NORMAL = 1  # of CUDA_MPS_CLIENT_PRIORITY; 0 is normal
+
+State = Literal["running", "stopped", "missing"]
+
+
+def state() -> State:
+    """Return whether a daemon answers. `missing`: neither a daemon nor the program that would start one."""
+    if shutil.which(_TOOL) is None:  # in a container there may be but the daemon's pipes
+        return "running" if (Path(os.environ.get(_PIPES, _DEFAULT_PIPES)) / "control").exists() else "missing"
+    try:
+        done = subprocess.run(
+            [_TOOL], input="get_server_list\n", capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "stopped"
+    return "running" if done.returncode == 0 else "stopped"
+
+
+def advice(found: State) -> str:
+    """Return how to get MPS, where it is not running."""
+    if found == "missing":
+        return f"CUDA's MPS, under which they would run side by side, is not installed ({_TOOL})"
+    pipes = os.environ.get(_PIPES)
+    where = "" if pipes is None else f"{_PIPES}={shlex.quote(pipes)} "
+    return f"they run side by side once CUDA's MPS does: {where}{_TOOL} -d"
+
+
+def draft_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a draft that shares the target's GPU, but for those that the user has `given`."""
+    ours = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(DRAFT_SHARE), "CUDA_MPS_CLIENT_PRIORITY": str(_BELOW_NORMAL)}
+    return {name: value for name, value in ours.items() if name not in given}

@@ -1,0 +1,140 @@
+"""What a person may ask of an engine: the options of the command line and of `ssd.LLM`, and what they say by
+themselves, before any model is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config.emulation import Agreement
+from ssd.config.engine import MAX_RANKS, CommonOptions, DType, Nodes, Positive, Quantize, RankCount
+from ssd.config.params import MAX_LOOKAHEAD, Backup, Budget, FanOut, Lookahead, Mode, Sampler, Share, Speculation
+from ssd.emulation.agreement import agreement_of
+from ssd.errors import RequestError, UsageError
+from ssd.ipc.listening import is_loopback
+from ssd.speculation import speculators
+
+_PAGE_SIZE = 16
+_FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
+
+_Values = TypeVar("_Values", bound=msgspec.Struct)
+_Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)]
+
+
+class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine's options. None means: choose for this machine and model.
+
+    `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
+    `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
+    auto. Lists of cores are written as "0-2,5". `ssd launch --help` describes every option."""
+
+    target: str = "smollm2"
+    draft: _Texts = ()
+    mode: Mode = "ssd"
+    num_speculative_tokens: Lookahead = 0
+    fan_out: FanOut = ()
+    backup: Backup = "auto"
+    sampler: Sampler = "coupled"
+    saguaro_c: Share = 1.0
+    budget: Budget = 32
+    draft_dtype: DType | None = None
+    draft_quantize: Quantize | None = None
+    max_model_len: Positive | None = None
+    kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    nnodes: RankCount = 1
+    node_rank: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
+    rdzv_endpoint: str | None = None
+    target_cpus: str | None = None
+    draft_cpus: str | None = None
+    synthetic_acceptance_length: Annotated[float, Meta(ge=1, le=MAX_LOOKAHEAD + 1)] | None = None
+    synthetic_hit_rate: Share | None = None
+    revision: str | None = None
+    draft_revision: _Texts = ()
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The names of the drafts: those asked for (an empty name is none), or the built-in one."""
+        asked = tuple(name for name in self.draft if name)
+        return asked or (("smollm2-draft",) if self.target == "smollm2" else ())
+
+    @property
+    def ranks_here(self) -> int:
+        """The number of the target's ranks on this machine."""
+        return -(-self.tensor_parallel_size // self.nnodes)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of the KV caches."""
+        return _FLASH_PAGE_SIZE if self.attention == "flash-attn" else _PAGE_SIZE
+
+    def speculation(self) -> Speculation:
+        """Return how requests are speculated on by default. Raises UsageError."""
+        speculation = Speculation(**{name: getattr(self, name) for name in Speculation.__struct_fields__})
+        if self.backup not in speculators.names():
+            raise UsageError(f"no backup {self.backup!r}; there are {', '.join(speculators.names())}")
+        try:
+            speculation.check()
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+        return within_bounds(speculation)
+
+    def synthetic(self) -> Agreement | None:
+        """Return how often models of random weights are to agree, if that is asked for. Raises UsageError."""
+        length, hit_rate = self.synthetic_acceptance_length, self.synthetic_hit_rate
+        if length is None:
+            if hit_rate is not None:
+                raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
+            return None
+        if self.load_format != "dummy":
+            raise UsageError(
+                "--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do"
+            )
+        if not self.num_speculative_tokens or len(self.fan_out) != 1:
+            raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
+        return agreement_of(length, hit_rate, self.num_speculative_tokens, self.fan_out[0])
+
+    def nodes(self, insecure: bool) -> Nodes | None:
+        """Return the machines that the target is split over; None: this one alone. Raises UsageError.
+
+        They may meet at an address that other machines reach only if that is meant: `insecure`."""
+        if self.nnodes == 1:
+            if self.node_rank or self.rdzv_endpoint is not None:
+                raise UsageError("--node-rank and --rdzv-endpoint are for several nodes: give --nnodes")
+            return None
+        endpoint = self.rdzv_endpoint
+        if endpoint is None:
+            raise UsageError(f"--nnodes {self.nnodes} needs --rdzv-endpoint HOST:PORT, an address of node 0")
+        try:
+            found = msgspec.convert({"count": self.nnodes, "rank": self.node_rank, "endpoint": endpoint}, Nodes)
+        except msgspec.ValidationError:
+            raise UsageError(f"--rdzv-endpoint {endpoint}: give HOST:PORT, as 10.0.0.1:29400") from None
+        if not is_loopback(found.address[0]) and not insecure:
+            raise UsageError(
+                f"--rdzv-endpoint {endpoint} lets other machines in, and what the nodes tell each other is neither "
+                "encrypted nor signed: give --insecure if that network is yours alone"
+            )
+        return found
+
+    def draft_revisions(self, drafts: int) -> list[str | None]:
+        """Return a revision for each of so many drafts. Raises UsageError."""
+        asked = self.draft_revision if drafts else ()
+        if asked and len(asked) != drafts:
+            raise UsageError(f"--draft-revision: {len(asked)} given for {drafts} drafts; give one each, empty for none")
+        return [revision or None for revision in asked] or [None] * drafts
+
+
+def within_bounds(values: _Values) -> _Values:
+    """Return the same values, with types and bounds checked; a plain constructor checks nothing. Raises UsageError."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(values), type(values))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"engine options: {error}") from None
+
+
+def display_name(name: str) -> str:
+    """Return a model's name for people: of a path its last part."""
+    return Path(name).resolve().name if Path(name).exists() else name

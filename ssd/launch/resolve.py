@@ -1,0 +1,194 @@
+"""Turns what a person asks for (names, sizes, cores) into the one `EngineConfig`, or into a message that says what is
+wrong.
+
+It reads files and /proc only: nothing is loaded or started, and torch is not imported."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ssd.config import cores, gpus
+from ssd.config.engine import CommonOptions, DType, EngineConfig, Features, Quantize, check_text
+from ssd.errors import UsageError
+from ssd.launch import memory, mps
+from ssd.launch.memory import GpuPlaces, Sized
+from ssd.launch.options import EngineOptions, display_name, within_bounds
+from ssd.launch.server import ServerOptions, resolve_server
+from ssd.models import checkpoint, hub, pairs, registry
+from ssd.models.sizes import ModelSizes
+
+log = logging.getLogger("ssd.launch")
+
+_CPU_CONTEXT = 2048  # default limit of the context without a GPU
+
+
+def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
+    """Find and check the models, and fit everything into this machine. Raises UsageError for what cannot work.
+
+    A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
+    served. The load format `mock` implies mode `ar`."""
+    check_text(options)
+    options = within_bounds(options)
+    nodes = options.nodes(server is not None and server.insecure)
+    if options.load_format == "mock" or options.node_rank:  # node 0 has the draft
+        options = replace(options, mode="ar")
+    speculation = options.speculation()
+    name = display_name(options.target)
+    served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
+    target, drafts = _models(options)
+    sizes = ModelSizes.of(target)
+    length = _max_model_len(options, sizes)
+    if options.deterministic and options.device == "cpu" and options.dtype != "float32":
+        raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
+    draft_quantize = _draft_quantize(options, drafts)
+    draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
+    features = _features(drafts, target)
+    draft_probs = memory.draft_probs_bytes(options, speculation, sizes.vocab_size)
+    num_pages, draft_num_pages = memory.cache_pages(
+        options,
+        speculation,
+        Sized(target, options.dtype),
+        [Sized(draft, draft_dtype) for draft in drafts],
+        options.max_num_seqs * (-(-length // options.page_size) + 1),  # a page each for tokens not yet accepted
+        _gpu_places(options, bool(drafts)),
+        (draft_probs, 0 if features is None else features.width),
+    )
+    memory.check_random_weights(options, target, drafts, draft_dtype, draft_quantize)
+    alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
+    target_cpus, draft_cpus = cores.placement(
+        options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
+    )
+    config = EngineConfig(
+        target=str(target.directory),
+        draft=str(drafts[-1].directory) if drafts else None,
+        cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
+        target_name=name,
+        draft_name=", ".join(map(display_name, options.drafts)),
+        speculation=speculation,
+        draft_dtype=draft_dtype,
+        draft_quantize=draft_quantize,
+        max_model_len=length,
+        num_pages=num_pages,
+        draft_num_pages=draft_num_pages,
+        nodes=nodes,
+        target_cpus=target_cpus,
+        draft_cpus=draft_cpus,
+        digest=target.digest,
+        vocab_size=sizes.vocab_size,
+        features=features,
+        synthetic=options.synthetic(),
+        server=served,
+        page_size=options.page_size,
+        **{name: getattr(options, name) for name in CommonOptions.__struct_fields__},
+    )
+    memory.check_arenas(config, draft_probs)
+    return within_bounds(config)
+
+
+def _gpu_places(options: EngineOptions, has_draft: bool) -> GpuPlaces:
+    """Return who is on which GPU, and say how well they share one. Raises UsageError for a GPU that is not there."""
+    target = gpus.of_ranks(options.device, options.ranks_here)
+    draft = gpus.number(options.draft_device)
+    draft = draft if has_draft else None
+    present = gpus.present() if target or draft is not None else None
+    if present is not None:
+        there = f"there {'is' if len(present) == 1 else 'are'} {len(present)} here" if present else "there is none here"
+        if draft is not None and draft >= len(present):
+            raise UsageError(f"--draft-device {options.draft_device}: no such GPU, {there}; cpu is always there")
+        if target and target[-1] >= len(present):
+            ranks = f" and --tensor-parallel-size {len(target)}" if len(target) > 1 else ""
+            raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
+    if draft in target:
+        if (service := mps.state()) == "running":
+            log.info("target and draft share cuda:%d under CUDA's MPS", draft)
+        else:
+            log.warning("target and draft take turns on cuda:%d: %s", draft, mps.advice(service))
+    return GpuPlaces(target, draft, present)
+
+
+def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
+    """Return target and drafts, checked, also against each other. In mode `ar` there is no draft."""
+    names = () if options.mode == "ar" else options.drafts
+    weights = options.load_format == "auto"
+    target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
+    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.is_head(target):
+        raise UsageError(
+            f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
+        )
+    if not names and options.mode != "ar":
+        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
+    named = zip(names, options.draft_revisions(len(names)), strict=True)
+    drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
+    for draft in drafts:
+        pairs.check_pair(target, draft)
+        if weights:
+            pairs.borrowed(draft, target)
+    return target, drafts
+
+
+def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint) -> Features | None:
+    """Return what an EAGLE-3 head among the drafts reads of the target. Raises UsageError."""
+    found = [draft for draft in drafts if pairs.is_head(draft)]
+    if not found:
+        return None
+    if len(drafts) > 1:
+        raise UsageError(f"{found[0].directory} is an EAGLE-3 head, which speculates alone: give one --draft")
+    layers = pairs.check_head(found[0], target)
+    return Features(layers=layers, width=pairs.FUSED * pairs.target_width(found[0].config))
+
+
+def _max_model_len(options: EngineOptions, shape: ModelSizes) -> int:
+    length = options.max_model_len
+    if length is None:
+        length = min(shape.context, _CPU_CONTEXT) if options.device == "cpu" else shape.context
+    if length > shape.context:
+        raise UsageError(f"--max-model-len {length} is more than the {shape.context} tokens of {options.target}")
+    if length < 2:
+        raise UsageError(f"a context of {length} token holds no prompt with an answer: --max-model-len is at least 2")
+    if options.mode != "ar" and options.num_speculative_tokens >= length:
+        raise UsageError(
+            f"--num-speculative-tokens {options.num_speculative_tokens} does not fit into a context of {length} tokens"
+        )
+    return length
+
+
+def _draft_dtype(options: EngineOptions) -> DType:
+    """Return the target's type, or bfloat16 where the draft's processor multiplies it: a draft may be rounded."""
+    if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
+        return options.dtype
+    return "bfloat16" if _cpu_flags() & {"amx_bf16", "avx512_bf16"} else options.dtype
+
+
+def _draft_quantize(options: EngineOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
+    """Return the target's quantization, or int8 where the draft's processor is fastest with it and type and device
+    allow it. Raises UsageError where what was asked for cannot be."""
+    draft = options.draft_quantize
+    if draft is None:
+        fits = options.draft_dtype in (None, "float32") and options.draft_device == "cpu"
+        rounded = options.dtype == "float32" and not options.deterministic and _best_in_8_bits()
+        rounded = rounded and all(registry.has_file(draft) for draft in drafts)
+        draft = "int8" if fits and (options.quantize == "int8" or rounded) else "none"
+    for flag, quantize, dtype, device in (
+        ("--quantize", options.quantize, options.dtype, options.device),
+        ("--draft-quantize", draft, options.draft_dtype or "float32", options.draft_device),
+    ):
+        if quantize == "int8" and (dtype, device) != ("float32", "cpu"):
+            raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {dtype} on device {device}")
+    return draft
+
+
+def _best_in_8_bits() -> bool:
+    """Tell whether the processor has VNNI, which sums products of 8 bits, and no AMX for bfloat16."""
+    flags = _cpu_flags()
+    return "avx512_vnni" in flags and "amx_bf16" not in flags
+
+
+def _cpu_flags() -> set[str]:
+    """Return the names of the processor's features; none where the system does not tell them."""
+    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return set(found[1].split()) if found else set()

@@ -1,0 +1,85 @@
+"""Turns the server options of `ssd launch` into a checked `ServerConfig`."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from ssd.config.engine import Limits, MetricsCompat, Port, ServerConfig, check_text
+from ssd.errors import UsageError
+from ssd.ipc import keys
+from ssd.ipc.listening import is_loopback, read_api_keys
+
+_NEEDED = ("uvicorn", "httptools", "prometheus_client")
+_HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host header has it
+
+
+class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server options of `ssd launch`; the limits are options too."""
+
+    http: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    uds: str | None = None
+    api_key_file: str | None = None
+    allowed_host: tuple[str, ...] = ()
+    zmq_bind: str | None = None
+    zmq_keys: str | None = None
+    insecure: bool = False
+    served_model_name: tuple[str, ...] = ()
+    metrics_compat: MetricsCompat = "none"
+    cache_report: bool = True
+
+
+def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
+    """Check the options before anything starts. `model` is the served name where none is given. Raises UsageError."""
+    check_text(options)
+    if options.http:
+        _check_http(options)
+    _check_zmq(options)
+    if not all(options.served_model_name):
+        raise UsageError("--served-model-name must not be empty")
+    given = {name: getattr(options, name, None) for name in ServerConfig.__struct_fields__}
+    given |= {"names": options.served_model_name or (model,), "allowed_hosts": options.allowed_host}
+    given |= {"limits": {name: getattr(options, name) for name in Limits.__struct_fields__}}
+    try:
+        return msgspec.convert(given, ServerConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"server options: {error}") from None
+
+
+def _check_http(options: ServerOptions) -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"HTTP needs {', '.join(missing)}: install ssd[http], or give --no-http to serve ZeroMQ clients only"
+        )
+    for name in options.allowed_host:
+        if not _HOST.fullmatch(name):
+            raise UsageError(f"--allowed-host {name!r}: give a host name or an address, without scheme and port")
+    if options.uds == "":
+        raise UsageError("--uds must not be empty")
+    if options.api_key_file is not None:
+        read_api_keys(options.api_key_file)
+    elif options.uds is None and not is_loopback(options.host) and not options.insecure:
+        raise UsageError(
+            f"--host {options.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
+        )
+
+
+def _check_zmq(options: ServerOptions) -> None:
+    if options.zmq_keys is not None:
+        keys.check_server(Path(options.zmq_keys))
+    if options.zmq_bind is None:
+        return
+    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5})", options.zmq_bind)
+    if found is None:
+        raise UsageError(f"--zmq-bind {options.zmq_bind}: give an address such as tcp://127.0.0.1:5555")
+    if options.zmq_keys is None and not is_loopback(found[1].strip("[]")) and not options.insecure:
+        raise UsageError(
+            f"--zmq-bind {options.zmq_bind} lets other machines in: give --zmq-keys (see ssd keys), or --insecure if "
+            "that is meant"
+        )

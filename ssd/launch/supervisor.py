@@ -1,0 +1,381 @@
+"""The supervisor: starts the processes of an engine, watches them, restarts them and ends them.
+
+It runs in a thread of the process that starts the engine (`ssd launch`, `ssd generate`, `ssd.LLM`). When that process
+ends, however it ends, the death pipe closes and every child ends with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import zmq
+
+from ssd.config import cores
+from ssd.config.engine import EngineConfig
+from ssd.config.roles import ROLES, of_target, target_roles
+from ssd.errors import EngineDeadError, SsdError, UsageError
+from ssd.ipc import listening, sockets
+from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
+from ssd.ipc.nodes import Host
+from ssd.ipc.run_directory import remove
+from ssd.launch.children import ChildProcess
+from ssd.launch.liveness import LOOK_S, Liveness
+from ssd.launch.resources import SharedResources
+from ssd.launch.restarts import Restarts
+from ssd.monitor.publisher import Publisher
+
+log = logging.getLogger("ssd.launch.supervisor")
+
+_FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
+_TELL_AGAIN_S = 0.02
+
+
+class Engine:
+    """A running engine. `start` returns when it can serve; `address` is where `ssd.client.Client` connects.
+
+    A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
+    whose target or frontend dies too often ends by itself, with the cause in `failure`."""
+
+    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
+        """Raises UsageError on a machine other than number 0 (`ssd.launch.follower_node`)."""
+        if config.nodes is not None and config.nodes.rank:
+            raise UsageError(f"node {config.nodes.rank} only follows: it is for `ssd launch`")
+        self.config = config
+        self.failure: SsdError | None = None
+        self._processes: dict[str, ChildProcess] = {}
+        self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
+        self._untold = False  # the frontend has to hear that the target was lost
+        self._epoch = 0
+        self._changed = threading.Condition()
+        self._state = "new"  # new -> starting -> ready -> draining -> stopped
+        self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
+        self._held = ExitStack()  # what is given back at the end
+        self._given_up_at = math.inf
+        self._http: socket.socket | None = None
+        self._host: Host | None = None
+        self._drain_seconds = 0.0
+        self._is_homeless = False  # its run directory is gone
+
+    @property
+    def url(self) -> str | None:
+        """The address of HTTP; None where it is not served."""
+        return None if self._http is None else listening.url(self._http)
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self._shared.directory}/{sockets.CLIENT}"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids by role."""
+        return {role: process.pid for role, process in self._processes.copy().items()}
+
+    @property
+    def loading(self) -> Loading:
+        """How much of the weights has been read, of all processes together."""
+        found = [process.loading for process in self._processes.copy().values()]
+        return Loading(sum(one.done for one in found), sum(one.total for one in found))
+
+    def start(self, timeout: float = 600.0) -> None:
+        """Start everything and wait until it can serve. Raises the cause that a failing child gave."""
+        try:
+            self._prepare()
+        except BaseException:
+            self._held.close()
+            raise
+        self._thread.start()  # `stop` ends it, whatever interrupts this one
+        with self._changed:
+            self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
+            state = self._state
+        if state != "ready":
+            self.stop(drain=0.0)
+            raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
+
+    def _prepare(self) -> None:
+        """Take the port, and make the run directory and what the processes share."""
+        if self.config.server.http:
+            self._http = listening.listen(self.config.server)
+            self._held.callback(self._close_http)
+        self._shared = SharedResources(self._held, self.config)
+        self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
+        if self.config.nodes is not None:
+            self._host = Host(self.config)
+
+    def _close_http(self) -> None:
+        if self._http is not None:
+            listening.close(self._http)
+            self._http = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the engine has stopped by itself. Returns False at the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state == "stopped", timeout)
+
+    def stop(self, drain: float | None = None) -> None:
+        """Let open requests finish for `drain` seconds (default: the configuration's), then end every process."""
+        if self._thread.ident is None:
+            self._held.close()  # an interrupt came before it
+            return
+        limit = self.config.shutdown_timeout if drain is None else drain
+        with self._changed:
+            if self._state == "ready" and limit > 0:
+                self._state, self._drain_seconds = "draining", limit
+                os.write(self._wake_write, b"d")
+                if not self._changed.wait_for(lambda: self._state == "stopped", limit + _FAREWELL_S):
+                    self.failure = self.failure or SsdError("the frontend did not drain in time")
+            if self._state != "stopped":
+                self._state = "stopping"
+                os.write(self._wake_write, b"s")
+        self._thread.join()
+        self._held.close()
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- the supervisor thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Run the supervisor's thread, in which everything below happens.
+
+        Children are started here because the kernel's parent-death signal is bound to the thread that starts them."""
+        context: zmq.Context[Any] = zmq.Context()
+        steps: tuple[Callable[[], object], ...] = (
+            partial(self._serve, context),
+            self._end_children,
+            self._end_host,
+            partial(context.destroy, linger=0),
+            partial(remove, self._shared.directory),
+        )
+        for step in steps:  # whatever one of them raises, the others follow
+            try:
+                step()
+            except BaseException as error:
+                self.failure = self.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
+        self._set("stopped")
+
+    def _serve(self, context: zmq.Context[Any]) -> None:
+        self._socket = sockets.router(context, f"ipc://{self._shared.directory}/{sockets.SUPERVISOR}")
+        self._advance("new", "starting")
+        shared, heartbeats = self._shared, self._shared.heartbeats()
+        liveness = Liveness(heartbeats, self.config.step_timeout)
+        self._publisher = Publisher(context, shared.directory, self.config, shared.trace_fd, heartbeats)
+        self._held.callback(self._publisher.let_go)
+        for role in ROLES:
+            if role != "draft" or self.config.draft is not None:
+                self._spawn(role)
+        while self._state not in ("stopping", "stopped"):
+            self._turn(liveness)
+
+    def _turn(self, liveness: Liveness) -> None:
+        """Wait for something to do, and do all there is."""
+        poller = zmq.Poller()
+        for source in (self._socket, self._publisher.socket, self._wake_read):
+            poller.register(source, zmq.POLLIN)
+        for process in self._processes.values():
+            poller.register(process.pidfd, zmq.POLLIN)
+        events = dict(poller.poll(self._poll_ms()))
+        if self._wake_read in events:
+            os.read(self._wake_read, 64)
+        self._read_statuses()
+        for process in [p for p in self._processes.values() if p.pidfd in events]:
+            if self._processes.get(process.role) is process:  # the end of another may have been its end too
+                self._ended(process)
+        watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
+        for role, why in liveness.stuck(watched, time.monotonic()).items():
+            self._processes[role].kill(why)
+        self._look_for_directory()
+        self._ask_other_nodes()
+        self._tell_frontend()
+        self._start_again()
+        if time.monotonic() > self._given_up_at:
+            self._set("stopping")
+        watch = self._publisher.turn(self._processes.values(), time.monotonic())
+        if watch is not None:
+            self._send_frontend(watch)
+
+    def _look_for_directory(self) -> None:
+        """Warn once when the run directory was removed, as programs that clean /tmp do."""
+        if not self._is_homeless and not self._shared.directory.exists():
+            self._is_homeless = True
+            log.warning(
+                "the run directory %s was removed: HTTP and open connections go on, but nobody can connect to %s now, "
+                "and a process that dies cannot be replaced",
+                self._shared.directory,
+                self.address,
+            )
+
+    def _ask_other_nodes(self) -> None:
+        """Act on the failure of a rank on another node."""
+        cause = None if self._host is None else self._host.failure(time.monotonic())
+        if cause is None:
+            return
+        if self._state == "starting":
+            self._fail("target", cause)
+        elif self._state in ("ready", "draining"):
+            self._lost("target", cause)
+
+    def _poll_ms(self) -> int:
+        """Return the milliseconds until something is due, whatever comes."""
+        now = time.monotonic()
+        dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
+        dues.append(self._publisher.delay(now))
+        return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
+
+    def _tell_frontend(self) -> None:
+        """Tell of a drain first: a frontend that knows of it does not wait for another target."""
+        if self._state == "draining":
+            self._send_frontend(Drain(self._drain_seconds))
+        if self._untold:  # a frontend that is not there yet hears it later
+            self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
+
+    def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
+        return sockets.send(self._socket, message, to=b"frontend")
+
+    def _start_again(self) -> None:
+        for role, restarts in self._restarts.items():
+            if restarts.taken(time.monotonic()):
+                try:
+                    self._spawn(role)
+                except OSError as error:
+                    self._lost(role, f"cannot start it: {error}")
+
+    def _spawn(self, role: str) -> None:
+        """Start a process; of the target, all its ranks."""
+        config, group = self.config, self._epoch + 1
+        is_target = role == "target"
+        if is_target and self._host is not None:
+            self._host.begin(group)
+        package = "mock" if is_target and config.load_format == "mock" else role
+        http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
+        for rank, name in enumerate(target_roles(config) if is_target else (role,)):
+            self._epoch += 1
+            cpus = cores.of_rank(config, rank) if is_target else config.draft_cpus
+            start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd)
+            self._processes[name] = ChildProcess(f"ssd.{package}", start)
+
+    def _read_statuses(self) -> None:
+        for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):
+            process = self._processes.get(peer.decode(errors="replace"))
+            if process is None or process.epoch != epoch:
+                continue
+            if isinstance(status, FrontendReport):
+                self._publisher.reported(status)
+            elif isinstance(status, Loading):
+                process.loading = status
+            elif status.state == "ready":
+                process.ready = True
+                if self._state == "starting":
+                    if all(p.ready for p in self._processes.values()):
+                        self._advance("starting", "ready")
+                elif self._state in ("ready", "draining"):
+                    log.warning("the %s is back (pid %d)", process.role, process.pid)
+            elif status.state == "failed":
+                process.failure = status
+            elif status.state == "stopped":
+                self._advance("draining", "stopping")
+
+    def _ended(self, process: ChildProcess) -> None:
+        """Deal with a child that is gone: before the engine is ready that ends the engine, later it is replaced.
+
+        A lost draft costs speed only, a lost frontend its clients, a lost target the requests it had begun."""
+        cause = process.cause(self._hear)
+        self._publisher.ended(process.role)
+        del self._processes[process.role]
+        if self._state == "starting":
+            self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
+        elif self._state in ("ready", "draining"):
+            self._lost("target" if of_target(process.role) else process.role, cause)
+
+    def _hear(self, seconds: float) -> None:
+        """Wait up to `seconds` for children to say something, and take it in."""
+        self._socket.poll(int(1000 * seconds) + 1 if seconds else 0)
+        self._read_statuses()
+
+    def _lost(self, role: str, cause: str) -> None:
+        """Log the loss of a process and plan its restart, or give up."""
+        if role == "target":
+            if self._host is not None:
+                self._host.over()
+            self._untold = True
+            for rank in target_roles(self.config):  # none is of use without the others
+                self._end_one(rank, "another rank was lost")
+            if self._end_one("draft", "its target was lost"):  # the next draft begins with the next target
+                self._restarts["draft"].replace(time.monotonic())
+        if self._state == "draining" and role != "draft":
+            self._give_up(role, cause)
+            return
+        self._look_for_directory()
+        delay = None if self._is_homeless else self._restarts[role].died(time.monotonic())
+        why = "the run directory was removed" if self._is_homeless else "it dies again and again"
+        if delay is None and role != "draft":
+            self._give_up(role, f"{cause}; {why}")
+            return
+        then = f"{why}; it stays off" if delay is None else f"restarting it in {delay:.1f} s"
+        log.warning("the %s was lost (%s), %s", role, cause, then)
+
+    def _end_one(self, role: str, why: str) -> bool:
+        """Kill a process at once. Returns False where there is none."""
+        process = self._processes.pop(role, None)
+        if process is None:
+            return False
+        process.kill(why)
+        process.wait()
+        self._publisher.ended(role)
+        return True
+
+    def _give_up(self, role: str, cause: str) -> None:
+        """Start nothing any more. The frontend, if it lives, may still tell its clients how their requests ended."""
+        if role == "frontend" or "frontend" not in self._processes:
+            self._fail(role, cause)
+            return
+        self.failure = _as_error(role, cause)
+        self._given_up_at = time.monotonic() + _FAREWELL_S
+        if self._state != "draining":
+            self._drain_seconds = _FAREWELL_S
+        self._advance("ready", "draining")
+
+    def _fail(self, role: str, cause: str, usage: bool = False) -> None:
+        self.failure = UsageError(cause) if usage else _as_error(role, cause)
+        self._set("stopping")
+
+    def _end_children(self) -> None:
+        """Close the death pipe, which ends every child, and kill those that do not listen."""
+        self._shared.close_death_pipe()
+        deadline = time.monotonic() + 1.0
+        with ExitStack() as ends:
+            ends.callback(self._processes.clear)
+            for process in self._processes.values():
+                ends.callback(process.end, deadline)
+
+    def _end_host(self) -> None:
+        """Tell the other nodes how the engine ended."""
+        if self._host is not None:
+            self._host.end("" if self.failure is None else str(self.failure))
+
+    def _advance(self, before: str, after: str) -> None:
+        """Change the state only if it is `before`: a stop that was asked for stays asked for."""
+        with self._changed:
+            if self._state == before:
+                self._state = after
+                self._changed.notify_all()
+
+    def _set(self, state: str) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+
+def _as_error(role: str, cause: str) -> EngineDeadError:
+    return EngineDeadError(f"the {role} process ended: {cause}")

@@ -1,0 +1,134 @@
+"""Checks that a draft fits its target: tokenizers, shared tensors, EAGLE-3 heads. Reads configs and headers only.
+
+An EAGLE-3 head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target.
+Its checkpoint is laid out as SafeAILab's, which SGLang and vLLM read: `fc` fuses three hidden states, `midlayer` (or
+`layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is how far each is from its id in the
+target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ssd.errors import UsageError
+from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded, tokenizer_vocabulary
+
+# Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it predicts.
+SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
+# A head's embedding, and the target's, which it reads if it has none.
+EMBEDDING, TARGET_EMBEDDING = "embed_tokens.weight", "model.embed_tokens.weight"
+LAYER_NAMES = ("midlayer", "layers.0")
+FUSED = 3
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def is_head(model: Checkpoint) -> bool:
+    """True for an EAGLE-3 head, by its config or, in older checkpoints, by its tensors."""
+    names = model.config.get("architectures")
+    named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
+    return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
+
+
+def target_width(config: Mapping[str, Any]) -> int:
+    """The width of the hidden states that a head fuses. Raises KeyError if the config does not say."""
+    return int(config.get("target_hidden_size") or config["hidden_size"])
+
+
+def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
+    """Return after how many target layers the head reads hidden states: low, middle, high.
+
+    Raises UsageError if the two do not fit together."""
+    if head.config.get("model_type", "llama") != "llama":
+        raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
+    pair = f"EAGLE-3 head {head.directory} does not fit target {target.directory}"
+    for key in ("hidden_size", "target_hidden_size"):
+        if type(width := head.config.get(key)) is not int and (key == "hidden_size" or width is not None):
+            raise UsageError(f"{head.directory / 'config.json'}: {key} must be a number, is {width!r}")
+    ours, theirs = target.config.get("hidden_size"), target_width(head.config)
+    if ours != theirs:
+        raise UsageError(f"{pair}: it fuses hidden states of width {theirs}, the target's have {ours}")
+    sizes = [model.config.get("vocab_size") for model in (target, head)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(f"{pair}: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+    if head.tensors:
+        _check_tensors(head, target, pair)
+    return _layers(head, target, pair)
+
+
+def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
+    if more := sorted(name for name in head.tensors if name.startswith("layers.") and not name.startswith("layers.0.")):
+        raise UsageError(f"{head.directory}: tensor {more[0]}: EAGLE-3 heads of more than one layer are not supported")
+    predicted = head.config.get("draft_vocab_size") or head.config["vocab_size"]
+    if "d2t" not in head.tensors and predicted != head.config["vocab_size"]:
+        raise UsageError(f"{head.directory}: tensor d2t is missing, which says what its {predicted} tokens are")
+    embedding = head.tensors.get(EMBEDDING) or target.tensors.get(TARGET_EMBEDDING)
+    if embedding is None:
+        raise UsageError(f"{pair}: neither has an embedding that it can read ({EMBEDDING}, {TARGET_EMBEDDING})")
+    if EMBEDDING not in head.tensors and embedding.shape[-1:] != (head.config["hidden_size"],):
+        raise UsageError(
+            f"{pair}: it has no embedding of its own, and the target's has shape {embedding.shape}, "
+            f"not {head.config['hidden_size']} wide"
+        )
+
+
+def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
+    """The layers of `check_head`. Configs count in two ways.
+
+    An `eagle_config` whose first id is 1 (SGLang) names a layer by its output; all others by its input, that is how
+    many layers come before."""
+    count = target.config.get("num_hidden_layers")
+    if type(count) is not int:
+        raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")
+    nested = head.config.get("eagle_config")
+    ids = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
+    if ids is None:
+        ids, shift = head.config.get(LAYER_IDS), 0
+    else:
+        shift = int(isinstance(ids, list) and ids[:1] == [1])
+    if ids is None:
+        ids = [2, count // 2, count - 3]
+    if not isinstance(ids, list) or len(ids) != FUSED or any(type(layer) is not int for layer in ids):
+        raise UsageError(f"{head.directory / 'config.json'}: {LAYER_IDS} must be {FUSED} layers, is {ids!r}")
+    layers = tuple(layer + shift for layer in ids)
+    if not (0 <= layers[0] < layers[1] < layers[2] <= count):
+        raise UsageError(f"{pair}: it reads the hidden states after {layers} layers, the target has {count}")
+    return layers
+
+
+def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise UsageError unless every token id means the same to both models.
+
+    Vocabularies may be padded to different sizes if the tokenizers agree. Without two tokenizers the sizes must be
+    equal."""
+    if DRAFT_VOCAB in draft.config:
+        draft.count(DRAFT_VOCAB)
+    pair = f"target {target.directory} and draft {draft.directory}"
+    files = [model.directory / "tokenizer.json" for model in (target, draft)]
+    if all(file.is_file() for file in files):
+        if read_bounded(files[0], MAX_TOKENIZER) == read_bounded(files[1], MAX_TOKENIZER):
+            return
+        ours, theirs = tokenizer_vocabulary(target.directory), tokenizer_vocabulary(draft.directory)
+        assert ours is not None and theirs is not None
+        if differing := sorted(ours.items() ^ theirs.items()):
+            raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
+    else:
+        sizes = [model.count("vocab_size") for model in (target, draft)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+
+
+def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """Return `draft` with the tensors that it shares with `target` ("shared_with_target" in its config).
+
+    A draft over its target's embedding needs no copy of it; an EAGLE-3 head often has none. Raises UsageError if the
+    target lacks one."""
+    names = draft.config.get(SHARED, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
+    if is_head(draft) and EMBEDDING not in draft.tensors:
+        names = [*names, TARGET_EMBEDDING]
+    for name in names:
+        if name not in target.tensors:
+            raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
+    return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})

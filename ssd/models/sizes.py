@@ -1,0 +1,63 @@
+"""The sizes in config.json that decide how much memory a model takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ssd.models.checkpoint import Checkpoint
+
+MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
+"""More than any model has."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """`inner` is the width of a feed-forward; a layer has `experts` of them."""
+
+    vocab_size: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    experts: int
+    tied: bool
+
+    @classmethod
+    def of(cls, model: Checkpoint) -> ModelSizes:
+        """Raises UsageError if a size is missing or no positive number."""
+        heads = model.count("num_attention_heads", most=MOST["heads"])
+        width = model.count("hidden_size", heads)
+        inner = model.count("intermediate_size", 4 * width)
+        return cls(
+            vocab_size=model.count("vocab_size"),
+            context=model.count("max_position_embeddings"),
+            width=width,
+            layers=model.count("num_hidden_layers", most=MOST["layers"]),
+            heads=heads,
+            kv_heads=model.count("num_key_value_heads", heads, MOST["kv_heads"]),
+            head_dim=model.count("head_dim", width // heads, MOST["head_dim"]),
+            inner=model.count("moe_intermediate_size", inner),
+            experts=model.count("num_experts", 1),
+            tied=bool(model.config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def kv_values_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def parameters(self) -> int:
+        """Weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        layer = self.width * (attention + 3 * self.experts * self.inner)
+        return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
+
+
+def weights(model: Checkpoint) -> int:
+    """How many weights a model has: those of its tensors, if they were read."""
+    if not model.tensors:
+        return ModelSizes.of(model).parameters()
+    return sum(math.prod(tensor.shape) for tensor in model.tensors.values())

@@ -1,0 +1,148 @@
+"""Predicts the tokens per second of a pair that is not running, by K, budget and batch.
+
+The formulas are those of `ssd.tuning.tuner`; those of the paper's own engine are in `ssd.speculation.theory`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
+from ssd.speculation.theory import LinearCost, acceptance_rate, critical_batch, speedup_of_batch
+from ssd.tuning.learner import Measurements
+from ssd.tuning.tuner import predicted, predicted_sd
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The figures of a target and its draft.
+
+    - `verify`: seconds of a target's forward by the tokens of the whole batch. `step`: seconds of a draft's forward by
+      the chains of the whole batch. `overhead`: seconds of a round with a draft beside its forwards.
+    - `acceptance[i]`: rate of draft token i + 1 where all before it were accepted; the last rate serves beyond.
+    - `misses`: (c, r) of the miss rate c F^-r.
+    - Devices: `sd` has its draft on the target's; `ssd` has both kinds."""
+
+    verify: LinearCost
+    step: LinearCost
+    acceptance: tuple[float, ...]
+    misses: tuple[float, float]
+    overhead: float = 0.0
+    target_gpus: float = 1.0
+    draft_gpus: float = 1.0
+
+    def measurements(self, batch: int, lookahead: int) -> Measurements:
+        """Return what the tuner would have measured with K = `lookahead`, before any miss."""
+        round_line = LinearCost(self.verify.fixed + self.overhead, self.verify.each)
+        rate = acceptance_rate(self.acceptance, lookahead)
+        return Measurements(round_line, self.step, self.verify.at(batch), self.acceptance, rate, self.misses)
+
+
+class Grid(NamedTuple):
+    """The settings to compare: every K with every budget B that covers its K + 1 accepted lengths."""
+
+    lookaheads: tuple[int, ...]
+    budgets: tuple[int, ...]
+
+    def check(self) -> None:
+        """Raise ValueError for a K that no budget covers, or a budget that covers no K."""
+        if not self.lookaheads or not self.budgets or min(self.lookaheads) < 1:
+            raise ValueError("a plan needs a K of at least 1 and a budget")
+        longest, least = max(self.lookaheads), min(self.budgets)
+        if max(self.budgets) <= longest:
+            raise ValueError(f"K = {longest} needs a budget of at least K + 1 = {longest + 1} chains")
+        if least <= min(self.lookaheads):
+            raise ValueError(f"a budget of {least} is below K + 1 = {min(self.lookaheads) + 1} for every K")
+
+
+class Setting(NamedTuple):
+    """`ssd` with one K and F_0..F_K, which may use less than its budget: tok/s of the whole batch, and the hit rate."""
+
+    lookahead: int
+    budget: int
+    fan_out: tuple[int, ...]
+    speed: float
+    hits: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Tokens per second of a whole batch: of `ar`, of `sd` as (K, speed), and of `ssd` in `settings`."""
+
+    batch: int
+    ar: float
+    sd: tuple[tuple[int, float], ...]
+    settings: tuple[Setting, ...]
+
+    @cached_property
+    def best_sd(self) -> tuple[int, float]:
+        return max(self.sd, key=lambda entry: entry[1])
+
+    @cached_property
+    def best(self) -> Setting:
+        """The fastest setting of `ssd`; of equal ones that with the fewest chains."""
+        return max(self.settings, key=lambda setting: (setting.speed, -sum(setting.fan_out)))
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The best speed of each mode."""
+        return {"ar": self.ar, "sd": self.best_sd[1], "ssd": self.best.speed}
+
+    def per_gpu(self, pair: Pair) -> dict[str, float]:
+        """Return `speeds` divided by the number of devices that each mode uses."""
+        both = pair.target_gpus + pair.draft_gpus
+        return {mode: speed / (both if mode == "ssd" else pair.target_gpus) for mode, speed in self.speeds.items()}
+
+
+def forecast(pair: Pair, batch: int, grid: Grid) -> Forecast:
+    """Return the speeds of every setting of the grid for `batch` sequences."""
+    sd, settings = [], []
+    for lookahead in grid.lookaheads:
+        measured = pair.measurements(batch, lookahead)
+        sd.append((lookahead, predicted_sd(measured, batch, lookahead)))
+        for budget in grid.budgets:
+            if budget > lookahead:
+                best = optimal_fan_out(measured.rate, pair.misses[1], lookahead, budget)
+                fan_out = tuple(min(count, MOST) for count in best)
+                speed = predicted(measured, batch, lookahead, fan_out)
+                hits = hit_rate(measured.rate, fan_out, pair.misses)
+                settings.append(Setting(lookahead, budget, fan_out, speed, hits))
+    return Forecast(batch, batch / pair.verify.at(batch), tuple(sd), tuple(settings))
+
+
+class Strict(NamedTuple):
+    """Tok/s of a whole batch on the paper's engine, where a batch waits for its missed rows.
+
+    The backup `neural` drafts K fresh tokens; `cheap` has no tokens and takes no time."""
+
+    neural: float
+    cheap: float
+
+
+def strict(pair: Pair, batch: int, fan_out: Sequence[int]) -> Strict:
+    """Return Corollary 16's speeds for one setting, with drafts equally good after a hit and a miss."""
+    p, tokens, round_s, neural = _parts(pair, batch, fan_out)
+    lookahead = len(fan_out) - 1
+    fill = lookahead * pair.step.at(batch * sum(fan_out)) / round_s
+
+    def speed(on_miss: float, backup: float) -> float:
+        return batch * speedup_of_batch(p, tokens, on_miss, fill, backup, batch) / round_s
+
+    return Strict(speed(tokens, neural), speed(1.0, 0.0))
+
+
+def neural_below(pair: Pair, fan_out: Sequence[int]) -> float:
+    """Return Theorem 17's critical batch size, below which the neural backup is better; infinite: always."""
+    p, tokens, _, neural = _parts(pair, 1, fan_out)
+    return critical_batch(p, tokens, tokens, 1.0, neural)
+
+
+def _parts(pair: Pair, batch: int, fan_out: Sequence[int]) -> tuple[float, float, float, float]:
+    """Return the hit rate, a round's tokens, its seconds, and the time of a neural backup for a row in rounds."""
+    lookahead = len(fan_out) - 1
+    measured = pair.measurements(batch, lookahead)
+    round_s = measured.verify.at(batch * (lookahead + 1))
+    hits = hit_rate(measured.rate, fan_out, pair.misses)
+    return hits, measured.tokens(lookahead), round_s, lookahead * pair.step.at(1) / round_s

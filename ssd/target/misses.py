@@ -1,0 +1,297 @@
+"""Decides what a row does after a cache miss: wait for fresh draft tokens, guess without a model, or go on.
+
+A `MissPolicy` decides that for all requests of one `--backup`. `MissedRows` does the waiting."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD
+from ssd.execution.meanwhile import Task
+from ssd.ipc.board import Key
+from ssd.ipc.messages import Launch
+from ssd.ipc.trace_ring import State, TraceRing
+from ssd.speculation.ngram import PromptLookup
+from ssd.speculation.speculators import MOST_EVIDENCE, Speculator
+from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
+from ssd.target.draft_session import DraftSession
+from ssd.target.sequence import Sequence
+from ssd.tuning.learner import Learner, Mean
+
+log = logging.getLogger("ssd.target")
+
+_POLL_S = 20e-6
+# A draft that shows nothing new for so long is not waited for.
+_LONGEST_SILENCE_S = 0.2
+# Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
+_SMOOTHING, _SAMPLES = 0.1, 10
+# The chance of a proposal's first token, and of each other one given those before it, before they are known: generous,
+# as what is never verified is never known. And how fast old rounds fade.
+_FIRST, _NEXT, _CHANCE_SMOOTHING = 0.7, 0.95, 0.02
+
+
+def recent(value: float) -> Mean:
+    """A mean of recent rounds that begins at `value`."""
+    return Mean(value, _SMOOTHING, _SAMPLES)
+
+
+class WaitCosts:
+    """What waiting for the draft takes and brings, learned from recent rounds.
+
+    `ready` has the number of draft tokens of each row that does not wait. `token_price` is the cost of one more
+    verified token, in tokens of throughput."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
+        self.last_verify_s = self.token_price = 0.0
+        self.ready: list[int] = []
+
+    def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
+        """Returns for each request the draft tokens worth waiting for; 0 if waiting does not pay.
+
+        A row that does not wait brings `otherwise` tokens."""
+        longest = max((sequence.lookahead for sequence in rows), default=0)
+        verify = self.learner.verify or LinearCost(self.verify_s.value, 0.0)
+        worth = depth_worth_waiting_for(
+            self.ready, len(rows), longest, self.acceptance.value, verify, self.token_s.value, otherwise
+        )
+        return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
+
+
+class MissPolicy:
+    """The backup of requests: what a row does after a miss. This one is `none`: it goes on with its bonus token alone.
+
+    One instance serves all requests of its name. A plugin subclasses `JustInTime` or this in one file, overrides what
+    differs, and registers the class under the entry-point group `ssd.backups`; then `--backup NAME` chooses it. The
+    whole batch waits for its methods, and they must not raise."""
+
+    uses_cache = True  # False: outcomes are not looked up, as the draft works in turn with the target
+    decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        """Returns by request how many fresh draft tokens the missed rows wait for."""
+        return {}
+
+    def propose(self, sequence: Sequence, token_price: float) -> list[int]:
+        """Returns tokens to verify for a row that got none from the draft. Called at the launch."""
+        return []
+
+    def note(self, request: int, drafted: int, accepted: int) -> None:
+        """Learn that `accepted` of the `drafted` tokens of `propose` were right."""
+
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+
+
+class JustInTime(MissPolicy):
+    """`jit`: waits for as many draft tokens as raise the tokens per second of the batch."""
+
+    decides_later = True
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        return costs.depths(rows)
+
+
+class WaitForK(MissPolicy):
+    """Mode `sd`: every outcome is a miss, and waits for K draft tokens."""
+
+    uses_cache, decides_later = False, True
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        return {sequence.request: sequence.lookahead for sequence in rows}
+
+
+@dataclass
+class _Guesser:
+    """A sequence's speculator, None once it has failed, and how many tokens it was given."""
+
+    speculator: Speculator | None
+    known: int = 0
+
+    @property
+    def evidence(self) -> int:
+        return min(max(0, int(getattr(self.speculator, "evidence", 0))), MOST_EVIDENCE)
+
+
+class ModelFree(MissPolicy):
+    """`ngram` and plugins' speculators: verifies what the speculator proposes, without waiting.
+
+    `make` returns a new speculator, which learns the text of one sequence when it is first asked. A request whose
+    speculator raises goes on without it."""
+
+    decides_later = True
+
+    def __init__(self, make: Callable[[], Speculator] | None) -> None:
+        self._make = make
+        self._guessers: dict[int, _Guesser] = {}
+        self._chances = [
+            [Mean(_NEXT if depth else _FIRST, _CHANCE_SMOOTHING, _SAMPLES) for depth in range(AUTO_LOOKAHEAD)]
+            for _ in range(MOST_EVIDENCE + 1)
+        ]
+        self.tokens = recent(1.5)  # that a row brings which verifies a proposal
+
+    def propose(self, sequence: Sequence, token_price: float) -> list[int]:
+        """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
+        try:
+            if sequence.request not in self._guessers:
+                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None)
+            guesser = self._guessers[sequence.request]
+            if guesser.speculator is None:
+                return []
+            known, guesser.known = guesser.known, len(sequence.tokens)
+            guesser.speculator.extend(sequence.tokens[known:])
+            lookahead = sequence.asked.num_speculative_tokens
+            longest = min(lookahead or AUTO_LOOKAHEAD, sequence.acceptable)
+            found = guesser.speculator.propose(longest)[:longest]
+            return found if lookahead else found[: self._worth(guesser.evidence, token_price)]
+        except Exception:
+            log.exception("a speculator failed; request %d goes without it", sequence.request)
+            self._guessers[sequence.request] = _Guesser(None)
+            return []
+
+    def note(self, request: int, drafted: int, accepted: int) -> None:
+        self.tokens.note(accepted + 1)
+        chances = self._chances[self._guessers[request].evidence]
+        for index in range(min(drafted, accepted + 1, AUTO_LOOKAHEAD)):
+            chances[index].note(float(index < accepted))
+
+    def forget(self, request: int) -> None:
+        self._guessers.pop(request, None)
+
+    def _worth(self, evidence: int, token_price: float) -> int:
+        """How many tokens are worth their price. One always is: otherwise the chances would not be known."""
+        chances = self._chances[evidence]
+        reached = chances[0].value
+        for depth in range(1, AUTO_LOOKAHEAD):
+            reached *= chances[depth].value
+            if reached < token_price:
+                return depth
+        return AUTO_LOOKAHEAD
+
+
+class Auto(ModelFree):
+    """`auto`: waits where that brings more tokens per second than prompt lookup has brought (Theorem 17)."""
+
+    def __init__(self) -> None:
+        super().__init__(PromptLookup)
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        ideas = {s.request for s in rows if self.propose(s, costs.token_price)}
+        without = costs.depths([s for s in rows if s.request not in ideas])
+        return without | costs.depths([s for s in rows if s.request in ideas], self.tokens.value)
+
+
+class MissedRow(NamedTuple):
+    """A row without draft tokens, the key under which the draft will answer it, and the round it will verify."""
+
+    sequence: Sequence
+    key: Key
+    round: int
+    policy: MissPolicy
+
+
+class MissedRows:
+    """The rows of a round that missed, from their outcomes to their launch. The proposer calls it.
+
+    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; the policy that `proposed` the
+    tokens that a row verifies."""
+
+    def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
+        self._session, self._costs, self._trace = session, costs, trace
+        self.rows: dict[int, MissedRow] = {}
+        self.waited: dict[int, float] = {}
+        self.proposed: dict[int, MissPolicy] = {}
+
+    def forget(self, request: int) -> None:
+        """A request has ended or lost its pages."""
+        for known in (self.rows, self.waited, self.proposed):
+            known.pop(request, None)
+
+    def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
+        """Wait as long as it pays; returns what the missed rows of the running `sequences` verify now."""
+        depths = self._depths(sequences)
+        if depths:
+            self._trace.enter(State.WAIT_FOR_DRAFT)
+            meanwhile()
+            self._wait(depths, began)
+            self._trace.enter(State.OTHER)
+        self.waited |= dict.fromkeys(self.rows, time.perf_counter() - began)
+        launches = [self._launch(row) for row in self.rows.values()]
+        self.rows.clear()
+        return launches
+
+    def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
+        """How many tokens each row waits for; empty when waiting does not pay."""
+        costs, tracked = self._costs, self._session.tracked
+        costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
+        costs.token_price = costs.learner.token_price(len(sequences))
+        missed: dict[MissPolicy, list[Sequence]] = {}
+        for row in self.rows.values():
+            if tracked.worth_waiting(row.sequence.request):
+                missed.setdefault(row.policy, []).append(row.sequence)
+        depths: dict[int, int] = {}
+        for policy, rows in missed.items():
+            depths |= policy.depths(rows, costs)
+        step = costs.learner.step
+        if missed and step is not None and not any(depths.values()):
+            # Without waiting nothing is measured. So one slow answer fades, towards the time that a draft step takes.
+            costs.token_s.note(step.at(sum(map(len, missed.values()))))
+        return {request: depth for request, depth in depths.items() if depth > 0}
+
+    def _wait(self, depths: dict[int, int], began: float) -> None:
+        """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
+        costs, deepest = self._costs, max(depths.values())
+        patience = costs.verify_s.value
+        if self._session.patient:
+            patience = max(patience, 4 * deepest * costs.token_s.value)
+        patience = min(patience, _LONGEST_SILENCE_S)
+        waiting = [(self.rows[request], depth) for request, depth in depths.items()]
+        arrived = began
+        while True:
+            done = True
+            for row, wanted in waiting:
+                before = len(row.sequence.proposal)
+                if before < wanted:
+                    self._session.find(row.sequence, row.key, wanted)
+                    if len(row.sequence.proposal) > before:
+                        arrived = time.perf_counter()
+                    done = done and len(row.sequence.proposal) >= wanted
+            now = time.perf_counter()
+            if done or now >= arrived + patience:
+                break
+            time.sleep(_POLL_S)
+        got = max(len(row.sequence.proposal) for row, _ in waiting)
+        costs.token_s.note((arrived - began) / got if got else patience / deepest)
+        self._judge([row for row, _ in waiting], got, began)
+
+    def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
+        """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
+        session, costs = self._session, self._costs
+        for row in waiting:
+            if row.sequence.request in session.tracked:  # one that is given up may show that all are
+                session.showed(row.sequence.request, bool(row.sequence.proposal), waited=True)
+        session.seen.in_vain = not got
+        # Rows that work in turn with the draft always wait, and of a new request the draft computes the prompt first.
+        if all(row.key.round > 0 and row.policy.uses_cache for row in waiting):
+            verify_s = max(1e-6, costs.verify_s.value, costs.last_verify_s)
+            session.seen.waited = (time.perf_counter() - began) / verify_s
+
+    def _launch(self, row: MissedRow) -> Launch:
+        """What a row verifies now: what the draft has brought, else what its policy proposes."""
+        sequence, own = row.sequence, list[int]()
+        if not sequence.proposal:
+            vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
+            found = row.policy.propose(sequence, self._costs.token_price)[:most]
+            # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
+            own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
+            if own:
+                sequence.proposal = own
+                self.proposed[sequence.request] = row.policy
+        return Launch(sequence.request, row.round, len(sequence.proposal), own)

@@ -1,0 +1,280 @@
+"""One verification: the forward of a batch, and the tokens that the target itself samples from it.
+
+`PlainVerification` is here. `ssd.target.overlap` has the other one, which launches the next verification before the
+host has read this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssd.execution.batch import BaseContext
+from ssd.execution.meanwhile import Task, nothing
+from ssd.execution.runner import Runner
+from ssd.ipc.board import Cached
+from ssd.ipc.features import FeatureArena, Part, extend_tags
+from ssd.ipc.public import TokenLogprob
+from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
+from ssd.kernels import cpu
+from ssd.speculation.acceptance import rejection
+from ssd.speculation.adjustment import Written, adjusted
+from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
+from ssd.speculation.sampling import Law, argmax, perturbed, probabilities, warmth
+from ssd.target.proposer import Result
+from ssd.target.scheduler import Scheduled
+
+NO_LOGITS = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class VerifiedBatch:
+    """A batch, and what its forward from `began` to `ended` (seconds of `time.perf_counter`) gave.
+
+    `samples` are the target's own tokens for the sampled outputs of each row. -1 stands for a sample whose logits were
+    not numbers; the sample of a prefill chunk says nothing else. Under the ratio rule they are the tokens to emit, the
+    accepted ones first. `logits` [sum of outputs, V] is empty where the runner has drawn the samples. If the next
+    verification runs already, `in_flight` has the draft tokens of each row in it; else it is empty."""
+
+    batch: list[Scheduled]
+    samples: list[list[int]]
+    logits: Tensor
+    began: float
+    ended: float
+    in_flight: Items[Cached] = ()
+
+    def spoiled(self) -> list[bool]:
+        """For each row, whether draft tokens may be to blame for a sample that is not a number.
+
+        A token that the target cannot compute has keys and values of NaN. Masking does not hide them from the tokens
+        before it, as 0 x NaN is NaN."""
+        return [part.drafted > 0 and -1 in own for part, own in zip(self.batch, self.samples, strict=True)]
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: Items[Items[int]]) -> list[list[TokenLogprob] | None]:
+        """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
+        under the target's unmodified distribution."""
+        counts = [part.sequence.params.logprobs for part in self.batch]
+        if all(count is None for count in counts):
+            return [None] * len(counts)
+        rows = zip(_sampled(self.logits, self.batch), tokens, counts, strict=True)
+        return [_entries(row, mine, count) if count is not None and mine else None for row, mine, count in rows]
+
+    @torch.inference_mode()
+    def collect_prompt_logprobs(self) -> None:
+        """Give each sequence that wants it what the first outputs of its row say of its prompt's tokens."""
+        if not any(part.prompt_outputs for part in self.batch):
+            return
+        for rows, part in zip(_split(self.logits, self.batch), self.batch, strict=True):
+            count = part.sequence.params.prompt_logprobs
+            if count is not None and part.prompt_outputs:
+                start = part.row.predicted.start
+                tokens = part.sequence.tokens[start : start + part.prompt_outputs]
+                part.sequence.prompt_logprobs += _entries(rows, tokens, count)
+
+
+class Verification(Protocol):
+    """Runs the batches of a `TargetEngine`, and nothing else: it commits no token."""
+
+    def running(self) -> list[Scheduled]:
+        """The batch that the device runs already, without the rows of requests that have ended; empty if none does."""
+
+    def verify(self, batch: list[Scheduled], running: int, host_work: Task = nothing) -> VerifiedBatch:
+        """Run a batch, which is what `running` returned or a new one. If draft tokens spoil it, run it without them.
+
+        `running` sequences there are in all. `host_work` is done while the device computes, or before."""
+
+    def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
+        """The outcomes of the rows of a batch; None for prefill chunks."""
+
+
+class PlainVerification:
+    """Launches a batch and waits for it. `trace` is told what the target does, `features` shows its hidden states."""
+
+    def __init__(self, runner: Runner, trace: TraceRing = NO_TRACE, features: FeatureExport | None = None) -> None:
+        self.runner, self.trace = runner, trace
+        self._features = features
+        self._sampler = Sampler(runner.model.shape.vocab_size, runner.model.device)
+
+    def running(self) -> list[Scheduled]:
+        return []
+
+    def verify(self, batch: list[Scheduled], running: int, host_work: Task = nothing) -> VerifiedBatch:
+        if not self.runner.overlaps:
+            host_work()
+        return self.retried(self._run(batch, host_work))
+
+    def retried(self, verified: VerifiedBatch) -> VerifiedBatch:
+        """The same; run again, without the draft tokens of the rows that they may have spoiled, if there are any."""
+        spoiled = verified.spoiled()
+        if any(spoiled):
+            parts = zip(verified.batch, spoiled, strict=True)
+            again = self._run([part.without_draft() if bad else part for part, bad in parts], nothing)
+            verified = replace(again, began=verified.began)
+        verified.collect_prompt_logprobs()
+        self.trace.enter(State.OTHER)
+        return verified
+
+    def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
+        pass
+
+    def announce(self, batch: Items[Scheduled]) -> None:
+        """Tell the trace that a batch runs."""
+        decodes = any(part.sequence.round > 0 for part in batch)
+        tokens = sum(len(part.row.token_ids) for part in batch)
+        self.trace.enter(State.VERIFY if decodes else State.PREFILL, tokens)
+
+    def _run(self, batch: list[Scheduled], host_work: Task) -> VerifiedBatch:
+        began = time.perf_counter()
+        self.announce(batch)
+        rows, laws = [part.row for part in batch], unfiltered_laws(batch)
+        context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
+        own = None if laws is None else self.runner.sample(rows, laws, context, host_work)
+        logits = self.runner.forward(rows, context, host_work) if own is None else NO_LOGITS
+        if self._features is not None:
+            self._features.write(batch, context)
+        self.trace.enter(State.SAMPLE)
+        ended = time.perf_counter()
+        samples = self._sampler.samples(logits, batch, laws) if own is None else by_row(batch, own)
+        return VerifiedBatch(batch, samples, logits, began, ended)
+
+
+class FeatureExport:
+    """Writes the hidden states after `layers`, of every token of every step, where an EAGLE-3 head reads them.
+
+    Those of a rejected token are written too: nobody finds them."""
+
+    def __init__(self, arena: FeatureArena, layers: tuple[int, ...]) -> None:
+        self._arena, self.layers = arena, layers
+
+    def write(self, batch: Items[Scheduled], context: BaseContext) -> None:
+        """`context` is that of the batch and was asked to keep `layers`."""
+        parts = []
+        for sequence, row in ((part.sequence, part.row) for part in batch):
+            tags = sequence.tags
+            del tags[row.start :]
+            extend_tags(tags, sequence.tokens[len(tags) : row.start])
+            extend_tags(tags, row.token_ids)
+            parts.append(Part(sequence.slot, row.pages, row.start, tags[row.start :]))
+        self._arena.write(parts, torch.cat([context.hidden[layer] for layer in self.layers], dim=-1))
+
+
+class Sampler:
+    """Samples every output of a batch; keeps the noise vectors that neighbouring rounds share."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._noise = NoiseCache(vocab_size, device)
+
+    @torch.inference_mode()
+    def samples(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law] | None) -> list[list[int]]:
+        """The `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and what `unfiltered_laws` returns."""
+        if laws is not None and cpu.serve(logits):  # it draws the argmax of `perturbed`, bit by bit, without making it
+            if all(law.temperature == 0.0 for law in laws):
+                return by_row(batch, cpu.draw(logits))
+            self._noise.prepare(_places(batch))
+            rules = [w for part, law in zip(batch, laws, strict=True) for w in warmth(law, part.predicted, self._noise)]
+            return by_row(batch, cpu.draw(logits, rules))
+        if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
+            return by_row(batch, argmax(logits))
+        self._noise.prepare(_places(batch))
+        rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
+        scores = [self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]
+        samples = by_row(batch, argmax(torch.cat(scores)))
+        for index, part in enumerate(batch):
+            if part.drafted and part.sequence.ratio_rule:
+                samples[index] = self._by_ratio(rows[index], part, samples[index])
+        return samples
+
+    def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
+        """The rows of a part as its request adjusts them; the very same where it does not."""
+        sequence = part.sequence
+        if sequence.adjustment is None or not part.complete:
+            return logits
+        if sequence.written is None:
+            sequence.written = Written(sequence.tokens[: sequence.prompt_length], self._vocab_size, self._device)
+        written = sequence.written
+        written.extend(sequence.tokens[sequence.prompt_length + written.length :])
+        return adjusted(logits, sequence.adjustment, written, part.draft)
+
+    def _scores(self, logits: Tensor, part: Scheduled) -> Tensor:
+        law = part.sequence.law
+        if not part.complete:
+            return logits.float()
+        if part.sequence.ratio_rule:  # the token after all accepted ones, and every token without a draft
+            law = law._replace(seed=stream_seed(law.seed, Stream.BONUS))
+        return perturbed(logits, law, part.predicted, self._noise)
+
+    def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
+        """What the ratio rule emits of a row whose own samples are `own`."""
+        if -1 in own:
+            return own
+        sequence, positions = part.sequence, part.predicted
+        seed, drafted = sequence.law.seed, part.draft
+        accept, again = (stream_seed(seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
+
+        def sample(index: int, weights: Tensor) -> int:
+            return argmax((weights.log() + self._noise(again, positions[index]))[None])[0]
+
+        q = None if sequence.draft_probs is None else sequence.draft_probs[: part.drafted].to(logits.device)
+        uniforms = [uniform(accept, position) for position in positions]
+        cut = rejection(drafted, q, probabilities(logits, sequence.law), uniforms, sample)
+        return [*drafted, own[-1]] if cut is None else cut
+
+
+def unfiltered_laws(batch: Items[Scheduled]) -> list[Law] | None:
+    """The law of each row if every sample is the largest of its logits over a temperature plus noise; else None.
+
+    Then nobody needs all the logits together, and the runner may draw the samples."""
+    for part in batch:
+        if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
+            return None
+        if part.complete and not part.sequence.unfiltered:
+            return None
+    return [part.sequence.law if part.complete else Law() for part in batch]
+
+
+def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
+    """The samples of a batch, cut into those of each row."""
+    stops = list(accumulate((part.sampled for part in batch), initial=0))
+    return [tokens[start:stop] for start, stop in pairwise(stops)]
+
+
+def _greedy(part: Scheduled) -> bool:
+    """True if the largest logit decides, as it is."""
+    return part.sequence.law.temperature == 0.0 and part.sequence.adjustment is None
+
+
+def _places(batch: Items[Scheduled]) -> Iterator[Place]:
+    """Those of the noise that decides the samples of a batch, where it is shared with the draft."""
+    for part in batch:
+        if part.complete and part.sequence.law.temperature > 0 and not part.sequence.ratio_rule:
+            yield from ((part.sequence.law.seed, position) for position in part.predicted)
+
+
+def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:
+    """The rows of `logits` that are sampled, part by part."""
+    return [rows[-part.sampled :] for rows, part in zip(_split(logits, batch), batch, strict=True)]
+
+
+def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
+    return logits.split([part.row.outputs for part in batch])
+
+
+def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogprob]:
+    """The log-probabilities of `tokens` and of the `count` likeliest ones under the first rows of logits [n, V]."""
+    table = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
+    chosen = table.gather(1, torch.tensor(tokens, device=table.device)[:, None])[:, 0].tolist()
+    best = torch.topk(table, min(count, table.shape[-1]))
+    rows = zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
+    # -inf is not a number the protocol carries.
+    return [
+        TokenLogprob(token, max(-1e18, value), [(i, max(-1e18, v)) for i, v in zip(ids, values, strict=True)])
+        for token, value, ids, values in rows
+    ]

@@ -1,0 +1,1 @@
+"""Chooses settings while the engine runs: lookahead, fan-out, backup, eviction, cascade and overlap."""

@@ -1,0 +1,41 @@
+"""When overlap scheduling pays: a verification is launched before the host knows the outcome of the one before.
+
+Nothing lies between two verifications then. But a row that misses goes on with its bonus token alone, as nobody waits
+for a fresh draft. Theorem 7 (arXiv 2603.03251) with measured parts says which brings more tokens per second."""
+
+from __future__ import annotations
+
+from ssd.tuning.learner import Mean
+
+_SMOOTHING, _ENOUGH = 0.05, 8
+
+
+class OverlapPolicy:
+    """Fed round by round; all rounds are of a decoding batch."""
+
+    def __init__(self) -> None:
+        self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
+        self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
+
+    def note_row(self, hit: bool, tokens: int, overlapped: bool) -> None:
+        """A row brought `tokens` tokens. `overlapped`: it was launched before the outcome before it was known."""
+        self._hits.note(float(hit))
+        if hit:
+            self._on_hit.note(tokens)
+        elif not overlapped:
+            self._on_miss.note(tokens)
+
+    def note_round(self, verify_s: float, between_s: float) -> None:
+        """Seconds of a verification that was not overlapped, and of what lay before it, waiting included."""
+        self._verify.note(verify_s)
+        self._between.note(between_s)
+
+    @property
+    def pays(self) -> bool:
+        """True if overlap brings more tokens in the same time."""
+        if self._between.count < _ENOUGH:
+            return False
+        hits = self._hits.value
+        on_hit = hits * self._on_hit.value
+        waiting = (on_hit + (1 - hits) * self._on_miss.value) / (self._verify.value + self._between.value)
+        return (on_hit + (1 - hits)) / self._verify.value > waiting

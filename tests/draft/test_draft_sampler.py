@@ -1,0 +1,67 @@
+"""Guesses under the ratio rule: tokens are drawn from the reported draft probabilities, which are Saguaro's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from ssd.config.params import Speculation
+from ssd.draft.drafter import DraftSampler, LogitRows
+from ssd.draft.tree import Tree
+from ssd.execution.pages import PagePool, PageTable
+from ssd.ipc.messages import Admit
+from ssd.speculation.noise import NoiseCache, Stream, gumbel, stream_seed
+
+LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
+TEMPERATURE, COUNT = 0.8, 20_000
+
+
+def tree(c: float, seed: int = 7) -> Tree:
+    speculation = Speculation("ssd", 2, (3, 2, 1), sampler="rejection", saguaro_c=c)
+    admit = Admit(0, 0, 0, [1], TEMPERATURE, 0, 1.0, 0.0, seed, speculation)
+    return Tree(admit, 1, PageTable(PagePool(4, 4)))
+
+
+def expected(c: float, fan_out: int) -> torch.Tensor:
+    weights = (LOGITS.double() / TEMPERATURE).exp()
+    weights[torch.topk(LOGITS, fan_out).indices] *= c
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("c", [1.0, 0.3])
+@pytest.mark.parametrize("node", [0, 1, 2])
+def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
+    place = LogitRows(tree(c), range(COUNT), [node] * COUNT)
+    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(COUNT, -1), [place])
+    law = expected(c, (3, 2, 1)[node])
+    for guess in guesses[:5]:
+        assert guess.draft_probs is not None
+        assert torch.allclose(guess.draft_probs.double(), law, rtol=1e-5, atol=0)
+    drawn = torch.bincount(torch.tensor([guess.token for guess in guesses]), minlength=12)
+    assert stats.chisquare(drawn, law * COUNT, sum_check=False).pvalue > 1e-6
+
+
+def test_what_is_drawn_is_independent_of_the_targets_draws() -> None:
+    """With shared noise the ratio rule would be biased."""
+    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(50, -1), [LogitRows(tree(0.3), range(50), [0] * 50)])
+    own = stream_seed(7, Stream.DRAFT)
+    expected = [
+        int((guess.draft_probs.log() + gumbel(own, position, 12)).argmax()) for position, guess in enumerate(guesses)
+    ]
+    assert [guess.token for guess in guesses] == expected
+    assert len({stream_seed(7, stream) for stream in Stream}) == len(Stream)
+
+
+def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
+    place = LogitRows(tree(0.3), range(50), [0] * 50)
+    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(50, -1), [place])
+    best = torch.argsort(LOGITS, descending=True).tolist()[:7]  # six for full acceptance of nothing, and one excluded
+    assert all(guess.candidates == best for guess in guesses)
+    assert len({guess.token for guess in guesses}) > 3
+
+
+def test_logits_that_are_no_numbers_give_a_law_that_is_none() -> None:
+    place = LogitRows(tree(1.0), range(1), [0])
+    (guess,) = DraftSampler(NoiseCache(12))(torch.full((1, 12), torch.nan), [place])
+    assert 0 <= guess.token < 12 and guess.draft_probs is not None and bool(guess.draft_probs.isnan().all())

@@ -1,0 +1,279 @@
+"""An EAGLE-3 head as draft: exact whatever it guesses, and from the target's features wherever there are any."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig, Features
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.draft.engine import DraftEngine
+from ssd.draft.tree import Chain, Guess, Tree
+from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.runner import Runner
+from ssd.ipc.messages import Admit, Verified
+from ssd.ipc.public import Metrics
+from ssd.models.eagle3 import Eagle3
+from ssd.speculation.noise import gumbel
+from ssd.speculation.sampling import Law, perturbed
+from tests.draft import pair
+from tests.draft.pair import Draft, Pair, Texts
+from tests.exactness.plain import Plain
+from tests.models import heads, tiny
+
+PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
+TOKENS, LOOKAHEAD = 32, 3
+LENGTH = 13 + TOKENS  # of the texts that a head is trained on
+FEATURES = Features(layers=heads.LAYERS, width=heads.WIDTH)
+
+
+def config(mode: Mode, **fields: Any) -> EngineConfig:
+    return pair.config(Speculation(mode, LOOKAHEAD, (3,)), features=FEATURES, **fields)
+
+
+def params(temperature: float, count: int = len(PROMPTS), **fields: Any) -> list[SamplingParams]:
+    return pair.params(count, TOKENS, temperature, **fields)
+
+
+@dataclass(frozen=True)
+class World:
+    """A target, its texts after PROMPTS by temperature, and two heads: one trained on these very texts, with its plain
+    forward, and one of random weights."""
+
+    target: Runner
+    alone: dict[float, list[list[int]]]
+    trained: Runner
+    plain: heads.PlainHead
+    random: Runner
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("heads")
+    checkpoint = heads.target(folder / "target")
+    target, plain = tiny.runner(checkpoint, torch.float64), Plain(checkpoint)
+    longer = [
+        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
+    ]
+    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
+    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
+    directory = heads.head(folder / "trained", predicted=120)
+    student = heads.PlainHead(directory, plain, torch.float32)
+    student.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=100, depth=2 * LOOKAHEAD)
+    student.save(directory)
+    return World(
+        target,
+        alone,
+        heads.runner(directory, checkpoint),
+        heads.PlainHead(directory, plain),
+        heads.runner(heads.head(folder / "random", seed=1), checkpoint),
+    )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
+    monkeypatch.setattr("ssd.target.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
+
+
+class Auditor:
+    """After every step, every chain is what the head's plain forward says, from the target's features up to the last
+    committed token."""
+
+    def __init__(self, world: World, draft: Draft) -> None:
+        self._logits = cache(lambda text, committed: world.plain.logits(text, committed))
+        self.chains = self.behind = 0
+        draft.watch = self
+
+    def __call__(self, engine: DraftEngine) -> None:
+        engine.drafter.pool.check()
+        for tree in engine.trees.values():
+            for chain in tree.chains:
+                text = [*tree.tokens, *tree.trunk[: chain.fork], chain.tokens[0]]
+                self._check(tree, text, chain.tokens[1:])
+                self.chains += 1
+                self.behind += chain.fork > 0 and chain.computed > 1
+            if tree.speculation.mode == "sd":
+                self._check(tree, tree.tokens, tree.trunk)
+
+    def _check(self, tree: Tree, text: list[int], tokens: Sequence[int]) -> None:
+        for index, token in enumerate(tokens):
+            scores = self._scores(tree, (*text, *tokens[:index]))
+            assert scores[token] >= scores.max() - 1e-3  # features travel in float32
+
+    def _scores(self, tree: Tree, text: tuple[int, ...]) -> Tensor:
+        logits = self._logits(text, tree.base)
+        return perturbed(logits[None], tree.law, [len(text)], lambda seed, at: gumbel(seed, at, len(logits)))[0]
+
+
+def total(texts: Texts, name: str) -> int:
+    return sum(getattr(metrics, name) for metrics in texts.metrics)
+
+
+def length(texts: Texts, kind: str) -> float:
+    """Mean acceptance length over all requests on hits or on misses."""
+    tokens = sum(_tokens(metrics, kind) for metrics in texts.metrics)
+    return tokens / total(texts, "hits" if kind == "hit" else "misses")
+
+
+def _tokens(metrics: Metrics, kind: str) -> float:
+    if kind == "hit":
+        return metrics.mean_acceptance_length_on_hit * metrics.hits
+    return metrics.mean_acceptance_length_on_miss * metrics.misses
+
+
+# -- the text is the target's, and the head is used as it was trained --------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mode, temperature: float) -> None:
+    accepted = []
+    for head in (world.random, world.trained):
+        draft = Draft(config(mode), head)
+        texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(temperature))
+        assert texts.ids == world.alone[temperature]
+        draft.assert_empty()
+        accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
+    assert accepted[1] > 1.5 > 0.5 > accepted[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mode: Mode, temperature: float) -> None:
+    draft = Draft(config(mode), world.trained)
+    audit = Auditor(world, draft)
+    Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(temperature, 2))
+    if mode == "ssd":
+        assert audit.chains > 100 and audit.behind > 20
+
+
+def test_a_hit_is_worth_no_less_than_a_miss(tmp_path: Path) -> None:
+    """With a head that is often wrong: nothing is kept that was computed from the head's own wrong states."""
+    checkpoint = heads.target(tmp_path / "target")
+    target, prompts, tokens = tiny.runner(checkpoint, torch.float64), [tiny.token_ids(4 + n, n) for n in range(8)], 64
+    asked = {t: pair.params(len(prompts), tokens, t) for t in (0.0, 0.8)}
+    alone = {t: Pair(pair.config(Speculation("ar")), target).run(prompts, asked[t]).ids for t in asked}
+    head = heads.head(tmp_path / "head", predicted=120)
+    student = heads.PlainHead(head, Plain(checkpoint), torch.float32)
+    texts = [(p + ids)[: 4 + tokens] for written in alone.values() for p, ids in zip(prompts, written, strict=True)]
+    student.train(texts, steps=60, depth=2 * LOOKAHEAD)
+    student.save(head)
+    found: list[Metrics] = []
+    for temperature, written in alone.items():
+        draft = Draft(config("ssd"), heads.runner(head, checkpoint))
+        run = Pair(draft.config, target, draft).run(prompts, asked[temperature])
+        assert run.ids == written
+        found += run.metrics
+    together = Texts([], found, 0)
+    assert min(total(together, "hits"), total(together, "misses")) > 100
+    assert length(together, "hit") >= length(together, "miss") > 1.2
+
+
+def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
+    """A chain grew while its outcome was on its way: its tokens and draft probabilities stay, as the target may have
+    taken them up; its features are new."""
+    old, new = torch.zeros(2), torch.ones(2)
+    admit = Admit(0, 0, 0, [5, 6, 7], *Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), sampler="rejection"))
+    tree = Tree(admit, 1, PageTable(PagePool(4, 4)), recurrent=True)
+    assert tree.pending(9) == [6, 7]
+    tree.extended(2, [Guess(8, [8], old, old)])
+    tree.chains = [Chain(0, [8, 9, 10], None, 0, computed=2, guesses=[Guess(9, [9], old, old), Guess(10, [10], old)])]
+    assert tree.outcome(Verified(0, 0, 0, 8, -1)) is tree.chains[0]
+    assert (tree.trunk, tree.computed, tree.pending(9)) == ([9, 10], 3, [8])
+    tree.extended(1, [Guess(1, [1, 2], new, new)])
+    assert tree.trunk == [9, 10] and tree.guesses[0].draft_probs is old and tree.guesses[0].token == 9
+    assert tree.guesses[0].feature is new and tree.guesses[0].candidates == [1, 2]
+    assert tree.pending(9) == [9], "one at a time: the next needs what this one gives"
+
+
+# -- faults and reuse --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_draft_that_is_lost_finds_all_features_again(world: World, mode: Mode) -> None:
+    """A new draft knows only the committed tokens, and the target computes no token twice for it."""
+    draft = Draft(config(mode), world.trained)
+    both = Pair(draft.config, world.target, draft)
+    steps = 0
+
+    def kill() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            draft.restart()
+            both.proposer.join(draft.epoch)
+
+    both.between_steps = kill
+    texts = both.run(PROMPTS, params(0.0))
+    assert texts.ids == world.alone[0.0]
+    assert total(texts, "accepted_tokens") > 1.5 * total(texts, "rounds")
+    draft.assert_empty()
+
+
+def test_a_prefix_from_the_cache_has_its_features_beside_it(world: World) -> None:
+    """A new draft, which has never seen the text, reads what the target computed for a finished request."""
+    prompt = [*PROMPTS[0], *world.alone[0.0][0]]
+    draft = Draft(config("ssd"), world.trained)
+    both = Pair(draft.config, world.target, draft)
+    texts = both.run(PROMPTS, params(0.0))
+    assert texts.ids == world.alone[0.0] and total(texts, "cached_tokens") == 0
+    draft.restart()
+    both.proposer.join(draft.epoch)
+    again = both.run(PROMPTS, params(0.0))
+    assert again.ids == world.alone[0.0] and total(again, "cached_tokens") > 0
+    assert total(again, "accepted_tokens") >= 0.9 * total(texts, "accepted_tokens")
+    assert both.run([prompt], params(0.0, 1)).metrics[0].cached_tokens > 30
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: float) -> None:
+    """Long prompts beside short ones, in chunks, with a target that must preempt: the same tokens, no page left."""
+    prompts = [*PROMPTS, tiny.token_ids(90, 90), tiny.token_ids(90, 90)[:70], tiny.token_ids(1, 1)]
+    asked = params(temperature, len(prompts))
+    alone = Pair(pair.config(Speculation("ar")), world.target).run(prompts, asked)
+    settings = config("ssd", max_num_batched_tokens=16, num_pages=60, max_model_len=200)
+    draft = Draft(settings, world.trained, steps=4)
+    texts = Pair(settings, world.target, draft).run(prompts, asked)
+    assert texts.ids == alone.ids and texts.preemptions > 0
+    assert total(texts, "accepted_tokens") > 0
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_weights_that_say_nothing_cost_speed_only(world: World, tmp_path: Path, value: float) -> None:
+    checkpoint = heads.target(tmp_path / "target")
+    spoiled = heads.runner(heads.head(tmp_path / "head", predicted=120), checkpoint, torch.float32)
+    norm: Any = cast(Eagle3, spoiled.model)._norm  # in memory: a file with such numbers is refused
+    for weight in (norm._weight, *(norm.kernel or ())[:1]):
+        weight[::3] = value
+    draft = Draft(config("ssd"), spoiled)
+    assert Pair(draft.config, world.target, draft).run(PROMPTS, params(0.8)).ids == world.alone[0.8]
+    draft.assert_empty()
+
+
+def test_features_that_are_not_there_cost_speed_only(world: World) -> None:
+    """The arena is scribbled over after every step: nothing is drafted from it, nothing fails."""
+    draft = Draft(config("ssd"), world.trained)
+    both = Pair(draft.config, world.target, draft)
+    assert draft.shown is not None
+    arena, choice = draft.shown, random.Random(5)
+
+    def scribble() -> None:
+        for words in (arena._versions, arena._tags, arena._table):
+            words.flat[choice.randrange(words.size) :: 3] = choice.randint(-(2**40), 2**40)
+        arena._rows[choice.randrange(len(arena._rows)) :: 2] = choice.choice((float("nan"), 1e30))
+
+    both.between_steps = scribble
+    assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
+    draft.assert_empty()

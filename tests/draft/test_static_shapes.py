@@ -1,0 +1,245 @@
+"""Draft steps in static shapes: the guesses are those of the ragged steps, whatever the padding holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Mode, Speculation
+from ssd.draft.drafter import ChainRows, Drafter, PathRow
+from ssd.draft.static_shapes import StaticDrafter, TreeRow, TreeRunner
+from ssd.draft.tree_attention import ChainTokens
+from ssd.execution.batch import Row
+from ssd.execution.graph_shapes import GraphShape
+from ssd.execution.runner import Runner
+from ssd.models.interface import Model
+from ssd.speculation.noise import NoiseCache
+from ssd.speculation.sampling import Law
+from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
+from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
+from tests.draft.steps import DEPTH, TRUNK, grown, trees_of
+from tests.models import tiny
+from tests.models.knobs import FALLBACK, FAMILIES
+
+WARM = Law(temperature=0.8, seed=77)
+
+
+class Counting(TreeRunner):
+    """Counts the steps that had a static shape, and keeps the shapes."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.taken: list[GraphShape] = []
+
+    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, warm: bool) -> Any:
+        self.taken.append(shape)
+        return super()._run(rows, shape, warm)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_in(tmp_path_factory.mktemp("world"))
+
+
+def static(model: Model, configuration: EngineConfig, attention: str = "torch") -> Counting:
+    """A runner whose memory is NaN at first, but for the dummies: what is read before it is written shows."""
+    runner = Counting(model, configuration, attention)
+    for kind in (runner.cache.keys, runner.cache.values):
+        kind[:, : -(runner.tree_cache.depth + configuration.page_size)] = torch.nan
+    return runner
+
+
+def drafters(model: Model, configuration: EngineConfig, attention: str = "torch") -> tuple[Drafter, StaticDrafter]:
+    noise, runner = NoiseCache(VOCABULARY), static(model, configuration, attention)
+    plain = Runner(model, configuration.draft_num_pages, configuration.page_size)
+    return (
+        Drafter(configuration, plain, noise, VOCABULARY),
+        StaticDrafter(configuration, runner, noise, VOCABULARY),
+    )
+
+
+def check(model: Model, configuration: EngineConfig, laws: Sequence[Law], lengths: Sequence[int], **how: Any) -> None:
+    results = []
+    ragged, fixed = drafters(model, configuration, **how)
+    for drafter in (ragged, fixed):
+        results.append(grown(drafter, trees_of(drafter, laws, lengths, configuration.speculation)))
+    assert results[0] == results[1]
+    assert isinstance(fixed.runner, Counting)
+    prompts = max(lengths) + TRUNK > 16
+    assert len(fixed.runner.taken) == DEPTH + 2 - prompts
+
+
+@pytest.mark.parametrize("laws", [(GREEDY,), (WARM,), (GREEDY, WARM, SAMPLED)], ids=["greedy", "warm", "filtered"])
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
+def test_guesses_are_those_of_the_same_steps_as_they_are(world: World, sequences: int, laws: tuple[Law, ...]) -> None:
+    """Each sequence has its own results, however many there are beside it."""
+    lengths = [(9, 1, 13, 6, 12, 2, 5, 7)[index] for index in range(sequences)]
+    wanted = [(laws * 8)[index]._replace(seed=index) for index in range(sequences)]
+    check(world.draft.model, config(Speculation("ssd", 4, (3,))), wanted, lengths)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 48])
+def test_of_pages_of_any_size(world: World, page_size: int) -> None:
+    settings = config(Speculation("ssd", 4, (3,)), page_size=page_size, draft_num_pages=400)
+    check(world.draft.model, settings, [GREEDY, WARM, WARM._replace(seed=3)], [30, 2, 11])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("length", [2, 30])
+def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
+    """Windows that end within a path and within a chain, shared key heads, caps."""
+    kind, knobs = (FAMILIES | FALLBACK)[family]
+    runner = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64)
+    check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [length, length + 3])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral window"])
+def test_through_the_kernels_of_gpus(family: str, tmp_path: Path) -> None:
+    kind, knobs = (FAMILIES | FALLBACK)[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
+    check(model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [5, 11], attention="triton")
+
+
+def test_more_chains_than_a_row_holds(world: World) -> None:
+    """Twenty chains of a sequence, and one alone."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    results = []
+    for drafter in drafters(world.draft.model, settings):
+        trees = trees_of(drafter, [WARM] * 2, [5, 9], settings.speculation)
+        found = grown(drafter, trees, copies=5)
+        alone = ChainRows(trees[0], ChainTokens(trees[0].table.pages, trees[0].base))
+        alone.tokens.add(1, 100, 0, [7])
+        results.append([*found, list(drafter.forward([], [alone]))])
+    assert results[0] == results[1]
+    assert isinstance(drafter.runner, Counting) and len(drafter.runner.taken) == DEPTH + 3
+
+
+def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
+    settings = config(Speculation("ssd", 4, (12,)))
+    results = []
+    for drafter in drafters(world.draft.model, settings):
+        results.append(grown(drafter, trees_of(drafter, [WARM] * 8, [5] * 8, settings.speculation), copies=12))
+    assert isinstance(drafter.runner, Counting)
+    assert len(drafter.runner.taken) == 2, "the paths before and after"
+    assert results[0] == results[1]
+
+
+def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: World) -> None:
+    """Whatever the dummy page holds."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    results = []
+    for filler in (0.0, 1e30, torch.nan):
+        _, drafter = drafters(world.draft.model, settings)
+        runner, size = drafter.runner, settings.page_size
+        dummy = range(400 * size, 401 * size)
+        for kind in (runner.cache.keys, runner.cache.values):
+            kind[:, dummy.start : dummy.stop] = filler
+        trees = trees_of(drafter, [GREEDY, WARM, GREEDY], [9, 6, 4], settings.speculation)
+        paths = [PathRow(tree, Row(tree.path, 0, tree.table.pages, 1)) for tree in trees]
+        kept = runner.cache.keys.clone()
+        drafter.forward(paths, [])
+        written = {slot for tree, row in paths for slot in runner.cache.slots(row.pages, 0, row.stop)}
+        assert touched(kept, runner.cache.keys) <= written | {dummy.start}
+        tokens = ChainTokens(trees[0].table.pages, trees[0].base)
+        for cell in (4, 9, 2):
+            tokens.add(1, cell, 0, [7])
+        kept = runner.cache.keys.clone()
+        rows = runner.rows([], [ChainRows(trees[0], tokens)])
+        shape = runner.shape(rows)
+        assert shape == GraphShape(1, 4, 4)
+        results.append(runner.logits(rows, shape).clone())
+        cells = {401 * size + 17 * cell for cell in tokens.cells}
+        assert cells <= touched(kept, runner.cache.keys) <= cells | {dummy.start}
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert results[0].isfinite().all()
+
+
+def touched(before: torch.Tensor, after: torch.Tensor) -> set[int]:
+    changed = ~torch.isclose(before, after, 0, 0, equal_nan=True).all(-1).all(-1).all(0)
+    return set(changed.nonzero()[:, 0].tolist())
+
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [Speculation("ssd", 4, (3,)), Speculation("ssd", 8, (1,)), Speculation("sd", 4)],
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens}",
+)
+@pytest.mark.parametrize("levels", [1, 2], ids=["alone", "helped"])
+def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
+    world: World, speculation: Speculation, levels: int
+) -> None:
+    """Forty rounds of random outcomes of three sequences with different laws, interrupted at random depths."""
+    settings = config(speculation)
+    runners = [static(world.draft.model, settings) for _ in range(levels)]
+    draft = Draft(settings, *runners)
+    audit = Auditor(world, draft)
+    *_, targets = play(draft, speculation, random.Random(f"{speculation} {levels}"), rounds=25)
+    assert len(audit.trunks) > 2
+    assert all(runner.taken for runner in runners)
+    for target in targets:
+        target.release()
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_target_says_the_same_and_hits_as_often(world: World, mode: Mode, temperature: float) -> None:
+    """Prompts in chunks and shared ones; arrivals; accepted, rejected and promoted tokens as they come."""
+    settings = config(Speculation(mode, 4, (3,)))
+    prompts = [tiny.token_ids(n, n) for n in (5, 150, 30, 2, 9)] + [tiny.token_ids(30, 30)[:20]]
+    runner = static(world.draft.model, settings)
+    numbers = []
+    for each in (world.draft, runner):
+        draft = Draft(settings, each)
+        texts = Pair(settings, world.target, draft).run(prompts, params(len(prompts), 24, temperature))
+        assert texts.ids == plainly(world, prompts, temperature, 24).ids
+        numbers.append([(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics])
+        draft.assert_empty()
+    assert numbers[0] == numbers[1]
+    assert sum(accepted for _, accepted, _, _ in numbers[0])
+    assert len(runner.taken) > draft.forwards / 2
+
+
+def test_a_draft_that_is_the_target_is_always_right(world: World) -> None:
+    settings = config(Speculation("ssd", 4, (3,)))
+    draft = Draft(settings, static(world.target.model, settings))
+    prompts = [tiny.token_ids(n, n) for n in (3, 16, 41)]
+    for temperature in (0.0, 0.8):
+        texts = Pair(settings, world.target, draft).run(prompts, params(3, 1 + 6 * 5, temperature))
+        assert [(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics] == [(6, 24, 5, 0)] * 3
+    draft.assert_empty()
+
+
+def test_a_draft_that_begins_anew_has_all_of_its_places(world: World) -> None:
+    """The memory that graphs read stays; the sequences that used it are forgotten."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    draft = Draft(settings, static(world.draft.model, settings))
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, tiny.token_ids(9, 1), WARM, settings.speculation)
+    assert draft.engine.trees[0].chains and len(draft.cells) == 15 * 8
+    before = draft.engine.drafter.chain_cache.keys.data_ptr()
+    draft.restart()
+    assert len(draft.cells) == 15 * 8 and draft.engine.drafter.chain_cache.keys.data_ptr() == before
+    again = ScriptedTarget(draft, 0, target.tokens[:7], GREEDY, settings.speculation)
+    assert again.outcome(0, draft.engine.trees[0].chains[0].tokens[0], 4)
+    again.release()
+    draft.assert_empty()
+
+
+def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
+    settings = config(Speculation("ssd", 4, (3,)))
+    ragged, fixed = drafters(world.draft.model, settings)
+    fixed.runner.warm_up(4)
+    rankings = [ranking for step in fixed.runner._steps.values() for ranking in step.ranked]
+    assert len(rankings) > 40 and all(ranking.ids.shape[-1] == 17 for ranking in rankings)
+    results = [grown(drafter, trees_of(drafter, [WARM], [9], settings.speculation)) for drafter in (ragged, fixed)]
+    assert results[0] == results[1]

@@ -1,0 +1,43 @@
+"""Verifications that a device launches one behind the other, with a draft in the same process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd.config.params import Speculation
+from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
+from ssd.ipc.device_board import page_locked
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from tests.draft.pair import Draft, Pair, config, params
+from tests.models import tiny
+
+PAGE, PAGES, ROWS, LONGEST = 16, 200, 4, 256
+KEPT: list[Draft] = []  # what is page-locked stays where it is
+PROMPTS = [tiny.token_ids(length, length) for length in (3, 40, 17)]
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ids_and_hits_are_those_of_the_host(
+    device: torch.device, pair: tuple[Path, Path], temperature: float, capture: bool
+) -> None:
+    target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
+    runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
+    runner.warm_up(5)
+    sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
+    settings = config(Speculation("ssd", 4, (3,), backup="none"), deterministic=True, **sizes)
+    laws = params(len(PROMPTS), 60, temperature, ignore_eos=True)
+    found = [Pair(settings, runner).run(PROMPTS, laws)]
+    for overlap in (False, True):
+        beside = Draft(settings, Runner(draft, PAGES, PAGE))
+        KEPT.append(beside)
+        assert device.type == "cpu" or page_locked(beside.board)
+        found.append(Pair(settings, runner, beside, overlap).run(PROMPTS, laws))
+    assert found[0].ids == found[1].ids == found[2].ids
+    assert [(m.rounds, m.hits) for m in found[1].metrics] == [(m.rounds, m.hits) for m in found[2].metrics]
+    assert sum(m.hits for m in found[2].metrics) > 5

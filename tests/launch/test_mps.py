@@ -1,0 +1,115 @@
+"""CUDA's MPS by a stand-in for its control program: whether it runs, what people are told, what the draft gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ssd.config.engine import EngineConfig
+from ssd.ipc.process import Start
+from ssd.launch import mps
+from ssd.launch.children import ChildProcess
+
+# What the program does with a daemon's pipes there, and without.
+STUB = """#!/bin/sh
+read command
+[ "$command" = get_server_list ] || exit 2
+[ -e "${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}/alive" ] && exit 0
+echo 'Cannot find MPS control daemon process' >&2
+exit 1
+"""
+PERCENTAGE, PRIORITY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_CLIENT_PRIORITY"
+
+
+@pytest.fixture(autouse=True)
+def pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The daemon's directory, with pipes that one who was killed has left."""
+    found = tmp_path / "a pipe directory"
+    found.mkdir()
+    (found / "control").touch()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(found))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for name in (PERCENTAGE, PRIORITY):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    found = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    found.parent.mkdir()
+    found.write_text(STUB)
+    found.chmod(0o755)
+    return found
+
+
+def test_a_daemon_that_answers_runs(program: Path, pipes: Path) -> None:
+    (pipes / "alive").touch()
+    assert mps.state() == "running"
+
+
+def test_pipes_of_a_daemon_that_is_gone_are_not_a_daemon(program: Path) -> None:
+    assert mps.state() == "stopped"
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\nexec sleep 60\n", "no program"])
+def test_a_program_that_does_not_answer_is_not_waited_for(
+    text: str, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.write_text(text)
+    monkeypatch.setattr(mps, "_TIMEOUT_S", 0.1)
+    assert mps.state() == "stopped"
+
+
+def test_without_the_program_the_pipes_tell(pipes: Path) -> None:
+    assert mps.state() == "running"
+    (pipes / "control").unlink()
+    assert mps.state() == "missing"
+
+
+def test_people_are_told_the_command(program: Path, pipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mps.advice("stopped").endswith(f": CUDA_MPS_PIPE_DIRECTORY='{pipes}' nvidia-cuda-mps-control -d")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    assert mps.advice("stopped").endswith(": nvidia-cuda-mps-control -d")
+    assert "not installed" in mps.advice("missing")
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "draft_device", "given", "expected"),
+    [
+        ("draft", "cuda", "cuda:0", {}, (str(mps.DRAFT_SHARE), "1")),
+        ("draft", "cuda:1", "cuda:2", {}, (str(mps.DRAFT_SHARE), "1")),
+        ("draft", "cuda:0", "cuda:0", {PERCENTAGE: "50"}, ("50", "1")),
+        ("draft", "cuda:0", "cuda:0", {PRIORITY: "0"}, (str(mps.DRAFT_SHARE), "0")),
+        ("target", "cuda", "cuda:0", {}, ("", "")),
+        ("draft", "cuda", "cuda:2", {}, ("", "")),
+        ("draft", "cuda", "cpu", {}, ("", "")),
+        ("draft", "cpu", "cuda", {}, ("", "")),
+    ],
+)
+def test_a_draft_beside_the_target_has_a_small_share_and_gives_way(
+    role: str,
+    device: str,
+    draft_device: str,
+    given: dict[str, str],
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the process itself has it; what a user has set stays. And it counts GPUs as `ssd.config.gpus` does."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = tmp_path / "found"
+    values = f"tuple(os.environ.get(name, '') for name in {(PERCENTAGE, PRIORITY, 'CUDA_DEVICE_ORDER')})"
+    program = f"import os\nopen({str(found)!r}, 'w').write(repr({values}))\n"
+    (tmp_path / "shows_environment.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = EngineConfig(
+        target="t", draft="d", device=device, draft_device=draft_device, tensor_parallel_size=2, max_model_len=256
+    )
+    process = ChildProcess("shows_environment", Start(role, 1, "", config, (), -1, -1))
+    assert process.wait() == 0
+    assert found.read_text() == repr((*expected, "PCI_BUS_ID"))

@@ -1,0 +1,374 @@
+"""Names, sizes and cores become a configuration that fits the models and the machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.config import gpus
+from ssd.config.engine import EngineConfig
+from ssd.config.gpus import Gpu
+from ssd.config.params import Speculation
+from ssd.errors import UsageError
+from ssd.ipc.layouts import draft_probs_layout
+from ssd.launch import memory, mps
+from ssd.launch import resolve as resolving
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.models.checkpoint import inspect
+from ssd.models.pull import BUILTIN
+from ssd.models.sizes import ModelSizes, weights
+from tests.models import heads
+from tests.scripted_engine import MODEL
+
+# The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
+PAGE_BYTES = 16 * 2 * 30 * 3 * 64
+GIB = 2**30
+TARGET = str(BUILTIN["smollm2"].directory)
+
+
+def config(**options: Any) -> EngineConfig:
+    return resolve(EngineOptions(**{"target": TARGET, "draft": (str(MODEL),), **options}))
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The cores that this process may use, for the test to change."""
+    allowed: set[int] = {0, 1, 2, 3, 4, 5, 6, 7}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    return allowed
+
+
+@pytest.fixture(autouse=True)
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """The GPUs of this machine, for the test to change."""
+    there = [Gpu(16 * GIB, 15 * GIB), Gpu(80 * GIB, 79 * GIB)]
+    monkeypatch.setattr(gpus, "present", lambda: there)
+    monkeypatch.setattr(mps, "state", lambda: "running")
+    return there
+
+
+def test_the_models_are_named_and_described() -> None:
+    found = config()
+    assert (found.target, found.draft, found.target_name) == (TARGET, str(MODEL), "smollm2")
+    assert found.vocab_size == 49152
+    assert len(found.digest) == 64
+
+
+def test_several_drafts_are_a_cascade_whose_last_one_speaks_to_the_target() -> None:
+    found = config(draft=(str(MODEL), "smollm2-draft"))
+    assert (found.cascade, found.draft_name) == ((str(MODEL),), "smollm2-draft, smollm2-draft")
+    assert found.draft is not None
+    with pytest.raises(UsageError, match="no-such-model"):
+        config(draft=("no-such-model", str(MODEL)))
+
+
+def test_without_speculation_no_draft_is_loaded() -> None:
+    assert config(mode="ar").draft is None
+
+
+def test_the_context_is_limited_by_the_model_and_by_default_on_a_cpu() -> None:
+    assert config().max_model_len == 2048
+    assert config(device="cuda").max_model_len == 8192
+    assert config(max_model_len=8192).max_model_len == 8192
+    with pytest.raises(UsageError, match="8193 is more than the 8192"):
+        config(max_model_len=8193)
+
+
+def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = 8 * (2048 // 16 + 1)
+    assert (config().num_pages, config().draft_num_pages) == (wanted, wanted)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
+    assert config().num_pages == 200
+    assert config(dtype="bfloat16").num_pages == 400
+    assert config(kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
+    with pytest.raises(UsageError, match="no room for the KV cache"):
+        config(kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
+
+
+def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
+    """Of 16 GiB, 1.75 of which are neither to be used nor needed by the weights; the draft gets what it can use."""
+    alone = config(device="cuda", max_model_len=2048)
+    bytes_each = 4 * PAGE_BYTES
+    assert 12 * GIB < alone.num_pages * bytes_each < (0.9 * 16 - 0.5 - 1) * GIB
+    half = config(device="cuda", max_model_len=2048, gpu_memory_utilization=0.5)
+    assert alone.num_pages - half.num_pages == pytest.approx(0.4 * 16 * GIB / bytes_each, abs=1)
+    wanted = 8 * (2048 // 16 + 1)
+    assert alone.draft_num_pages == half.draft_num_pages == wanted
+    beside = config(device="cuda", draft_device="cuda", max_model_len=2048)
+    assert beside.num_pages < alone.num_pages and beside.draft_num_pages == wanted
+    elsewhere = config(device="cuda", draft_device="cuda:1", max_model_len=2048)
+    assert (elsewhere.num_pages, elsewhere.draft_num_pages) == (alone.num_pages, wanted)
+    assert config(device="cuda:1").num_pages > 4 * alone.num_pages
+    assert config(device="cuda", kv_cache_memory_bytes=GIB).num_pages == GIB // bytes_each
+    host = config(draft_device="cuda", max_model_len=2048)
+    assert (host.num_pages, host.draft_num_pages) == (wanted, wanted)
+
+
+def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
+    assert config(device="cuda", draft_device="cuda:0").one_bus
+    assert not config(device="cuda", draft_device="cuda:1").one_bus
+    assert config().one_bus and not config(device="cuda").one_bus
+
+
+def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> None:
+    """Of the target all shapes leave their logits: for rows of 9 tokens, up to 8 of them, these are of 465 tokens, 128
+    in the largest. Of the draft's, with 256 chains, the largest is of 256."""
+    width, inner, vocabulary, numbers = 576, 1536, 49152, weights(inspect(Path(TARGET)))
+    once = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 72 * vocabulary
+    shapes = 4 * 128 * (6 * width + 2 * inner) + (16 * 128 + 4 * 465) * vocabulary
+    room = int(0.9 * 16 * GIB) - 4 * numbers - once - shapes - GIB
+    assert config(device="cuda", max_model_len=2048).num_pages == room // (4 * PAGE_BYTES)
+    cards[1] = Gpu(GIB, GIB)
+    shapes = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 256 * vocabulary
+    once += (16 + 4) * 256 * vocabulary
+    branches = 4 * PAGE_BYTES // 16 * 256 * 17
+    to_work_in = (once + shapes + branches + GIB) / GIB
+    with pytest.raises(UsageError, match=f"the draft has no room on cuda:1: .* {to_work_in:.1f} GiB to work in"):
+        config(device="cuda", draft_device="cuda:1", draft=(TARGET,), max_model_len=2048)
+
+
+def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:
+    cards[1] = cards[0]
+    one, two = (config(device="cuda", mode="ar", tensor_parallel_size=size).num_pages for size in (1, 2))
+    assert two > 2 * one
+
+
+def test_draft_probs_that_lie_on_the_gpu_take_room_there(cards: list[Gpu]) -> None:
+    def pages(**asked: Any) -> int:
+        return config(device="cuda", gpu_memory_utilization=0.5, num_speculative_tokens=8, **asked).num_pages
+
+    probs = draft_probs_layout(8, Speculation("ssd", 8, (), sampler="rejection"), 49152).size_bytes
+    expected = pages(draft_device="cuda:1") - probs // (4 * PAGE_BYTES)
+    assert abs(pages(draft_device="cuda:1", sampler="rejection") - expected) <= 1
+    assert pages(draft_device="cpu", sampler="rejection") == pages(draft_device="cpu")
+
+
+def test_hidden_states_that_lie_on_the_gpu_take_room_there(
+    cards: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none in the memory of the host, which may have less."""
+    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
+    page = 16 * 4 * ModelSizes.of(inspect(target)).kv_values_per_token
+    states = 16 * 4 * heads.WIDTH
+
+    def pages(draft_device: str, given: int | None = None) -> int:
+        asked: dict[str, Any] = {"device": "cuda", "draft_device": draft_device, "kv_cache_memory_bytes": given}
+        return resolve(
+            EngineOptions(target=str(target), draft=(str(head),), gpu_memory_utilization=1, **asked)
+        ).num_pages
+
+    cards[0] = Gpu(3 * GIB // 2, 3 * GIB // 2)
+    room = pages("cpu") * page
+    assert abs(pages("cuda:1") - room // (page + states)) <= 1
+    assert pages("cuda:1", room // 4) == pages("cpu", room // 4)
+    with pytest.raises(UsageError, match="the target has no room on cuda:0"):
+        pages("cuda:1", room)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    assert pages("cuda:1") > 0
+    with pytest.raises(UsageError, match="an EAGLE-3 head needs"):
+        pages("cpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "cuda:2"}, "--device cuda:2 needs cuda:2: no such GPU, there are 2 here"),
+        ({"draft_device": "cuda:7"}, "--draft-device cuda:7: no such GPU, there are 2 here; cpu is always there"),
+        ({"device": "cuda:1", "tensor_parallel_size": 2}, "--tensor-parallel-size 2 needs cuda:2: no such GPU"),
+        ({"device": "cuda", "gpu_memory_utilization": 0.05}, "the target has no room on cuda:0"),
+        ({"draft_device": "cuda", "gpu_memory_utilization": 0.05}, "the draft has no room on cuda:0"),
+        ({"device": "gpu"}, "no device 'gpu'; give cpu, cuda or cuda:N"),
+        ({"draft_device": "cuda:-1"}, "no device 'cuda:-1'"),
+        ({"device": "cuda", "kv_cache_memory_bytes": 15 * GIB}, "the target has no room on cuda:0"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_is_not_there_or_too_small_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**asked)
+
+
+def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "present", lambda: None)
+    with pytest.raises(UsageError, match=r"nobody here tells the memory of cuda .* give --kv-cache-memory-bytes"):
+        config(device="cuda")
+    assert config(device="cuda:9", kv_cache_memory_bytes=GIB).num_pages == GIB // (4 * PAGE_BYTES)
+    assert config(draft_device="cuda").draft_num_pages == 8 * (2048 // 16 + 1)
+    assert config(mode="ar", draft_device="cuda").draft is None
+
+
+def test_who_shares_a_gpu_is_told_how_to_share_it_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config(device="cuda", draft_device="cuda:1")
+    config(device="cuda", draft_device="cuda")
+    config(device="cuda", draft_device="cuda", mode="ar")
+    assert not caplog.records
+    monkeypatch.setattr(mps, "state", lambda: "stopped")
+    config(device="cuda", draft_device="cuda:1")
+    config(device="cuda", draft_device="cuda", mode="ar")
+    assert not caplog.records
+    config(device="cuda", draft_device="cuda:0")
+    assert "take turns on cuda:0" in caplog.text and "nvidia-cuda-mps-control -d" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "expected"),
+    [
+        ("fma avx512_bf16 avx", {}, "bfloat16"),
+        ("amx_bf16", {}, "bfloat16"),
+        ("fma avx", {}, "float32"),
+        ("amx_bf16", {"deterministic": True}, "float32"),
+        ("amx_bf16", {"dtype": "bfloat16"}, "bfloat16"),
+        ("amx_bf16", {"dtype": "float16"}, "float16"),
+        ("amx_bf16", {"draft_device": "cuda"}, "float32"),
+        ("amx_bf16", {"draft_dtype": "float32"}, "float32"),
+        ("fma", {"draft_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_the_draft_is_rounded_where_that_is_fast(
+    flags: str, asked: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "_cpu_flags", lambda: set(flags.split()))
+    found = config(**asked)
+    assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "draft"),
+    [
+        ({}, ("none", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8"}, ("int8", "float32"), ("int8", "float32")),
+        ({"quantize": "int8", "deterministic": True}, ("int8", "float32"), ("int8", "float32")),
+        ({"quantize": "int8", "draft_quantize": "none"}, ("int8", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8", "draft_dtype": "bfloat16"}, ("int8", "float32"), ("none", "bfloat16")),
+        ({"quantize": "int8", "draft_device": "cuda"}, ("int8", "float32"), ("none", "float32")),
+        ({"draft_quantize": "int8"}, ("none", "float32"), ("int8", "float32")),
+        ({"draft_quantize": "int8", "dtype": "bfloat16"}, ("none", "bfloat16"), ("int8", "float32")),
+    ],
+    ids=str,
+)
+def test_the_draft_is_quantised_as_the_target_unless_asked_otherwise(
+    asked: dict[str, Any], target: tuple[str, str], draft: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "_cpu_flags", lambda: {"avx512_bf16"})
+    found = config(**asked)
+    assert (found.quantize, found.dtype) == target
+    assert (found.draft_quantize, found.draft_dtype) == draft
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "expected"),
+    [
+        ("avx512_vnni avx512_bf16", {}, ("int8", "float32")),
+        ("avx512_vnni amx_bf16", {}, ("none", "bfloat16")),
+        ("avx512_vnni", {"deterministic": True}, ("none", "float32")),
+        ("avx512_vnni", {"dtype": "bfloat16"}, ("none", "bfloat16")),
+        ("avx512_vnni", {"draft_dtype": "float32"}, ("int8", "float32")),
+        ("avx512_vnni", {"draft_dtype": "bfloat16"}, ("none", "bfloat16")),
+        ("avx512_vnni", {"draft_quantize": "none"}, ("none", "float32")),
+        ("avx512_vnni", {"draft_device": "cuda"}, ("none", "float32")),
+    ],
+    ids=str,
+)
+def test_the_draft_has_8_bits_where_that_is_fastest(
+    flags: str, asked: dict[str, Any], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "_cpu_flags", lambda: set(flags.split()))
+    found = config(**asked)
+    assert (found.quantize, found.draft_quantize, found.draft_dtype) == ("none", *expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"quantize": "int8", "dtype": "bfloat16"}, "--quantize int8 works in float32 on a CPU, not in bfloat16"),
+        ({"quantize": "int8", "device": "cuda"}, "--quantize int8 .* not in float32 on device cuda"),
+        ({"draft_quantize": "int8", "draft_dtype": "bfloat16"}, "--draft-quantize int8 .* not in bfloat16"),
+        ({"draft_quantize": "int8", "draft_device": "cuda:1"}, "--draft-quantize int8 .* on device cuda:1"),
+        ({"quantize": "int4"}, "Invalid enum value 'int4'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_quantised_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**asked)
+
+
+def test_a_draft_without_an_embedding_of_its_own_is_no_target() -> None:
+    with pytest.raises(UsageError, match="smollm2-draft can only be a draft"):
+        config(target=str(MODEL))
+
+
+def test_what_cannot_be_deterministic_is_refused() -> None:
+    with pytest.raises(UsageError, match="--deterministic works in float32"):
+        config(deterministic=True, dtype="bfloat16")
+
+
+def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
+    assert (config().target_cpus, config().draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
+    assert (config(mode="ar").target_cpus, config(mode="ar").draft_cpus) == (tuple(range(8)), ())
+    on_gpu = config(device="cuda")
+    assert (on_gpu.target_cpus, on_gpu.draft_cpus) == ((0,), (1, 2, 3, 4, 5, 6, 7))
+    cores -= {0, 1, 3, 4, 6, 7}
+    assert (config().target_cpus, config().draft_cpus) == ((2,), (5,))
+    cores -= {2}
+    assert (config().target_cpus, config().draft_cpus) == ((), ())
+
+
+def test_cores_that_are_given_leave_the_others_to_the_other(cores: set[int]) -> None:
+    found = config(target_cpus="0-1, 5")
+    assert (found.target_cpus, found.draft_cpus) == ((0, 1, 5), (2, 3, 4, 6, 7))
+    found = config(draft_cpus="7")
+    assert (found.target_cpus, found.draft_cpus) == (tuple(range(7)), (7,))
+    found = config(target_cpus="0", draft_cpus="0")
+    assert (found.target_cpus, found.draft_cpus) == ((0,), (0,))
+
+
+def test_every_rank_of_a_target_gets_a_core(cores: set[int]) -> None:
+    found = config(tensor_parallel_size=4)
+    assert (found.target_cpus, found.draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
+    found = config(tensor_parallel_size=7)
+    assert (found.target_cpus, found.draft_cpus) == (tuple(range(7)), (7,))
+    found = config(tensor_parallel_size=8)
+    assert (found.target_cpus, found.draft_cpus) == (tuple(range(8)), (7,))
+    with pytest.raises(UsageError, match="--tensor-parallel-size 9 needs as many cores; this process may use 8"):
+        config(tensor_parallel_size=9)
+    with pytest.raises(UsageError, match="size 3 needs as many cores for the target, which may use 2"):
+        config(tensor_parallel_size=3, target_cpus="0-1")
+    with pytest.raises(UsageError, match="the mock"):
+        config(tensor_parallel_size=2, load_format="mock")
+
+
+@pytest.mark.parametrize("text", ["8", "0-8", "", "a", "1-", "3-1", "-1", "0;1"])
+def test_cores_that_do_not_exist_are_refused(cores: set[int], text: str) -> None:
+    with pytest.raises(UsageError, match="--target-cpus"):
+        config(target_cpus=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 1025}, "max_num_seqs"),
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens"),
+        ({"max_model_len": 1}, "at least 2"),
+        ({"num_speculative_tokens": 8, "max_model_len": 8}, "does not fit into a context of 8"),
+        ({"num_speculative_tokens": 4, "fan_out": (1, 2)}, "fan-out lists 2"),
+        ({"fan_out": (1, 2)}, "give -k a number"),
+        ({"fan_out": (99,)}, "fan_out"),
+        ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
+        ({"device": "cuda:x"}, "cuda:x"),
+        ({"revision": "main"}, "revision"),
+        ({"draft_revision": ("main",)}, "is not a hub model, so it has no revision 'main'"),
+        ({"draft_revision": ("main", "other")}, "2 given for 1 drafts"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**options)

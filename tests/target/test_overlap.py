@@ -1,0 +1,241 @@
+"""Verifications launched before outcomes are known to the host: the same ids, and the same hits, as without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from ssd.config.params import SamplingParams, Speculation
+from ssd.execution.graph_shapes import LONGEST_ROW
+from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
+from ssd.ipc.messages import Submit
+from ssd.ipc.public import Metrics
+from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, params
+from tests.models import tiny
+from tests.target.scripted import Poisoned
+
+PAGES, ROWS = 300, 4
+PROMPTS = [tiny.token_ids(length, length) for length in (3, 18, 7, 41, 2)]
+
+
+class World:
+    """A target and a draft that agrees with it about every other time."""
+
+    def __init__(self, folder: Path) -> None:
+        target = tiny.llama(folder / "target", seed=3)
+        self.plain = tiny.runner(target, torch.float64, pages=PAGES)
+        self.draft = tiny.runner(tiny.noisy_copy(target, folder / "draft", noise=0.03), torch.float64, pages=PAGES)
+
+    def static(self, pages: int = PAGES, deterministic: bool = False, longest: int = 9) -> StaticRunner:
+        """A slot of its cache that is read before it is written makes a NaN."""
+        made = StaticRunner(self.plain.model, pages, PAGE_SIZE, deterministic, most_rows=ROWS, longest=longest)
+        made.cache.keys.fill_(torch.nan)
+        made.cache.values.fill_(torch.nan)
+        return made
+
+    def truth(self, prompts: Sequence[list[int]], laws: Sequence[SamplingParams]) -> list[list[int]]:
+        settings = config(Speculation("ar"), num_pages=PAGES)
+        return Pair(settings, self.plain).run(prompts, laws).ids
+
+    def pair(self, speculation: Speculation, target: Runner, overlap: bool = True, **fields: Any) -> Pair:
+        sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES}
+        settings = config(speculation, **sizes | fields)
+        return Pair(settings, target, Draft(settings, self.draft), overlap)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def counted(texts: Texts) -> list[tuple[int, ...]]:
+    def of(m: Metrics) -> tuple[int, ...]:
+        return m.rounds, m.drafted_tokens, m.accepted_tokens, m.hits, m.misses
+
+    return [of(metrics) for metrics in texts.metrics]
+
+
+def followed(pair: Pair) -> list[int]:
+    """How many rows each verification had that was launched behind another one, as they are launched."""
+    assert pair.overlapped is not None
+    seen: list[int] = []
+    device, launch_next = pair.overlapped._device, pair.overlapped._device.launch_next
+
+    def noted(rows: Any, shape: Any) -> None:
+        seen.append(len(rows))
+        launch_next(rows, shape)
+
+    device.launch_next = noted  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("lookahead", "fan_out"), [(1, (2,)), (4, (3,)), (8, (1,))], ids=str)
+def test_ids_and_hits_are_those_of_the_host(
+    world: World, lookahead: int, fan_out: tuple[int, ...], temperature: float, deterministic: bool
+) -> None:
+    """With what the one shape of a deterministic engine has room for."""
+    speculation = Speculation("ssd", lookahead, fan_out, backup="none")
+    count = min(ROWS, LONGEST_ROW // (lookahead + 1)) if deterministic else ROWS
+    prompts, laws = PROMPTS[:count], params(count, 40, temperature)
+    found = []
+    for overlap in (False, True):
+        pair = world.pair(speculation, world.static(deterministic=deterministic), overlap)
+        seen = followed(pair) if overlap else []
+        found.append(pair.run(prompts, laws))
+        assert pair.draft is not None
+        pair.draft.assert_empty()
+    assert found[0].ids == found[1].ids == world.truth(prompts, laws)
+    assert counted(found[0]) == counted(found[1])
+    assert sum(m.hits for m in found[1].metrics) > 5 and sum(m.misses for m in found[1].metrics) > 0
+    assert len(seen) > 5 and max(seen) == count
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
+    """Requests of all kinds that come, end early, are aborted or lose their pages, drafts that lag, start over or are
+    gone, plans that change: with more requests than there are rows and few pages."""
+    dice = Random(seed)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 0.7, "stop_token_ids": tuple(range(0, 131, 9))},
+        {"stop_token_ids": tuple(range(0, 131, 17))},
+        {"temperature": 0.8, "top_k": 7},
+        {"logprobs": 2},
+        {"speculation": Speculation("ar")},
+        {"speculation": Speculation("sd", 3)},
+        {"speculation": Speculation("ssd", 2, (2,), backup="none")},
+        {"speculation": Speculation("ssd", 0, ())},
+    ]
+    count = 12
+    prompts = [tiny.token_ids(dice.choice((1, 2, 6, 19, 40)), 50 + n) for n in range(count)]
+    chosen = [kinds[0] if dice.random() < 0.5 else dice.choice(kinds) for _ in range(count)]
+    laws = [SamplingParams(seed=n, max_tokens=dice.choice((1, 2, 3, 20, 45)), **kind) for n, kind in enumerate(chosen)]
+    pages = dice.choice((30, 60, PAGES))
+    speculation = Speculation("ssd", 4, (3,), backup=dice.choice(("none", "jit", "auto")))
+    pair = world.pair(speculation, world.static(pages), num_pages=pages, max_model_len=100)
+    seen = followed(pair)
+    assert pair.draft is not None
+    pair.draft.steps = dice.choice((None, 2))
+    pair.post = lambda message: dice.random() < 0.97 and pair.deliver(message)
+    expected, told = world.truth(prompts, laws), {}
+    ids: list[list[int]] = [[] for _ in prompts]
+    arrivals = sorted((dice.randrange(60), request) for request in range(count))
+    aborted: set[int] = set()
+    step = 0
+    while arrivals or pair.engine.busy:
+        while arrivals and arrivals[0][0] <= step:
+            request = arrivals.pop(0)[1]
+            pair.engine.submit(Submit(request, prompts[request], laws[request]))
+        if dice.random() < 0.02:
+            pair.draft.restart()
+            pair.proposer.join(pair.draft.epoch)
+        if dice.random() < 0.03 and pair.engine.scheduler.running:
+            aborted.add(dice.choice(pair.engine.scheduler.running).request)
+            for request in aborted:
+                pair.engine.abort(request)
+        for emission in pair.engine.step():
+            assert emission.request not in told, "something was said after the end"
+            ids[emission.request] += emission.token_ids
+            if emission.finish_reason is not None:
+                told[emission.request] = emission.finish_reason
+        pair.engine.pool.check()
+        step += 1
+        assert step < 3000
+    assert pair.engine.pool.live == 0 and len(seen) > 5
+    for request in range(count):
+        whole = expected[request]
+        assert ids[request] == whole[: len(ids[request])] and (request in aborted) != (request in told)
+        assert request in aborted or ids[request] == whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_draft_scribbles_changes_no_id(world: World, seed: int) -> None:
+    dice = Random(seed)
+    pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), world.static())
+    assert pair.draft is not None
+    words = pair.draft.board.slots
+
+    def scribble() -> None:
+        for _ in range(300):
+            slot, entry, word = (dice.randrange(size) for size in words.shape)
+            words[slot, entry, word] += dice.choice((1, -1, 2**40))
+
+    pair.between_steps = scribble
+    laws = params(4, 40, 0.8)
+    assert pair.run(PROMPTS[:4], laws).ids == world.truth(PROMPTS[:4], laws)
+    assert pair.proposer.rejected > 0
+
+
+def test_tokens_whose_logits_are_no_numbers_end_only_their_own_text(world: World) -> None:
+    """Drafted, they are computed again without; committed, they are its end. What was launched behind is dropped."""
+    laws = params(4, 40)
+    texts = world.truth(PROMPTS[:4], laws)
+    dropped = 0
+    for poison in {texts[0][20], texts[1][9], texts[2][30], 5}:
+        plain, static = Runner(Poisoned(world.plain.model, poison), PAGES, PAGE_SIZE), world.static()
+        static.model = Poisoned(static.model, poison)
+        pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), static)
+        assert pair.overlapped is not None
+        drops, drop = list[int](), pair.overlapped.drop
+        pair.overlapped.drop = lambda d=drop, n=drops, a=pair.overlapped: (n.append(len(a._running)), d())[1]  # type: ignore
+        truth = Pair(config(Speculation("ar"), num_pages=PAGES), plain).run(PROMPTS[:4], laws)
+        assert pair.run(PROMPTS[:4], laws).ids == truth.ids
+        dropped += sum(map(bool, drops))
+    assert dropped > 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"speculation": Speculation("sd", 3)},
+        {"temperature": 0.8, "top_k": 7},
+        {"temperature": 0.8, "speculation": Speculation("ssd", 4, (3,), sampler="rejection")},
+        {"frequency_penalty": 0.5},
+        {"logprobs": 1},
+    ],
+    ids=str,
+)
+def test_who_needs_the_host_is_not_followed_and_who_comes_beside_is_not_either(
+    world: World, asked: dict[str, Any]
+) -> None:
+    for prompts, expected in ((PROMPTS[:1], False), (PROMPTS[:2], True)):
+        pair = world.pair(Speculation("ssd", 4, (3,), backup="none", sampler="rejection"), world.static())
+        seen = followed(pair)
+        coupled = Speculation("ssd", 4, (3,), backup="none")
+        laws = [SamplingParams(seed=1, max_tokens=12, **asked), *params(1, 40, speculation=coupled)][: len(prompts)]
+        pair.run(prompts, laws)
+        assert bool(seen) == expected and set(seen) <= {1}
+
+
+def test_a_new_request_waits_for_what_runs_and_no_longer(world: World) -> None:
+    """And its first verification waits for its draft, even where its prompt is one token."""
+    pair = world.pair(Speculation("ssd", 4, (3,)), world.static())
+    assert pair.overlapped is not None
+    first: dict[int, int] = {}
+    rounds, launch_next = list[int](), pair.overlapped._device.launch_next
+
+    def noted(rows: Any, shape: Any) -> None:
+        rounds.extend(row.round_key[2] for row in rows)
+        launch_next(rows, shape)
+
+    pair.overlapped._device.launch_next = noted  # type: ignore[method-assign]
+    prompts = [PROMPTS[1], PROMPTS[0], [7]]
+    arrivals, laws = {0: 0, 4: 1, 9: 2}, params(3, 60)
+    step = 0
+    while pair.engine.busy or step <= max(arrivals):
+        if step in arrivals:
+            pair.engine.submit(Submit(arrivals[step], prompts[arrivals[step]], laws[arrivals[step]]))
+        for emission in pair.engine.step():
+            first.setdefault(emission.request, step)
+        step += 1
+    assert [first[request] - step for step, request in arrivals.items()] == [0, 1, 1]
+    assert len(rounds) > 10 and 0 not in rounds

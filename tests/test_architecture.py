@@ -1,0 +1,131 @@
+"""The imports of ssd/ are those that the code map of docs/design.md allows, and no files import each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+GROUND = "ground"
+
+
+@cache
+def code_map() -> dict[str, set[str]]:
+    """Package (or loose module) -> what its row of the code map lets it import, in the order of the rows."""
+    section = DESIGN.split("\n## Code map\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\w ]+) \|$", section, re.MULTILINE)
+    return {package: set(allowed.split()) for package, allowed in rows}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of ssd/ by its full name."""
+    found = {}
+    for path in (ROOT / "ssd").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(), str(path))
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules that one names in an import, wherever it stands: in a function or for types alone as well."""
+    found = set()
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{module} imports relatively"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            inner = names & modules().keys()
+            found |= inner | ({node.module} if names - inner else set())
+    return frozenset(found)
+
+
+def package(module: str) -> str:
+    """The row of the code map that a module of ssd/ belongs to; "" for ssd/__init__.py."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """(importing, imported) modules of ssd/. The root, for the version, is no one's neighbour."""
+    for module in modules():
+        for other in imports(module) & modules().keys():
+            if package(module) and package(other):
+                yield module, other
+
+
+def test_the_map_has_a_row_for_everything() -> None:
+    assert code_map().keys() == {package(module) for module in modules()} - {""}
+    assert all(len(line) <= 120 for line in DESIGN.splitlines())
+
+
+def test_no_row_allows_what_stands_above_it() -> None:
+    rows = list(code_map())
+    for index, (name, allowed) in enumerate(code_map().items()):
+        assert allowed - {GROUND} <= set(rows[index + 1 :]), f"`{name}` may import upwards"
+
+
+def test_imports_are_those_of_the_map() -> None:
+    ground = {name for name, allowed in code_map().items() if allowed == {GROUND}}
+    wrong = [
+        f"{module} imports {other}"
+        for module, other in arrows()
+        if package(module) != package(other) and package(other) not in code_map()[package(module)] | ground
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_the_map_allows_nothing_that_nobody_needs() -> None:
+    used = {(package(module), package(other)) for module, other in arrows()}
+    unused = [
+        f"`{name}` imports nothing of `{other}`"
+        for name, allowed in code_map().items()
+        for other in sorted(allowed - {GROUND})
+        if (name, other) not in used
+    ]
+    assert not unused, "\n".join(unused)
+
+
+def test_no_files_import_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, other in arrows():
+        graph.setdefault(module, set()).add(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_the_paper_needs_torch_and_the_standard_library_alone() -> None:
+    others = {
+        name.split(".")[0] for module in modules() if package(module) == "speculation" for name in imports(module)
+    }
+    assert others - sys.stdlib_module_names <= {"ssd", "torch"}
+
+
+def test_nobody_imports_pickle() -> None:
+    unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    wrong = [module for module in modules() if unsafe & {name.split(".")[0] for name in imports(module)}]
+    assert not wrong and not [p for p in (ROOT / "ssd").rglob("*.py") if "torch.load(" in p.read_text()]
+
+
+def test_who_may_not_load_torch_does_not() -> None:
+    (sentence,) = re.findall(r"^- Importing (.*?)\s+does\s+not load torch", DESIGN, re.MULTILINE | re.DOTALL)
+    light = set(re.findall(r"`(\w+)`", sentence))
+    names = sorted(name for name in modules() if package(name) in light and not name.endswith("__main__"))
+    code = [
+        "import importlib, sys",
+        "for name in sys.argv[1:]:",
+        "    importlib.import_module(name)",
+        "    assert 'torch' not in sys.modules, name",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(code), *names], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

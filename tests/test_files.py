@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ssd.files import cache_dir
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("SSD_CACHE", "/s")
+    assert cache_dir() == Path("/s")
+    monkeypatch.delenv("SSD_CACHE")
+    assert cache_dir() == Path("/x/ssd")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "ssd"

@@ -1,0 +1,1 @@
+"""Programs to run from a clone, a folder each: `python -m tools.NAME --help`."""

@@ -1,0 +1,239 @@
+"""Distil a draft from a target: it writes a corpus, teaches on it, and the result is measured (docs/distillation.md).
+
+    python -m tools.distill smollm2 --out /tmp/draft --layers 0,1,2,3,4,27,28,29
+    python -m tools.distill smollm2 --out /tmp/head --kind eagle3 --vocab 16384
+
+Every stage leaves files in OUT or OUT/work and goes on where it was interrupted: run the same command again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import torch
+
+from ssd import LLM, SamplingParams
+from ssd.bench.datasets import texts
+from ssd.errors import SsdError, UsageError
+from ssd.execution.runner import device_of
+from ssd.frontend.tokenization import Tokenizer
+from ssd.models import hub
+from ssd.models.checkpoint import inspect
+from tools.distill import head
+from tools.distill.card import card
+from tools.distill.corpus import LONGEST, CorpusPlan, within, write_corpus
+from tools.distill.evaluation import Answer, Draft, evaluate, paths
+from tools.distill.head import HeadPlan, HeadStudent
+from tools.distill.shards import Conversation, claim, metadata, shard_path
+from tools.distill.student import Student, StudentPlan, build
+from tools.distill.teacher import load_runner, score, write_soft_labels
+from tools.distill.training import TrainingPlan, examples, train
+
+KINDS = ("decoder", "eagle3")
+STAGES = ("corpus", "teacher", "train", "evaluate")
+_TOP = 32
+_ALL = 10**6  # most prompts of a data set that are read
+_HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
+_LOOKAHEAD = 4
+_FAN_OUTS = (1, 3, 5)
+
+
+class Numbers(click.ParamType):
+    """Numbers such as "0,1,2"; the value is a tuple."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return value if isinstance(value, tuple) else tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers", param, ctx)
+
+
+@click.command(help=__doc__)
+@click.argument("target")
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--work", type=click.Path(path_type=Path), help="Corpus and soft labels; default OUT/work.")
+@click.option("--prompts", help="User messages: humaneval, a JSONL file, hub:org/name. Default: the target's own.")
+@click.option("--conversations", default=4096, show_default=True)
+@click.option("--shard", default=256, show_default=True, help="Conversations of a shard.")
+@click.option("--answer-tokens", default=320, show_default=True)
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True)
+@click.option(
+    "--layers",
+    type=Numbers(),
+    default=(),
+    help="The target's layers to begin with, over its embedding; of a head: after how many it reads hidden states.",
+)
+@click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
+@click.option("--depth", default=4, show_default=True, help="And so many layers.")
+@click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
+@click.option("--unroll", default=2 * _LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
+@click.option("--epochs", default=4, show_default=True)
+@click.option("--learning-rate", default=1e-3, show_default=True)
+@click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of the target while it writes and teaches.")
+@click.option("--batch", default=128, show_default=True, help="Conversations written at a time, by each engine.")
+@click.option("--engine-cpus", multiple=True, help="Cores of a corpus engine, as 0-2,5; again for another engine.")
+@click.option("--evaluate-on", multiple=True, help="Prompts to evaluate on, as for --prompts.")
+@click.option("--evaluate-prompts", default=32, show_default=True, help="At most so many of each.")
+@click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Last stage to run.")
+def main(**flags: Any) -> None:
+    job = Job(**flags)
+    try:
+        job.run()
+    except SsdError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The command's flags by name, and its stages in order."""
+
+    target: str
+    out: Path
+    work: Path | None
+    prompts: str | None
+    conversations: int
+    shard: int
+    answer_tokens: int
+    kind: str
+    layers: tuple[int, ...]
+    width: int
+    depth: int
+    vocab: int
+    unroll: int
+    epochs: int
+    learning_rate: float
+    batch_tokens: int
+    seed: int
+    device: str
+    dtype: str
+    batch: int
+    engine_cpus: tuple[str, ...]
+    evaluate_on: tuple[str, ...]
+    evaluate_prompts: int
+    until: str
+
+    def run(self) -> None:
+        stages = STAGES[: STAGES.index(self.until) + 1]
+        directory = hub.ensure(self.target)
+        prompts = texts(self.prompts, _ALL) if self.prompts else []
+        asked = min(self.conversations, len(prompts) or self.conversations)
+        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, seed=self.seed)
+        if "train" in stages:
+            self._build(directory)  # a plan that does not fit is told before hours of work
+        work = self.work or self.out / "work"
+        digest = inspect(directory).digest
+        made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
+        claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any"})
+        write_corpus(self.target, work, corpus, prompts, self._engines())
+        if "teacher" in stages:
+            write_soft_labels(
+                self.target, work, corpus.shards, _TOP, LONGEST, getattr(torch, self.dtype), device_of(self.device)
+            )
+        if "train" in stages:
+            student, log = self._train(directory, work, corpus, digest)
+        if "evaluate" in stages:
+            self._report(work, corpus, student, log)
+
+    def _engines(self) -> list[dict[str, Any]]:
+        options = {"dtype": self.dtype, "max_num_seqs": self.batch, "max_num_batched_tokens": 1024}
+        options["device"] = self.device
+        return [options | {"target_cpus": cpus} for cpus in self.engine_cpus] or [options]
+
+    @property
+    def _training(self) -> TrainingPlan:
+        return TrainingPlan(self.epochs, self.batch_tokens, self.learning_rate, seed=self.seed)
+
+    @property
+    def _plan(self) -> StudentPlan | HeadPlan:
+        if self.kind == "decoder":
+            return StudentPlan(self.layers, self.width, self.depth, self.vocab)
+        if self.width:
+            raise UsageError("--width: a head is as wide as its target")
+        return HeadPlan(self.layers, self.vocab, self.unroll)
+
+    def _build(self, directory: Path, answers: Sequence[Conversation] = ()) -> Student | HeadStudent:
+        """Return the student before training."""
+        plan = self._plan
+        if isinstance(plan, StudentPlan):
+            return build(directory, plan).to(device_of(self.device))
+        tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
+        runner = load_runner(self.target, getattr(torch, self.dtype), device_of(self.device), tokens)
+        return head.build(directory, plan, runner, answers).to(device_of(self.device))
+
+    def _train(
+        self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
+    ) -> tuple[Student | HeadStudent, list[dict[str, float]]]:
+        plan, training = asdict(self._plan), asdict(self._training)
+        made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
+        claim(self.out / "recipe.json", made)
+        data = examples(work, corpus.shards)
+        held = min(_HELD_OUT, len(data) // 10)
+        if not held:
+            raise UsageError(f"{len(data)} conversations are too few to train on")
+        student = self._build(directory, [example.text for example in data])
+        log = train(student, data[:-held], data[-held:], self._training, self.out)
+        student.write(directory, self.out)
+        return student, log
+
+    def _report(
+        self, work: Path, corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, float]]
+    ) -> None:
+        sets = {name: texts(name, _ALL) for name in self.evaluate_on}
+        last = shard_path(work, "corpus", corpus.shards[-1])
+        sets["held out"] = json.loads(metadata(last)["prompts"])[-min(_HELD_OUT, corpus.conversations // 10) :]
+        tokenizer, room = Tokenizer(self.out), LONGEST - self.answer_tokens
+        sets = {Path(n).stem: within(tokenizer, found, room)[: self.evaluate_prompts] for n, found in sets.items()}
+        report = self._evaluate(sets, student)
+        (self.out / "evaluation.json").write_text(json.dumps(report, indent=1))
+        recipe = {"target": self.target} | asdict(corpus) | asdict(self._plan) | asdict(self._training)
+        (self.out / "README.md").write_text(card(self.out.name, recipe, log, report))
+        click.echo(f"{self.out}: {json.dumps(report)}")
+
+    def _evaluate(self, sets: dict[str, list[str]], student: Student | HeadStudent) -> dict[str, Any]:
+        """Return acceptance and hit rates on each set of prompts, and the times of a tree step and a verification."""
+        answers: list[tuple[str, float, list[Answer]]] = []
+        devices = {"device": self.device, "draft_device": self.device}
+        with LLM(self.target, str(self.out), max_num_seqs=16, **devices) as llm:
+            for name, prompts in sets.items():
+                answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in (0.0, 0.7, 1.0)]
+            params = SamplingParams(max_tokens=64, ignore_eos=True)
+            timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
+        device = device_of(self.device)
+        judge = load_runner(self.target, torch.float32, device, LONGEST)
+        draft = self._draft(student)
+        rows = [
+            {"prompts": name, "temperature": t, "rule": rule}
+            | evaluate(draft, judge, found, rule, _LOOKAHEAD, _FAN_OUTS).figures()
+            for name, t, found in answers
+            for rule in (("coupled", "rejection") if t > 0 else ("coupled",))
+        ]
+        return {
+            "k": _LOOKAHEAD,
+            "rows": rows,
+            "tree_step_ms": fmean(m.draft_step_ms for m in timed),
+            "verify_ms": fmean(m.verify_ms for m in timed),
+        }
+
+    def _draft(self, student: Student | HeadStudent) -> Draft:
+        """Return what was trained, in the form that the evaluation calls."""
+        if isinstance(student, HeadStudent):
+            return partial(student.logits, lookahead=_LOOKAHEAD)
+        runner = load_runner(str(self.out), torch.bfloat16, device_of(self.device), LONGEST, lender=self.target)
+        return lambda texts: [score(runner, texts).float().cpu()]
+
+
+if __name__ == "__main__":
+    main()

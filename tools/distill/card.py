@@ -1,0 +1,33 @@
+"""Writes the model card from what the other stages left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_COLUMNS = (
+    "| prompts | T | rule | accepted of those tried | at each position | tokens per round "
+    "| hit rate at fan-out {fan_outs} |"
+)
+
+
+def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> str:
+    """Return markdown: what the draft is, how it was made, and what it is worth."""
+    fan_outs = " / ".join(map(str, report["rows"][0]["hit_rate"])) if report["rows"] else ""
+    lines = [f"# {name}: a draft for {recipe['target']}", ""]
+    lines += ["Made with `tools/distill`. Recipe:", ""]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in recipe.items()]
+    lines += ["", "| epoch | loss | held-out agreement |", "|---|---|---|"]
+    lines += [f"| {e['epoch']} | {e['loss']:.3f} | {e['held_out_agreement']:.3f} |" for e in training]
+    lines += ["", f"Along the target's own answers, K = {report['k']}:", ""]
+    lines += [_COLUMNS.format(fan_outs=fan_outs), "|---|---|---|---|---|---|---|"]
+    lines += [_row(row) for row in report["rows"]]
+    lines += ["", f"A tree step took {report['tree_step_ms']:.1f} ms, a verification {report['verify_ms']:.1f} ms.", ""]
+    return "\n".join(lines)
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    positions = " ".join(f"{value:.2f}" for value in row["by_position"])
+    hits = " / ".join(f"{value:.3f}" for value in row["hit_rate"].values())
+    figures = f"{row['acceptance']:.3f} | {positions} | {row['tokens_per_round']:.2f} | {hits}"
+    return f"| {row['prompts']} | {row['temperature']} | {row['rule']} | {figures} |"

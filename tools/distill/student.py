@@ -1,0 +1,150 @@
+"""A student that is a decoder of the target's family, over the target's embedding or its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from ssd.errors import UsageError
+from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.pairs import DRAFT_VOCAB, SHARED
+from ssd.models.weights import Weights, from_checkpoint
+from tools.distill.shards import save
+from tools.distill.training import Example, Lesson, padded
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class StudentPlan:
+    """The plan of a student: layers of the target, or an independent model.
+
+    With `layers` it takes these over the target's embedding and head, which stay frozen. Else it has `width` and
+    `depth`, and its embedding begins as the leading directions of the target's. It predicts the first `vocab` ids only,
+    all if 0."""
+
+    layers: tuple[int, ...] = ()
+    width: int = 0
+    depth: int = 0
+    vocab: int = 0
+
+
+class Student(nn.Module):
+    """A `tools.distill.training.Learner`: a decoder of the target's family and its head [V, width].
+
+    The target's own are frozen. Once trained it predicts the first `vocab` ids only, all if 0."""
+
+    def __init__(self, model: PreTrainedModel, head: nn.Parameter, vocab: int) -> None:
+        super().__init__()
+        self.model, self.head, self._vocab = model, head, vocab
+
+    @property
+    def shares(self) -> bool:
+        """Return whether embedding and head are the target's."""
+        return not self.head.requires_grad
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+    def lesson(self, batch: Sequence[Example]) -> Lesson:
+        ids = padded([example.text for example in batch])
+        states = self.model(ids.to(self.head.device), use_cache=False).last_hidden_state
+        spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
+        return Lesson(
+            torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)]),
+            torch.cat([example.ids for example in batch]),
+            torch.cat([example.probabilities.float() for example in batch]),  # autocast joins no float16
+        )
+
+    def write(self, target: Path, directory: Path) -> None:
+        """Write a checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
+        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        config = self.model.config.to_dict()
+        config.pop("_name_or_path", None)  # a path of this machine
+        config["architectures"] = [_ARCHITECTURE[config["model_type"]]]
+        if self.shares:
+            del state[EMBEDDING]
+            config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
+        if self._vocab:
+            config[DRAFT_VOCAB] = self._vocab
+        write_folder(directory, state, config, target)
+
+
+def build(target: Path, plan: StudentPlan) -> Student:
+    """Return the student before training, in float32. Raises UsageError for a plan that does not fit the target."""
+    checkpoint = inspect(target)
+    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+    config = AutoConfig.from_pretrained(target)
+    _check(plan, config)
+    if getattr(config, "layer_types", None):  # one entry a layer, all alike in what the engine runs
+        config.layer_types = config.layer_types[:1] * (len(plan.layers) or plan.depth)
+    vocab, width = config.vocab_size, config.hidden_size
+    embedding = weights(EMBEDDING, vocab, width)
+    if plan.layers:
+        config.num_hidden_layers = len(plan.layers)
+        model = AutoModel.from_config(config, dtype=torch.float32)
+        state = _layers(checkpoint, weights, plan.layers)
+        state |= {"embed_tokens.weight": embedding, "norm.weight": weights("model.norm.weight", width)}
+        model.load_state_dict(state)
+        model.embed_tokens.weight.requires_grad_(False)
+        head = embedding if config.tie_word_embeddings else weights(HEAD, vocab, width)
+        return Student(model, nn.Parameter(head, requires_grad=False), plan.vocab)
+    config.hidden_size, config.num_hidden_layers, config.tie_word_embeddings = plan.width, plan.depth, True
+    config.num_attention_heads, config.num_key_value_heads = plan.width // config.head_dim, 1
+    config.intermediate_size = -(-plan.width * 8 // 3 // 64) * 64
+    model = AutoModel.from_config(config, dtype=torch.float32)
+    model.embed_tokens.weight.data.copy_(_leading_directions(embedding, plan.width))
+    return Student(model, model.embed_tokens.weight, plan.vocab)
+
+
+def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
+    if config.model_type not in _ARCHITECTURE:
+        raise UsageError(f"a target of family {config.model_type!r}; drafts are made for {', '.join(_ARCHITECTURE)}")
+    if bool(plan.layers) == bool(plan.width):
+        raise UsageError("give either --layers or --width")
+    if plan.layers and not all(0 <= layer < config.num_hidden_layers for layer in plan.layers):
+        raise UsageError(f"--layers: the target's layers are 0 to {config.num_hidden_layers - 1}")
+    if not 0 <= plan.vocab <= config.vocab_size:
+        raise UsageError(f"--vocab: the target has {config.vocab_size} ids")
+    if plan.width % config.head_dim:
+        raise UsageError(f"--width must be a multiple of {config.head_dim}, the width of a head")
+
+
+def _layers(checkpoint: Checkpoint, weights: Weights, chosen: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return the tensors of the chosen layers, renumbered from 0."""
+    found = {}
+    for new, old in enumerate(chosen):
+        prefix = f"model.layers.{old}."
+        for name, info in checkpoint.tensors.items():
+            if name.startswith(prefix):
+                found[f"layers.{new}.{name.removeprefix(prefix)}"] = weights(name, *info.shape)
+    return found
+
+
+def _leading_directions(embedding: Tensor, width: int) -> Tensor:
+    """Return the embedding [V, d] in its `width` strongest directions (truncated SVD)."""
+    _, vectors = torch.linalg.eigh(embedding.T @ embedding)
+    return embedding @ vectors[:, -width:].flip(1)
+
+
+def write_folder(directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path) -> None:
+    """Write a checkpoint with weights in bfloat16, and the target's tokenizer."""
+    tensors = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in state.items()
+    }
+    save(directory / "model.safetensors", tensors, {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
+    for name in _TOKENIZER_FILES:
+        if (target / name).is_file():
+            shutil.copyfile(target / name, directory / name)

@@ -1,1 +1,0 @@
-"""The stages of `tools/distill.py`, one a file: corpus -> teacher -> training -> evaluation -> card."""

@@ -1,0 +1,122 @@
+"""Checks that every mode has the ids of `ar`, bit for bit, also while drafts are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from ssd.client import Client, Prompt
+from ssd.config import gpus
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.restarts import Restarts
+from ssd.launch.supervisor import Engine
+from tools.gpu_report.job import Job, Row
+
+_PATIENCE_S = 30.0
+_LONGEST_LIFE_S = 3.0
+_LEAK_BYTES = 2**26
+
+
+def rows(job: Job) -> Iterator[Row]:
+    """Run one engine in deterministic mode: all prompts in every mode, then the kills."""
+    count, tokens, kills = (4, 16, 3) if job.tiny else (100, 64, 100)
+    options = EngineOptions(
+        target=job.target,
+        draft=(job.draft,),
+        device=job.device,
+        draft_device=job.draft_devices[0],
+        dtype=job.dtype,
+        deterministic=True,
+        max_num_seqs=4 if job.tiny else 16,
+        max_model_len=128 if job.tiny else 1024,
+        num_speculative_tokens=4,
+        fan_out=(3,),
+    )
+    engine = Engine(resolve(options), Restarts(per_minute=float("inf"), longest=0.1))
+    prompts = job.asked(count)
+    try:
+        engine.start()
+        with Client(engine.address) as client:
+            expected = {}
+            for temperature in (0.0, 1.0):
+                expected[temperature] = _ids(client, prompts, "ar", temperature, tokens)
+                for mode in ("sd", "ssd"):
+                    found = _ids(client, prompts, mode, temperature, tokens)
+                    equal = sum(a == b for a, b in zip(found, expected[temperature], strict=True))
+                    name = f"{mode}, T = {temperature:g}, {job.dtype}, deterministic"
+                    yield {"name": name, "texts": len(found), "equal": equal, "ok": equal == len(found)}
+            yield from _killed(job, engine, client, prompts[:4], expected[0.0][:4], tokens, kills)
+    finally:
+        engine.stop(drain=0.0)
+
+
+def _ids(client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int) -> list[list[int]]:
+    params = [
+        SamplingParams(temperature, seed=index, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode))
+        for index in range(len(prompts))
+    ]
+    return [answer.token_ids for answer in client.generate(prompts, params)]
+
+
+def _killed(
+    job: Job,
+    engine: Engine,
+    client: Client,
+    prompts: Sequence[Prompt],
+    expected: list[list[int]],
+    tokens: int,
+    kills: int,
+) -> Iterator[Row]:
+    """Kill drafts at random moments, some while they load, and ask the same prompts again and again."""
+    free, dice, deaths = _free(), random.Random(0), 0
+    over = threading.Event()
+
+    def kill() -> None:
+        nonlocal deaths
+        while deaths < kills and job.left() > _PATIENCE_S / 2 and not over.wait(dice.uniform(0.0, _LONGEST_LIFE_S)):
+            if (pid := engine.pids.get("draft")) is not None:
+                os.kill(pid, signal.SIGKILL)
+                deaths += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    answers = altered = 0
+    try:
+        while thread.is_alive() or not answers:
+            found = _ids(client, prompts, "ssd", 0.0, tokens)
+            answers += len(found)
+            altered += sum(a != b for a, b in zip(found, expected, strict=True))
+            yield _row(kills, deaths, answers, altered, None)
+    finally:
+        over.set()
+        thread.join()
+    _wait_for_draft(client, prompts[0], job)
+    after = _free()
+    leaked = None if free is None or after is None else max(0, sum(free) - sum(after))
+    yield _row(kills, deaths, answers, altered, leaked)
+
+
+def _row(wanted: int, deaths: int, answers: int, altered: int, leaked: int | None) -> Row:
+    row = {"name": f"{wanted} kills of the draft", "kills": deaths, "answers": answers, "altered": altered}
+    ok = altered == 0 and (leaked or 0) <= _LEAK_BYTES
+    return row | {"leaked_mib": None if leaked is None else leaked / 2**20, "ok": ok}
+
+
+def _free() -> list[int] | None:
+    """Return the free memory of every GPU; None if it is unknown."""
+    present = gpus.present()
+    return None if present is None else [gpu.free for gpu in present]
+
+
+def _wait_for_draft(client: Client, prompt: Prompt, job: Job) -> None:
+    """Wait until a draft has loaded again and drafts, but not for ever."""
+    deadline = time.monotonic() + min(_PATIENCE_S, max(0.0, job.left()))
+    asked = SamplingParams(max_tokens=16, ignore_eos=True, speculation=Speculation("ssd"))
+    while time.monotonic() < deadline and not client.generate([prompt], asked)[0].metrics.drafted_tokens:
+        time.sleep(0.1)

@@ -1,1 +1,0 @@
-"""How a checkpoint is made wider and deeper without changing what it computes."""

@@ -1,0 +1,205 @@
+"""Simulate target and draft devices from acceptance statistics (docs/simulation.md).
+
+\b
+    python -m tools.simulate paper
+    python -m tools.simulate run --mode ssd -k 7 --fan-out 3 --batch 4 --drafts 2 --network-delay 0.1ms
+    python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import wraps
+from typing import Any
+
+import click
+
+from ssd.bench.outputs import console
+from ssd.bench.quantities import Duration, Rates, Times, time_text
+from ssd.cli.options import FanOut
+from ssd.config.params import MAX_LOOKAHEAD
+from ssd.errors import UsageError
+from ssd.planning.profile import PAPER
+from ssd.speculation.fan_out import optimal_fan_out
+from ssd.speculation.theory import LinearCost
+from tools.simulate import report, tables
+from tools.simulate.calibration import inputs
+from tools.simulate.cascade import Level, Prediction, cascade_pays
+from tools.simulate.options import LevelOf
+from tools.simulate.run import ROUNDS, SEED, simulate
+from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
+from tools.simulate.statistics import AcceptanceLaw, Statistics
+
+# Llama-3.1-70B with Llama-3.2-1B, greedy: what `paper` fits, rounded.
+_VERIFY, _STEP, _OVERHEAD = time_text(PAPER.verify.line), time_text(PAPER.step.line), time_text(PAPER.overhead_s)
+_ACCEPTANCE = ",".join(map(str, PAPER.acceptance))
+_MISSES = f"{PAPER.misses.c},{PAPER.misses.r}"
+
+_ROUNDS = click.option("--rounds", type=click.IntRange(64, 1_000_000), default=ROUNDS, show_default=True)
+_SEED = click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_LOOKAHEAD = click.option(
+    "-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(1, MAX_LOOKAHEAD), default=7, show_default=True
+)
+_VERIFY_OPTION = click.option(
+    "--verify", type=Times(), default=_VERIFY, show_default=True, help="Forward of the target, and each token."
+)
+_OVERHEAD_OPTION = click.option("--overhead", type=Duration(), default=_OVERHEAD, show_default=True, help="A round's.")
+
+
+@click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    pass
+
+
+def _refused(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a refused setup into a user's error: exit status 2."""
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        try:
+            command(**values)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from None
+
+    return call
+
+
+@main.command()
+@_ROUNDS
+@_JSON
+def paper(rounds: int, as_json: bool) -> None:
+    """Print the paper's tables from quoted and fitted inputs. Exit status 1 if a cell is out of bounds."""
+    sources = inputs()
+    cells, drafts = tables.cells(sources, rounds), tables.drafts(sources, rounds)
+    if as_json:
+        _print_json(
+            inputs=[note._asdict() for note in sources.notes],
+            cells=[report.cell_json(cell) for cell in cells],
+            drafts=[found._asdict() for found in drafts],
+        )
+    else:
+        output = console()
+        for table in (report.inputs_table(sources.notes), report.cells_table(cells), report.drafts_table(drafts)):
+            output.print(table)
+        for line in report.causes(cells):
+            output.print(f"- {line}", soft_wrap=True, highlight=False)
+    beyond = report.beyond(cells)
+    click.echo(f"{len(cells) - len(beyond)} of {len(cells)} cells within bounds (means 5 %, others 10 %)", err=as_json)
+    if beyond:
+        sys.exit(1)
+
+
+@main.command()
+@click.option("--mode", type=click.Choice(MODES), default="ssd", show_default=True)
+@click.option("--engine", type=click.Choice(ENGINES), default="anytime", show_default=True, help="Of mode ssd.")
+@_LOOKAHEAD
+@click.option("-f", "--fan-out", type=FanOut(), default="auto", show_default=True, help="auto: Theorem 12.")
+@click.option("--budget", type=click.IntRange(2, 1024), help="Chains a sequence with fan-out auto.  [default: 3(K+1)]")
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), default=1, show_default=True)
+@click.option("--drafts", type=click.IntRange(1, MAX_DRAFTS), default=1, show_default=True, help="Draft devices.")
+@click.option("--network-delay", "delay", type=Duration(), default="0", show_default=True, help="A message, one way.")
+@_VERIFY_OPTION
+@click.option("--step", type=Times(), default=_STEP, show_default=True, help="Forward of the draft, and each chain.")
+@_OVERHEAD_OPTION
+@click.option("--rebuild", type=click.IntRange(0, 8), default=0, show_default=True, help="Reference: forwards a tree.")
+@click.option("--backup", type=click.Choice(BACKUPS), help="On a miss.  [default: auto; reference: neural]")
+@click.option("--acceptance", type=Rates(), default=_ACCEPTANCE, show_default=True, help="By position; last repeats.")
+@click.option("--acceptance-on-miss", "on_miss", type=Rates(), help="[default: the same]")
+@click.option("--acceptance-of-cheap", "cheap", type=Rates(), default="0", show_default=True, help="Cheap backup.")
+@click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r.")
+@_ROUNDS
+@_SEED
+@_JSON
+@_refused
+def run(rounds: int, seed: int, as_json: bool, **values: Any) -> None:
+    """Simulate one setup: speed, hit rate, tokens per round, idle shares. Defaults: the paper's Llama pair."""
+    setup = _setup(**values)
+    figures = simulate(setup, rounds, seed)
+    if as_json:
+        _print_json(setup=asdict(setup), figures=asdict(figures))
+        return
+    engine = f"{setup.engine}, " if setup.mode == "ssd" else ""
+    fan_out = ",".join(map(str, setup.fan_out))
+    console().print(report.figures_table(f"{setup.mode} ({engine}K {setup.lookahead}, F {fan_out})", figures))
+
+
+def _setup(
+    *,
+    mode: str,
+    engine: str,
+    lookahead: int,
+    fan_out: tuple[int, ...],
+    budget: int | None,
+    batch: int,
+    drafts: int,
+    delay: float,
+    verify: LinearCost,
+    step: LinearCost,
+    overhead: float,
+    rebuild: int,
+    backup: str | None,
+    acceptance: tuple[float, ...],
+    on_miss: tuple[float, ...] | None,
+    cheap: tuple[float, ...],
+    misses: tuple[float, float],
+) -> Setup:
+    plain = AcceptanceLaw(acceptance)
+    if not fan_out:
+        try:
+            fan_out = optimal_fan_out(plain.rate(lookahead), misses[1], lookahead, budget or 3 * (lookahead + 1))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    backup = backup or ("auto" if engine == "anytime" else "neural")
+    devices = Devices(verify, (Level(step),), drafts, overhead, delay, rebuild)
+    statistics = Statistics(plain, plain, AcceptanceLaw(on_miss or acceptance), misses, AcceptanceLaw(cheap))
+    setup = Setup(devices, statistics, mode, engine, lookahead, fan_out, batch, backup)
+    return replace(setup, statistics=statistics.foreseeing(setup.fan_out, lookahead))
+
+
+@main.command()
+@click.option("--level", "levels", type=LevelOf(), multiple=True, required=True, help="Smallest draft first.")
+@_VERIFY_OPTION
+@_OVERHEAD_OPTION
+@_LOOKAHEAD
+@click.option("-f", "--fan-out", type=FanOut(), default="3", show_default=True, help="Of ssd.")
+@click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r, for ssd.")
+@_ROUNDS
+@_SEED
+@_JSON
+@_refused
+def cascade(
+    levels: tuple[Level, ...],
+    verify: LinearCost,
+    overhead: float,
+    lookahead: int,
+    fan_out: tuple[int, ...],
+    misses: tuple[float, float],
+    rounds: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Tell whether a smaller draft under the draft pays, for every run of neighbouring levels."""
+    rows: list[tuple[Prediction, float, float]] = []
+    for prediction in cascade_pays(levels, verify, lookahead, overhead):
+        used = levels[prediction.first : prediction.last + 1]
+        statistics = Statistics.alike(AcceptanceLaw((used[-1].by_target,)), misses)
+        setup = Setup(Devices(verify, used, overhead=overhead), statistics, "sd", "anytime", lookahead, fan_out or (3,))
+        setup = replace(setup, backup="auto")
+        sd, ssd = (simulate(replace(setup, mode=mode), rounds, seed).tokens_per_second for mode in ("sd", "ssd"))
+        rows.append((prediction, sd, ssd))
+    if as_json:
+        _print_json(levels=[p._asdict() | {"sd": sd, "ssd": ssd} for p, sd, ssd in rows])
+    else:
+        console().print(report.cascade_table(rows))
+
+
+def _print_json(**parts: Any) -> None:
+    click.echo(json.dumps(parts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

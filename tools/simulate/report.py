@@ -1,0 +1,93 @@
+"""The tables, and the sentences that explain a deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ssd.bench.outputs import grid
+from tools.simulate.calibration import Note
+from tools.simulate.cascade import Prediction
+from tools.simulate.run import Figures
+from tools.simulate.tables import Cell, Drafts
+
+EXPLAINED = 0.05  # predicted cells that are further off get a sentence
+
+_CAUSES = {
+    ("temperature", "ssd uniform"): (
+        "a miss costs K steps of the draft here, 14 ms; the paper's own table implies 20 ms (a line through sd/ssd "
+        "against its miss rates), which weighs most where misses are many"
+    ),
+    ("temperature", "hits geometric"): (
+        "one c and one r serve all accepted lengths; moving chains between them gains less so than in the paper"
+    ),
+    ("batch", "cheap"): (
+        "the cost of a chain is derived from arithmetic alone; the tree of 128 chains fits into the verification here, "
+        "while 1.5 ms more a round would give the paper's cell"
+    ),
+}
+
+
+def inputs_table(notes: Iterable[Note]) -> Table:
+    return grid("Inputs", ("input", "value", "source"), notes, left=3)
+
+
+def cells_table(cells: Iterable[Cell]) -> Table:
+    columns = ("table", "row", "column", "paper", "simulated", "deviation", "use")
+    rows = (
+        (c.table, c.row, c.column, _number(c.published), _number(c.simulated), f"{c.deviation:+.1%}", c.use)
+        for c in cells
+    )
+    return grid("Deviations", columns, rows, left=3)
+
+
+def causes(cells: Iterable[Cell]) -> list[str]:
+    """Return a line for every predicted cell that is off by more than `EXPLAINED`."""
+    return [
+        f"{c.table}, {c.row}, {c.column} {c.deviation:+.1%}: {_CAUSES.get((c.table, c.column), 'no cause known')}"
+        for c in cells
+        if c.use == "predicted" and abs(c.deviation) > EXPLAINED
+    ]
+
+
+def beyond(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells outside their bound, whatever they were used for."""
+    return [cell for cell in cells if abs(cell.deviation) > cell.bound]
+
+
+def drafts_table(found: Iterable[Drafts]) -> Table:
+    columns = ("drafts", "F", "hit rate", "batch 1", "16: neural", "16: cheap", "16: anytime")
+    rows = ((str(d.drafts), str(d.fan_out), f"{d.hit_rate:.3f}", *(f"{speed:.1f}" for speed in d[3:])) for d in found)
+    return grid("1 to 8 draft devices, tok/s of one sequence: predicted, the paper's page has no cells", columns, rows)
+
+
+def figures_table(title: str, figures: Figures) -> Table:
+    rows = (
+        (name.replace("_", " "), f"{value * 1e3:.3f} ms" if name.endswith("_s") else f"{value:.3f}")
+        for name, value in asdict(figures).items()
+    )
+    return grid(title, ("figure", "value"), rows)
+
+
+def cascade_table(rows: Iterable[tuple[Prediction, float, float]]) -> Table:
+    columns = ("levels", "draft ms", "sd predicted", "sd simulated", "ssd simulated")
+    lines = (
+        (
+            " + ".join(str(level + 1) for level in range(p.first, p.last + 1)),
+            f"{p.draft_s * 1e3:.2f}",
+            *(f"{speed:.1f}" for speed in (p.tokens_per_second, sd, ssd)),
+        )
+        for p, sd, ssd in rows
+    )
+    return grid("tok/s by the levels used, 1 the smallest", columns, lines)
+
+
+def cell_json(cell: Cell) -> dict[str, Any]:
+    return asdict(cell) | {"deviation": cell.deviation}
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.1f}"

@@ -1,1 +1,0 @@
-"""Target and draft devices as processes of a discrete-event simulation (docs/simulation.md)."""
