@@ -61,8 +61,9 @@ class LLM:
 
     - `target`: a built-in name, a folder, a GGUF file or a hub name. `draft`: one of these, an EAGLE-3 head, or several
       models, smallest first (a cascade). None is the built-in draft, for the built-in target.
-    - `mode`: "ar" (plain decoding), "sd" or "ssd". `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of
-      them. "auto" leaves either to the tuner, with at most `budget` outcomes a round. `backup`: what a miss does.
+    - `mode`: "ar" (plain decoding), "ngram" (with prompt lookup), "sd", "ssd", or "auto": whatever is fastest.
+      `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of them. "auto" leaves either to the tuner, with
+      at most `budget` outcomes a round. `backup`: what a miss does.
     - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
       belongs to the latter.
     - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: cores, as "0-2,5".
@@ -83,7 +84,7 @@ class LLM:
         target: Path = "smollm2",
         draft: Path | Sequence[Path] | None = None,
         *,
-        mode: Mode = "ssd",
+        mode: Mode = "auto",
         num_speculative_tokens: int | Literal["auto"] = "auto",
         fan_out: int | Sequence[int] | Literal["auto"] = "auto",
         backup: Backup = "auto",

@@ -103,7 +103,8 @@ def measuring(
 
 def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
     if emulation.times is not None:
-        return replace(config, emulate=emulation.times)  # a stated agreement lies in the scripted pair's weights
+        # A stated agreement lies in the weights of the scripted pair.
+        return replace(config, emulate=emulation.times, elastic_cores=False)
     return replace(config, synthetic=emulation.stated)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ssd.config.engine import Cpus, EngineConfig
+from ssd.config.engine import Cpus
 from ssd.errors import UsageError
 
 
@@ -32,12 +32,6 @@ def placement(
         tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
         tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
     )
-
-
-def of_rank(config: EngineConfig, rank: int) -> Cpus:
-    """Return a rank's part of the target's cores here. All parts are equal, since all ranks wait for the slowest."""
-    each, place = len(config.target_cpus) // len(config.ranks), rank - config.ranks.start
-    return config.target_cpus[place * each : (place + 1) * each]
 
 
 def parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ssd.config import gpus
 from ssd.config.emulation import Agreement, DeviceTimes
-from ssd.config.params import Speculation
+from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import UsageError
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -113,7 +113,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
     - Places: the target has `tensor_parallel_size` ranks, divided equally over `nodes`, its cores equally over the
-      ranks here. An empty list of cores leaves the placement to the operating system.
+      ranks here. An empty list of cores leaves the placement to the operating system. With `elastic_cores` either
+      model also computes on the other's cores while the other one rests.
     - GPUs: `attention` is the backend. With `enforce_eager` no CUDA graphs are captured.
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
@@ -134,6 +135,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes: Nodes | None = None
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
+    elastic_cores: bool = False
     digest: str = ""
     vocab_size: Positive = 1
     features: Features | None = None
@@ -143,8 +145,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     failpoints: bool = False
 
     def __post_init__(self) -> None:
-        if self.speculation.mode != "ar" and self.draft is None:
-            raise UsageError(f"mode {self.speculation.mode} needs a draft; give --draft or use --mode ar")
+        if self.speculation.mode in DRAFTED and self.draft is None:
+            raise UsageError(f"mode {self.speculation.mode} needs a draft; give --draft or use --mode auto")
         if self.num_pages * self.page_size < self.max_model_len:
             raise UsageError(
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
@@ -168,6 +170,16 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     def one_bus(self) -> bool:
         """Tells whether target and draft share the bandwidth of one memory."""
         return self.emulate is None and gpus.number(self.device) == gpus.number(self.draft_device)
+
+    def cpus_of(self, role: str, rank: int = 0) -> Cpus:
+        """The cores of a process, its own before those that it may borrow. All ranks have equally many, since all wait
+        for the slowest."""
+        if role == "draft":
+            return self.draft_cpus + self.target_cpus * self.elastic_cores
+        if self.elastic_cores:
+            return self.target_cpus + self.draft_cpus
+        each, place = len(self.target_cpus) // len(self.ranks), rank - self.ranks.start
+        return self.target_cpus[place * each : (place + 1) * each]
 
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"

@@ -11,7 +11,9 @@ from msgspec import Meta
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
 
-Mode = Literal["ar", "sd", "ssd"]
+Mode = Literal["auto", "ar", "ngram", "sd", "ssd"]
+DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
+"""Modes that need a draft model."""
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
 
@@ -35,12 +37,14 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     With the sampler `coupled`, or at temperature 0, it does not even change the tokens.
 
+    `mode` is plain decoding (`ar`), the same with proposals from prompt lookup (`ngram`), speculative decoding with a
+    draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or whatever is fastest (`auto`).
     `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. K = 0
     and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains. `backup` is auto, jit, none
     or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro sampling, for the
     sampler `rejection`; 1 is ordinary sampling."""
 
-    mode: Mode = "ssd"
+    mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 4
     fan_out: FanOut = (3,)
     backup: Backup = "jit"
@@ -69,8 +73,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def auto(self) -> bool:
-        """Tells whether K or the fan-out is chosen while the engine runs."""
-        return self.mode != "ar" and not (self.num_speculative_tokens and self.fan_out)
+        """Tells whether mode, K or fan-out is chosen while the engine runs."""
+        return self.mode == "auto" or (self.mode in DRAFTED and not (self.num_speculative_tokens and self.fan_out))
 
     def ratio_rule(self, temperature: float) -> bool:
         """Tells whether draft tokens are accepted by the ratio of probabilities, not by equality with the target's."""

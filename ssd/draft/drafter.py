@@ -69,6 +69,10 @@ class Drafter:
         self._vocab_size = min(vocab_size, model.shape.outputs)
         self._sampler = DraftSampler(noise)
 
+    def blank_guess(self) -> Guess:
+        """A guess that says nothing, for chains to fork from."""
+        return Guess(0, [0])
+
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
         """As many of the next path tokens as the next forward can compute."""
         return tokens

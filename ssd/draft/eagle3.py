@@ -74,6 +74,10 @@ class HeadDrafter(Drafter):
         self._head = cast(Eagle3, runner.model)
         self._read: dict[int, Tensor] = {}  # by request, the target's features that the next forward needs
 
+    def blank_guess(self) -> Guess:
+        hidden = torch.zeros(1, self._head.fused, dtype=self._head.dtype, device=self._head.device)
+        return Guess(0, [0], feature=self._head.fuse(hidden)[0])
+
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
         if not tokens or tree.computed >= tree.base:
             return tokens

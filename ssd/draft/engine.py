@@ -12,15 +12,17 @@ from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
+from ssd.draft.rehearsal import Rehearsal
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.batch import Row
+from ssd.execution.core_team import CoreTeam
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.board import TRUNK, BoardWriter, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.messages import Admit, Launched, Outcomes, Release, Retune, Verified
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.speculation.noise import NoiseCache
 
@@ -45,24 +47,29 @@ class DraftEngine:
         draft_probs: DraftProbsArena | None = None,
         features: FeatureArena | None = None,
         trace: TraceRing = NO_TRACE,
+        team: CoreTeam | None = None,
     ) -> None:
-        """`runners`: smallest first; the last one decides what is published.
+        """`runners`: smallest first; the last one decides what is published. `team`: given if both models share cores.
         `vocab_size`: the target's. `draft_probs` is for the ratio rule, `features` for a draft that is an EAGLE-3
         head."""
-        self._board, self._draft_probs, self._epoch, self._trace = board, draft_probs, epoch, trace
+        self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
         self.cascade = Cascade([*smaller, self.drafter])
         self.trees: dict[int, Tree] = {}
+        self._rehearsal: Rehearsal | None = None
         self._scheduler = ChainScheduler(
             self.drafter.chain_cache, self.drafter.max_position, self.cascade.forget_chains
         )
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def handle(self, message: Admit | Outcomes | Launched | Retune | Release) -> None:
+    def handle(self, message: Admit | Outcomes | Launched | Retune | Release | Rehearse) -> None:
         """Apply a message. One that contradicts what is known drops its sequence: the target goes on without it."""
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+            self._rehearsal = None
         if isinstance(message, Admit):
             self._drop(message.request)
             self._board.clear(message.slot)
@@ -81,6 +88,9 @@ class DraftEngine:
             for request, speculation in message.rows:
                 if request in self.trees:
                     self.trees[request].retune(speculation)
+        elif isinstance(message, Rehearse):
+            self._use_cores(message.in_turn)
+            self._rehearsal = Rehearsal(self.drafter, message.rows) if message.rows and not self.trees else None
         else:
             for request in message.requests:
                 self._drop(request)
@@ -122,10 +132,15 @@ class DraftEngine:
     def step(self) -> bool:
         """Run one forward for all that can use it; False if there is nothing to do before the next message."""
         began = time.perf_counter()
+        if self._rehearsal is not None:
+            rows = self._rehearsal.step()
+            self._board.tick(time.perf_counter() - began, 1.0, rows)
+            return rows > 0
         paths = self._prefill()
         growing = self._fork()
         if not paths and not growing:
             return False
+        self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
         found = self.cascade.forward(self.trees.values(), paths, growing)
@@ -133,6 +148,11 @@ class DraftEngine:
         self._note_step(time.perf_counter() - began, paths, found)
         self._trace.enter(State.OTHER)
         return True
+
+    def _use_cores(self, in_turn: bool) -> None:
+        """Compute on all cores if the target waits for this side's work, else on this side's own."""
+        if self._team is not None:
+            self._team.use(all_cores=in_turn)
 
     def _prefill(self) -> list[PathRow]:
         """Rows over the next path tokens without keys and values, of each sequence that has some.

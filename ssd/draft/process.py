@@ -16,6 +16,7 @@ from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
 from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError, UsageError
+from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner, device_of
 from ssd.ipc import sockets
 from ssd.ipc.arenas import DraftArenas
@@ -86,12 +87,13 @@ class _Draft:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board
         self._shared = DraftProbsArena.of(child.start), FeatureArena.of(child.start)
         self._arenas = DraftArenas(self._shared, runners[-1].model.device)
+        self._team = CoreTeam(child.config, "draft") if child.config.elastic_cores else None
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
         child, config = self._child, self._child.config
         known = self._board, child.epoch, config.vocab_size
-        return DraftEngine(config, self._runners, *known, *self._shared, child.trace)
+        return DraftEngine(config, self._runners, *known, *self._shared, child.trace, self._team)
 
     def serve(self) -> None:
         self._hello()

@@ -7,7 +7,7 @@ import secrets
 import msgspec
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import MAX_SEED, SamplingParams, Speculation
+from ssd.config.params import DRAFTED, MAX_SEED, SamplingParams, Speculation
 from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.text_jobs import Encode
@@ -99,11 +99,11 @@ def most_scored(alternatives: int) -> int:
 
 def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
     """Returns why this engine cannot speculate like that, or None. `drawn`: acceptance is by the ratio rule."""
-    if speculation.mode != "ar" and config.draft is None:
+    if speculation.mode in DRAFTED and config.draft is None:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if speculation.backup not in speculators.names():
         return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"
-    if speculation.mode == "ar" or not drawn:
+    if speculation.mode in ("ar", "ngram") or not drawn:
         return None
     provided = config.speculation
     if provided.sampler != "rejection":

@@ -199,6 +199,14 @@ class Release(InternalMessage, frozen=True):
     requests: Annotated[list[RequestId], Meta(max_length=4096)]
 
 
+class Rehearse(InternalMessage, frozen=True):
+    """Run tree steps of `rows` made-up chains until the next message, for the target to measure; 0 rows end that.
+    `in_turn`: the target rests meanwhile, as in mode `sd`."""
+
+    rows: Annotated[int, Meta(ge=0, le=64)]
+    in_turn: bool = False
+
+
 class Rejoin(InternalMessage, frozen=True):
     """Forget everything and say `Hello` again: messages were lost while the draft did not read."""
 
@@ -312,7 +320,7 @@ def internal(union: Any) -> public.Direction:
 
 PEER_TO_TARGET = internal(Hello | Submit | Abort)
 TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
-TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rejoin)
+TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin)
 RANK_STEP = internal(RankStep)
 CHILD_TO_SUPERVISOR = internal(Status | Loading | FrontendReport)
 SUPERVISOR_TO_CHILD = internal(Drain | TargetLost | Watch)

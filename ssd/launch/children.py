@@ -17,6 +17,8 @@ from ssd.ipc.process import Start
 from ssd.launch import mps
 
 _LAST_WORDS_S = 0.5
+# Looks of a compute thread for more work, before it sleeps: some 0.1 ms, longer than the host needs between two layers.
+_SPINS = 10_000
 
 
 class ChildProcess:
@@ -107,6 +109,10 @@ def _environment(start: Start) -> dict[str, str]:
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if start.cpus:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))
+    if config.elastic_cores and start.role in ("target", "draft"):
+        # A thread stays on its core, and soon leaves it to the other model when it has nothing to do.
+        environment["OMP_PLACES"] = ",".join(f"{{{cpu}}}" for cpu in start.cpus)
+        environment |= {"OMP_PROC_BIND": "close", "GOMP_SPINCOUNT": str(_SPINS)}
     if start.role == "draft" and gpus.number(config.draft_device) in gpus.of_ranks(config.device, len(config.ranks)):
         environment |= mps.draft_environment(os.environ)
     return environment

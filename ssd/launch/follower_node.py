@@ -14,7 +14,6 @@ from typing import Any
 import zmq
 from msgspec.structs import replace
 
-from ssd.config import cores
 from ssd.config.engine import EngineConfig, Nodes
 from ssd.config.roles import target_roles
 from ssd.errors import SsdError, UsageError
@@ -97,7 +96,7 @@ class FollowerNode:
         self._failure = None
         for rank, role in zip(self._config.ranks, target_roles(self._config), strict=True):
             self._epoch += 1
-            start = self._shared.start(role, self._epoch, cores.of_rank(self._config, rank), rank, self._group)
+            start = self._shared.start(role, self._epoch, self._config.cpus_of("target", rank), rank, self._group)
             self._processes[role] = ChildProcess("ssd.target", start)
 
     def _read(self) -> None:

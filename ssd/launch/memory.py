@@ -196,7 +196,7 @@ def _no_room(
 
 def draft_probs_bytes(options: EngineOptions, speculation: Speculation, vocab_size: int) -> int:
     """Return the bytes that the draft's probabilities take. Only the sampler `rejection` reads them."""
-    if speculation.mode == "ar" or speculation.sampler != "rejection":
+    if speculation.mode in ("ar", "ngram") or speculation.sampler != "rejection":
         return 0
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
 

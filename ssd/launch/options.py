@@ -33,7 +33,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     target: str = "smollm2"
     draft: _Texts = ()
-    mode: Mode = "ssd"
+    mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 0
     fan_out: FanOut = ()
     backup: Backup = "auto"

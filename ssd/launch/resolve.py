@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ssd.config import cores, gpus
 from ssd.config.engine import CommonOptions, DType, EngineConfig, Features, Quantize, check_text
+from ssd.config.params import DRAFTED
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
 from ssd.launch.memory import GpuPlaces, Sized
@@ -63,6 +64,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     target_cpus, draft_cpus = cores.placement(
         options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
     )
+    chosen_cores = options.target_cpus is not None or options.draft_cpus is not None
+    alone_on_cores = options.ranks_here > 1 or chosen_cores or bool({*target_cpus} & {*draft_cpus})
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
@@ -78,6 +81,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         nodes=nodes,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
+        elastic_cores=bool(drafts) and options.device == options.draft_device == "cpu" and not alone_on_cores,
         digest=target.digest,
         vocab_size=sizes.vocab_size,
         features=features,
@@ -113,15 +117,15 @@ def _gpu_places(options: EngineOptions, has_draft: bool) -> GpuPlaces:
 
 def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
     """Return target and drafts, checked, also against each other. In mode `ar` there is no draft."""
-    names = () if options.mode == "ar" else options.drafts
+    names = () if options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
     if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.is_head(target):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
-    if not names and options.mode != "ar":
-        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode ar")
+    if not names and options.mode in DRAFTED:
+        raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
     named = zip(names, options.draft_revisions(len(names)), strict=True)
     drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
     for draft in drafts:

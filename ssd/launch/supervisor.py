@@ -18,7 +18,6 @@ from typing import Any
 
 import zmq
 
-from ssd.config import cores
 from ssd.config.engine import EngineConfig
 from ssd.config.roles import ROLES, of_target, target_roles
 from ssd.errors import EngineDeadError, SsdError, UsageError
@@ -261,7 +260,7 @@ class Engine:
         http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
         for rank, name in enumerate(target_roles(config) if is_target else (role,)):
             self._epoch += 1
-            cpus = cores.of_rank(config, rank) if is_target else config.draft_cpus
+            cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd)
             self._processes[name] = ChildProcess(f"ssd.{package}", start)
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _HALVINGS = 50  # as exact as a float is
+
+
+class Cost(Protocol):
+    """Seconds of a forward by its size."""
+
+    def at(self, size: float) -> float: ...
 
 
 class LinearCost(NamedTuple):
@@ -108,7 +114,7 @@ def depth_worth_waiting_for(
     missed: int,
     lookahead: int,
     acceptance: float,
-    verify: LinearCost,
+    verify: Cost,
     depth_s: float,
     otherwise: float = 1.0,
 ) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal
 
+from ssd.config.params import DRAFTED
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Rejoin, Release
@@ -282,10 +283,11 @@ class DraftSession:
             self._hears = False
             self.tracked.clear()
 
-    def track(self, sequence: Sequence, awaited: bool) -> bool:
+    def track(self, sequence: Sequence, awaited: bool, round: int | None = None, length: int | None = None) -> bool:
         """Tell the draft of a sequence whose next verification has no draft tokens; returns whether it was told.
 
-        `awaited`: it may be waited for before the draft has shown anything of it."""
+        `awaited`: it may be waited for before the draft has shown anything of it. With `round` and `length` it is told
+        of the sequence as it was in that verification, which `length` tokens came before."""
         if not self._hears or not self._breaker.admits(len(self.tracked)):
             return False
         law = sequence.law
@@ -293,8 +295,8 @@ class DraftSession:
             Admit(
                 request=sequence.request,
                 slot=sequence.slot,
-                round=sequence.round,
-                token_ids=sequence.tokens,
+                round=sequence.round if round is None else round,
+                token_ids=sequence.tokens[:length],
                 temperature=law.temperature,
                 top_k=law.top_k,
                 top_p=law.top_p,
@@ -320,7 +322,7 @@ class DraftSession:
         A draft that has lost messages is told to start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            found = (s for s in sequences if s.speculation.mode != "ar" and not s.proposal)
+            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal)
             return next((s for s in found if self.tracked.may_return(s.request, self._rounds)), None)
         if self.epoch is not None and not self._told_to_rejoin:
             self._told_to_rejoin = self._send(Rejoin())

@@ -19,10 +19,11 @@ from ssd.ipc.messages import Launch
 from ssd.ipc.trace_ring import State, TraceRing
 from ssd.speculation.ngram import PromptLookup
 from ssd.speculation.speculators import MOST_EVIDENCE, Speculator
-from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
+from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for
 from ssd.target.draft_session import DraftSession
 from ssd.target.sequence import Sequence
-from ssd.tuning.learner import Learner, Mean
+from ssd.tuning.learner import Mean
+from ssd.tuning.rounds import Tuning
 
 log = logging.getLogger("ssd.target")
 
@@ -42,23 +43,36 @@ def recent(value: float) -> Mean:
 
 
 class WaitCosts:
-    """What waiting for the draft takes and brings, learned from recent rounds.
+    """What waiting for the draft, and verifying more tokens, takes and brings.
 
-    `ready` has the number of draft tokens of each row that does not wait. `token_price` is the cost of one more
-    verified token, in tokens of throughput."""
+    `ready` has the number of draft tokens of each row that does not wait, `verified` how many tokens the next
+    verification has so far."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
         self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
-        self.last_verify_s = self.token_price = 0.0
+        self.last_verify_s = 0.0
+        self.verified = 1
         self.ready: list[int] = []
+
+    @property
+    def step(self) -> Cost | None:
+        """Seconds of a tree step by its chains, None while unknown."""
+        return self._tuning.costs.of("step_beside")
+
+    def price(self, more: int) -> float:
+        """What verifying `more` tokens takes, in tokens that the whole batch brings in that time; 0 while unknown."""
+        cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
+        if cost is None:
+            return 0.0
+        return self._tuning.speed * (cost.at(self.verified + more) - cost.at(self.verified))
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
         """Returns for each request the draft tokens worth waiting for; 0 if waiting does not pay.
 
         A row that does not wait brings `otherwise` tokens."""
         longest = max((sequence.lookahead for sequence in rows), default=0)
-        verify = self.learner.verify or LinearCost(self.verify_s.value, 0.0)
+        verify = self._tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
         worth = depth_worth_waiting_for(
             self.ready, len(rows), longest, self.acceptance.value, verify, self.token_s.value, otherwise
         )
@@ -79,12 +93,12 @@ class MissPolicy:
         """Returns by request how many fresh draft tokens the missed rows wait for."""
         return {}
 
-    def propose(self, sequence: Sequence, token_price: float) -> list[int]:
+    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Returns tokens to verify for a row that got none from the draft. Called at the launch."""
         return []
 
-    def note(self, request: int, drafted: int, accepted: int) -> None:
-        """Learn that `accepted` of the `drafted` tokens of `propose` were right."""
+    def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
+        """Learn what came after `propose`: the round verified `drafted` of its tokens, and brought `tokens`."""
 
     def forget(self, request: int) -> None:
         """The request has ended."""
@@ -110,10 +124,11 @@ class WaitForK(MissPolicy):
 
 @dataclass
 class _Guesser:
-    """A sequence's speculator, None once it has failed, and how many tokens it was given."""
+    """A sequence's speculator, None once it has failed, how many tokens it was given, and what it guessed last."""
 
     speculator: Speculator | None
     known: int = 0
+    guess: Items[int] = ()
 
     @property
     def evidence(self) -> int:
@@ -137,7 +152,7 @@ class ModelFree(MissPolicy):
         ]
         self.tokens = recent(1.5)  # that a row brings which verifies a proposal
 
-    def propose(self, sequence: Sequence, token_price: float) -> list[int]:
+    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
         try:
             if sequence.request not in self._guessers:
@@ -149,31 +164,37 @@ class ModelFree(MissPolicy):
             guesser.speculator.extend(sequence.tokens[known:])
             lookahead = sequence.asked.num_speculative_tokens
             longest = min(lookahead or AUTO_LOOKAHEAD, sequence.acceptable)
-            found = guesser.speculator.propose(longest)[:longest]
-            return found if lookahead else found[: self._worth(guesser.evidence, token_price)]
+            guesser.guess = found = guesser.speculator.propose(longest)[:longest]
+            return found if lookahead else found[: self._worth(guesser.evidence, len(found), costs)]
         except Exception:
             log.exception("a speculator failed; request %d goes without it", sequence.request)
             self._guessers[sequence.request] = _Guesser(None)
             return []
 
-    def note(self, request: int, drafted: int, accepted: int) -> None:
-        self.tokens.note(accepted + 1)
-        chances = self._chances[self._guessers[request].evidence]
-        for index in range(min(drafted, accepted + 1, AUTO_LOOKAHEAD)):
-            chances[index].note(float(index < accepted))
+    def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
+        """Learn how often guesses are right; also of those that were not verified, as far as the tokens are known."""
+        guesser = self._guessers[request]
+        if drafted:
+            self.tokens.note(len(tokens))
+        for chance, guess, token in zip(self._chances[guesser.evidence], guesser.guess, tokens, strict=False):
+            chance.note(float(guess == token))
+            if guess != token:
+                break
 
     def forget(self, request: int) -> None:
         self._guessers.pop(request, None)
 
-    def _worth(self, evidence: int, token_price: float) -> int:
-        """How many tokens are worth their price. One always is: otherwise the chances would not be known."""
-        chances = self._chances[evidence]
-        reached = chances[0].value
-        for depth in range(1, AUTO_LOOKAHEAD):
-            reached *= chances[depth].value
-            if reached < token_price:
-                return depth
-        return AUTO_LOOKAHEAD
+    def _worth(self, evidence: int, most: int, costs: WaitCosts) -> int:
+        """How many of `most` tokens to verify: those that bring the most tokens beyond their price.
+
+        With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
+        reached, brought, best, depth = 1.0, 0.0, 0.0, 0
+        for count, chance in enumerate(self._chances[evidence][:most], 1):
+            reached *= chance.value
+            brought += reached
+            if brought - costs.price(count) > best:
+                best, depth = brought - costs.price(count), count
+        return depth
 
 
 class Auto(ModelFree):
@@ -183,9 +204,18 @@ class Auto(ModelFree):
         super().__init__(PromptLookup)
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
-        ideas = {s.request for s in rows if self.propose(s, costs.token_price)}
+        ideas = {s.request for s in rows if self.propose(s, costs)}
         without = costs.depths([s for s in rows if s.request not in ideas])
         return without | costs.depths([s for s in rows if s.request in ideas], self.tokens.value)
+
+
+class Lookup(ModelFree):
+    """Mode `ngram`: the target works without a draft, and verifies what prompt lookup proposes."""
+
+    uses_cache = False
+
+    def __init__(self) -> None:
+        super().__init__(PromptLookup)
 
 
 class MissedRow(NamedTuple):
@@ -200,18 +230,18 @@ class MissedRow(NamedTuple):
 class MissedRows:
     """The rows of a round that missed, from their outcomes to their launch. The proposer calls it.
 
-    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; the policy that `proposed` the
-    tokens that a row verifies."""
+    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; the policy that was asked to
+    `propose` tokens for a row."""
 
     def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
         self.rows: dict[int, MissedRow] = {}
         self.waited: dict[int, float] = {}
-        self.proposed: dict[int, MissPolicy] = {}
+        self.asked: dict[int, MissPolicy] = {}
 
     def forget(self, request: int) -> None:
         """A request has ended or lost its pages."""
-        for known in (self.rows, self.waited, self.proposed):
+        for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
@@ -231,7 +261,7 @@ class MissedRows:
         """How many tokens each row waits for; empty when waiting does not pay."""
         costs, tracked = self._costs, self._session.tracked
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
-        costs.token_price = costs.learner.token_price(len(sequences))
+        costs.verified = len(sequences) + sum(costs.ready)
         missed: dict[MissPolicy, list[Sequence]] = {}
         for row in self.rows.values():
             if tracked.worth_waiting(row.sequence.request):
@@ -239,7 +269,7 @@ class MissedRows:
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
-        step = costs.learner.step
+        step = costs.step
         if missed and step is not None and not any(depths.values()):
             # Without waiting nothing is measured. So one slow answer fades, towards the time that a draft step takes.
             costs.token_s.note(step.at(sum(map(len, missed.values()))))
@@ -288,10 +318,10 @@ class MissedRows:
         sequence, own = row.sequence, list[int]()
         if not sequence.proposal:
             vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
-            found = row.policy.propose(sequence, self._costs.token_price)[:most]
+            found = row.policy.propose(sequence, self._costs)[:most]
             # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
             own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
-            if own:
-                sequence.proposal = own
-                self.proposed[sequence.request] = row.policy
+            self._costs.verified += len(own)
+            self.asked[sequence.request] = row.policy
+            sequence.proposal = own
         return Launch(sequence.request, row.round, len(sequence.proposal), own)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import torch
 import zmq
 
 from ssd import failpoints
+from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner
 from ssd.ipc import sockets
 from ssd.ipc.arenas import TargetArenas
@@ -25,9 +27,14 @@ from ssd.target.loading import load
 from ssd.target.overlap import overlapped
 from ssd.target.proposer import BoardProposer, NoProposer, Proposer
 from ssd.target.ranks import Leader, follow, meet
+from ssd.target.rehearsal import Experience, TargetRehearsal, rehearse
 from ssd.target.verification import FeatureExport, PlainVerification, Verification
+from ssd.tuning.costs import Costs
 
 log = logging.getLogger("ssd.target")
+
+# How long a loaded target waits for its draft, which loads beside it, before it measures both.
+_DRAFT_LOADS_S = 5.0
 
 
 def main(child: Child) -> None:
@@ -70,22 +77,44 @@ class Target:
         verification: Verification = plain
         proposer: Proposer = NoProposer()
         self._board: BoardProposer | None = None
-        if config.draft is not None:
+        self._team: CoreTeam | None = None
+        self._experience: Experience | None = None
+        if config.draft is not None or config.speculation.mode != "ar":
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, config.one_bus)
+            self._team = CoreTeam(config, "target") if config.elastic_cores else None
+            self._experience = Experience(config)
+            tuning = self._experience.tuning
+            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team)
             self._board, verification = proposer, overlapped(plain, config, reader, proposer.asks)
         self.engine = TargetEngine(config, verification, proposer, stops)
+        self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
 
     def serve(self) -> None:
+        if self._experience is not None and self._experience.wanting:
+            self._rehearse(self._experience.tuning.costs)
         self._child.ready()
         while True:
             self.turn()
+
+    def _rehearse(self, costs: Costs) -> None:
+        """Measure what forwards take, once the draft is there; without it the tuner leaves it alone."""
+        assert self._board is not None
+        deadline = time.monotonic() + _DRAFT_LOADS_S
+        while not self._draft and time.monotonic() < deadline:
+            self._child.beat()
+            self._socket.poll(IDLE_MS)
+            self._read()
+        if self._draft:
+            for _ in rehearse(self._rehearsal, costs, self._to_draft, self._board.session.board, self._team):
+                self._child.beat()
 
     def turn(self) -> None:
         """Read what has arrived and take a step; without work, wait a moment for it."""
         self._child.beat()
         if not self.engine.busy:
             self._child.trace.enter(State.IDLE)
+            if self._experience is not None:
+                self._experience.save()
             self._socket.poll(IDLE_MS)
         self._read()
         if self.engine.busy:

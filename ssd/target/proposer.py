@@ -8,7 +8,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from ssd.config.params import Speculation
+from ssd.config.params import DRAFTED, Speculation
+from ssd.execution.core_team import CoreTeam
 from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Cached, Key
 from ssd.ipc.draft_probs import DraftProbsArena
@@ -16,12 +17,23 @@ from ssd.ipc.messages import DraftState, Launched, Outcomes, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.speculators import BACKUPS, SPECULATORS, load
 from ssd.target.draft_session import DraftSession
-from ssd.target.misses import Auto, JustInTime, MissedRow, MissedRows, MissPolicy, ModelFree, WaitCosts, WaitForK
+from ssd.target.misses import (
+    Auto,
+    JustInTime,
+    Lookup,
+    MissedRow,
+    MissedRows,
+    MissPolicy,
+    ModelFree,
+    WaitCosts,
+    WaitForK,
+)
 from ssd.target.sequence import Cache, Sequence
-from ssd.tuning.rounds import DecodingRound, Tuning
+from ssd.tuning.learner import Learner
+from ssd.tuning.rounds import DecodingRound, Tuning, kind_of
+from ssd.tuning.tuner import Setting
 
 log = logging.getLogger("ssd.target")
 
@@ -105,7 +117,9 @@ class BoardProposer(Proposer):
     """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
 
     `send` posts a message to the draft without blocking and returns whether it went. The ratio rule reads
-    `draft_probs`. `one_bus`: the draft reads the same memory as the target."""
+    `draft_probs`. With a `team` both models share cores: the draft hears of a request with its first outcome, and the
+    target computes on all cores unless the draft works ahead. Without one the draft reads a prompt as the target
+    does."""
 
     def __init__(
         self,
@@ -113,15 +127,18 @@ class BoardProposer(Proposer):
         send: Callable[[Message], bool],
         draft_probs: DraftProbsArena | None = None,
         trace: TraceRing = NO_TRACE,
-        one_bus: bool = False,
+        tuning: Tuning | None = None,
+        team: CoreTeam | None = None,
     ) -> None:
         self.session = DraftSession(board, send, draft_probs)
-        self._trace, self._tuning = trace, Tuning(one_bus)
-        self._costs = WaitCosts(self._tuning.learner)
+        self._trace, self.tuning, self._team = trace, tuning or Tuning(), team
+        self._costs = WaitCosts(self.tuning)
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies: dict[str, MissPolicy] = {}
-        self._running, self._learns = 0, True
-        self._settled_at = self._last_wait = 0.0
+        self._learns = True
+        self._settled_at = self._last_wait = self._ended_at = 0.0
+        self._running: list[int] = []
+        self._beginner: Sequence | None = None
         self._runs_since: float | None = None
 
     @property
@@ -142,8 +159,8 @@ class BoardProposer(Proposer):
         return self.session.join(epoch)
 
     def admit(self, sequence: Sequence) -> None:
-        sequence.speculation = self._tuning.current(sequence.asked)
-        if sequence.speculation.mode != "ar":
+        sequence.speculation = self.tuning.current(sequence.asked)
+        if sequence.speculation.mode in DRAFTED and self._team is None:
             self._track(sequence)
 
     def release(self, sequences: Items[Sequence]) -> None:
@@ -155,8 +172,9 @@ class BoardProposer(Proposer):
 
     def outcomes(self, results: Items[Result]) -> None:
         now = time.perf_counter()
-        took = now - self._settled_at
         speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
+        if self._team is not None:
+            self._beginner = self.session.untracked([result.sequence for result in speculated])
         rows = [self._look_up(result) for result in speculated]
         told = [row for row in rows if row.request in self.session.tracked]
         if told:
@@ -164,19 +182,23 @@ class BoardProposer(Proposer):
             self.session.tell(Outcomes(told))
         # The draft is at work: there is time to learn.
         if self._settled_at and results and self._learns:
-            self._time(took, results)
+            self._time(now, results)
         for result in speculated:
             self._learn(result)
+        self._ended_at, self._running = now, [result.sequence.request for result in results]
         self._runs_since = now if any(result.taken is not None for result in results) else None
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
-        self._running = len(sequences)
         began = time.perf_counter()
         self.session.judge()
         self._retune(sequences)
-        untracked = self.session.untracked(sequences)
+        untracked = self.session.untracked(sequences) if self._team is None else None
         if untracked is not None and self._track(untracked):
             self._misses.rows.pop(untracked.request, None)
+        ahead = [s for s in sequences if s.request in self.session.tracked and s.speculation.mode == "ssd"]
+        self.tuning.works_ahead = bool(ahead)
+        if self._team is not None:
+            self._team.use(all_cores=not ahead)
         launches = self._misses.settle(sequences, meanwhile, began) if self._misses.rows else []
         if told := [launch for launch in launches if launch.request in self.session.tracked]:
             self.session.tell(Launched(told))
@@ -196,9 +218,10 @@ class BoardProposer(Proposer):
 
     def _policy(self, speculation: Speculation) -> MissPolicy:
         """What a row does after a miss."""
-        name = "sd" if speculation.mode == "sd" else speculation.backup
+        own = {"sd": WaitForK, "ngram": Lookup}.get(speculation.mode)
+        name = f"--mode {speculation.mode}" if own else speculation.backup
         if name not in self._policies:
-            self._policies[name] = WaitForK() if name == "sd" else load_backup(name)
+            self._policies[name] = own() if own else load_backup(name)
         return self._policies[name]
 
     def _track(self, sequence: Sequence) -> bool:
@@ -210,20 +233,22 @@ class BoardProposer(Proposer):
     def _retune(self, sequences: Items[Sequence]) -> None:
         """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
         self._learns = any(map(self._needs_measures, sequences))
+        self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
         rows = []
         for sequence in sequences:
             if not sequence.tuned:
                 continue
-            planned, before = self._tuning.current(sequence.asked), sequence.speculation
+            planned, before = self.tuning.current(sequence.asked), sequence.speculation
             if planned == before:
                 continue
             sequence.speculation = planned
-            if planned.mode == "ar":
+            if planned.mode not in DRAFTED:
                 self._misses.rows.pop(sequence.request, None)
                 sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
                 self.session.release([sequence.request], ended=False)
-            elif before.mode == "ar":
-                self._track(sequence)
+            elif before.mode not in DRAFTED:
+                if self._team is None:
+                    self._track(sequence)
             elif sequence.request in self.session.tracked:
                 rows.append((sequence.request, planned))
         if rows:
@@ -240,15 +265,26 @@ class BoardProposer(Proposer):
         """Take the cached speculation, or leave the row to its backup."""
         sequence, outcome, policy = result.sequence, result.outcome, self._policy(result.sequence.speculation)
         key = Key(self.session.epoch or 0, sequence.request, result.round, result.base, *outcome)
+        begins = sequence is self._beginner and self._begin(result)
+        if begins:
+            key = key._replace(base=len(sequence.tokens) - 1, accepted=0)
         if result.taken is not None:
             sequence.proposal = result.taken.ids
-        if policy.uses_cache and sequence.lookahead > 0:
+        speculates = sequence.acceptable > 0 if isinstance(policy, Lookup) else sequence.lookahead > 0
+        if policy.uses_cache and speculates and not begins:
             self._propose(result, key)
         in_flight = len(sequence.proposal)
-        if not in_flight and result.taken is None and sequence.lookahead > 0 and policy.decides_later:
+        if not in_flight and result.taken is None and speculates and policy.decides_later:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, sequence.round, policy)
             in_flight = -1
-        return Verified(sequence.request, result.round, outcome.accepted, outcome.token, in_flight)
+        return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
+
+    def _begin(self, result: Result) -> bool:
+        """Tell the draft of a sequence, as it was before an outcome's last token; returns whether it was told."""
+        sequence = result.sequence
+        sequence.cache = "first_round"
+        in_turn = not self._policy(sequence.speculation).uses_cache
+        return self.session.track(sequence, in_turn, result.round, len(sequence.tokens) - 1)
 
     def _propose(self, result: Result, key: Key) -> None:
         """Propose what the board has for an outcome, and note what it had."""
@@ -275,26 +311,41 @@ class BoardProposer(Proposer):
         sequence, accepted = result.sequence, result.outcome.accepted
         if entry is not None:
             rank, fan_out = self.session.board.place(sequence.slot, entry)
-            self._tuning.learner.looked_up(fan_out, rank)
-        else:
-            # A draft that is late has not said yet how many there would have been.
-            fan_out = prepared.get(accepted) or fan_out_at(accepted, result.drafted, sequence.speculation.fan_out)
-            self._tuning.learner.looked_up(fan_out, None)
+            self._learner(sequence).looked_up(fan_out, rank)
+        elif accepted in prepared:  # a draft that is late says nothing of its candidates
+            self._learner(sequence).looked_up(prepared[accepted], None)
 
-    def _time(self, seconds: float, results: Items[Result]) -> None:
-        """Note how long a round took from its launch, unless it had other work than decoding."""
+    def _time(self, now: float, results: Items[Result]) -> None:
+        """Note how long a round took since the one before, if both had the same rows, which decode."""
         telemetry = self.session.board.telemetry()
-        if len(results) == self._running and all(result.round > 0 for result in results):
-            self._costs.verify_s.note(seconds)
-            self._costs.last_verify_s = seconds
-            tracked = [r.sequence for r in results if r.sequence.request in self.session.tracked]
-            ahead = len(tracked) == len(results) and all(self._policy(s.speculation).uses_cache for s in tracked)
-            tokens = sum(1 + result.drafted for result in results)
-            brought = sum(1 + result.outcome.accepted for result in results)
-            alone = not tracked and tokens == len(results)
-            round_ = DecodingRound(len(results), tokens, seconds, self._last_wait, brought, alone, ahead)
-            self._tuning.learn(round_, telemetry)
-        self._tuning.end_round(telemetry)
+        if [result.sequence.request for result in results] == self._running and results[0].round > 1:
+            self._costs.last_verify_s = now - self._settled_at
+            self._costs.verify_s.note(now - self._settled_at)
+            rows = [result.sequence for result in results]
+            round_ = DecodingRound(
+                batch=len(results),
+                tokens=sum(1 + result.drafted for result in results),
+                seconds=now - self._ended_at - self._last_wait,
+                waited=self._last_wait,
+                brought=sum(1 + result.outcome.accepted for result in results),
+                beside=self.tuning.works_ahead,
+                in_turn=all(sequence.speculation.mode == "sd" for sequence in rows),
+                setting=self._setting(rows),
+            )
+            self.tuning.learn(round_, telemetry)
+        self.tuning.end_round(telemetry)
+
+    def _setting(self, rows: Items[Sequence]) -> Setting | None:
+        """What all rows followed; None if they differed, or one of them did not follow the tuner or had no draft."""
+        first = rows[0].speculation
+        for row in rows:
+            without = row.speculation.mode in DRAFTED and row.request not in self.session.tracked
+            if not row.tuned or row.speculation != first or without:
+                return None
+        return first.mode, *((first.num_speculative_tokens, sum(first.fan_out)) if first.mode in DRAFTED else (0, 0))
+
+    def _learner(self, sequence: Sequence) -> Learner:
+        return self.tuning.learners[kind_of(sequence.law.temperature)]
 
     def _learn(self, result: Result) -> None:
         """Record how many of the verified draft tokens were accepted."""
@@ -303,15 +354,17 @@ class BoardProposer(Proposer):
         ahead = sequence.request in self.session.tracked and self._policy(sequence.speculation).uses_cache
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and ahead:
-            self._tuning.learner.missed(accepted + 1, waited, drafted)
-        policy = self._misses.proposed.pop(sequence.request, None)
+            self._learner(sequence).missed(accepted + 1, waited, drafted)
+        policy = self._misses.asked.pop(sequence.request, None)
         if policy is not None:
-            policy.note(sequence.request, drafted, accepted)
+            policy.note(sequence.request, drafted, sequence.tokens[result.base :])
+            if sequence.speculation.mode == "ngram":
+                self.tuning.looked_up(kind_of(sequence.law.temperature), drafted, accepted)
             return
         self.session.seen.drafted += drafted > 0
         self.session.seen.accepted += accepted
         if self._learns:
-            self._tuning.learner.outcome(drafted, accepted)
+            self._learner(sequence).outcome(drafted, accepted)
             self._costs.acceptance.note_outcome(drafted, accepted)
 
 

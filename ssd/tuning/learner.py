@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.theory import LinearCost, expected_tokens_by_position
+from ssd.speculation.theory import Cost, LinearCost, expected_tokens_by_position
 
-_SMOOTHING, _SPEED_SMOOTHING = 0.01, 0.03
+_SMOOTHING = 0.01
 _POSITIONS = 8
 _RANKS = 16
 # Assumed until measured: middling acceptance, and the misses of the paper's pairs.
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
-_FEW, _ENOUGH_ROUNDS = 5, 16
+_FEW = 5
 _SLOPE = 0.01
+_RECALLED = 40  # samples that a rate of an earlier process counts as
 
 
 class DraftTelemetry(NamedTuple):
@@ -35,26 +36,37 @@ class AfterMiss(NamedTuple):
     drafted: float
 
 
+class LookupGain(NamedTuple):
+    """What prompt lookup adds to a row's round, on average: `accepted` tokens for `verified` ones."""
+
+    accepted: float = 0.0
+    verified: float = 0.0
+
+
+NO_GAIN = LookupGain()
+
+
 @dataclass(frozen=True)
 class Measurements:
     """What was measured, in seconds and tokens.
 
-    `verify` is the time of a verification by the tokens of the whole batch, `step` that of a tree step by the chains of
-    the whole batch, `plain` that of one token for every row without a draft at work. `acceptance[i]` is the rate of the
-    (i + 1)-th draft token where all before it were accepted; its last number serves beyond. `rate` is the acceptance of
-    all draft tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None before the first misses. `speed` is
-    the tokens per second of all rows while the draft worked ahead, None before enough rounds; `doubt` is its standard
-    error as a share of it."""
+    `verify` is the time of a verification by the tokens of the whole batch and `step` that of a tree step by the chains
+    of the whole batch, while both models work; `verify_alone` and `step_alone` are those of models that work in turn,
+    if they differ. `plain` is the time of one token for every row without a draft at work. `acceptance[i]` is the rate
+    of the (i + 1)-th draft token where all before it were accepted; its last number serves beyond. `rate` is the
+    acceptance of all draft tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None before the first
+    misses."""
 
-    verify: LinearCost
-    step: LinearCost
+    verify: Cost
+    step: Cost
     plain: float
     acceptance: tuple[float, ...]
     rate: float
     misses: tuple[float, float]
     missed: AfterMiss | None = None
-    speed: float | None = None
-    doubt: float = 0.0
+    verify_alone: Cost | None = None
+    step_alone: Cost | None = None
+    lookup: LookupGain = NO_GAIN
 
     def tokens(self, depth: float) -> float:
         """Expected tokens of a round with `depth` draft tokens, a whole number or between two."""
@@ -111,63 +123,33 @@ class LinearFit:
         return LinearCost(seconds - slope * size, slope)
 
 
-class _Speed:
-    """Tokens per second of rounds, and how sure that figure is."""
-
-    def __init__(self) -> None:
-        self._tokens, self._square, self._seconds = (Mean(0.0, _SPEED_SMOOTHING) for _ in range(3))
-
-    def note(self, tokens: float, seconds: float) -> None:
-        self._tokens.note(tokens)
-        self._square.note(tokens * tokens)
-        self._seconds.note(seconds)
-
-    @property
-    def value(self) -> float | None:
-        """Tokens per second; None after too few rounds."""
-        if self._tokens.count < _ENOUGH_ROUNDS or self._seconds.value <= 0:
-            return None
-        return self._tokens.value / self._seconds.value
-
-    @property
-    def doubt(self) -> float:
-        """The standard error of `value`, as a share of it."""
-        mean, samples = self._tokens.value, min(self._tokens.count, 2 / _SPEED_SMOOTHING - 1)
-        return math.sqrt(max(0.0, self._square.value - mean * mean) / samples) / mean if mean > 0 else 0.0
+def _recalled(rates: Sequence[tuple[float, int]], default: float, count: int) -> list[Mean]:
+    known = [Mean(rate, count=min(_RECALLED, samples)) for rate, samples in rates[:count]]
+    return known + [Mean(default) for _ in range(count - len(known))]
 
 
 class Learner:
-    """What is known of target and draft. The target feeds it round by round; the tuner reads `measurements`."""
+    """What is known of how often target and draft agree, for one kind of sampling law."""
 
     def __init__(self) -> None:
-        # The time of a tree step varies for other reasons than its chains. So its slope is only learned from plans with
-        # clearly different numbers of chains.
-        self._verify, self._step = LinearFit(), LinearFit(spread=1.0)
-        self._plain: dict[int, Mean] = {}
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._rate = Mean(_ACCEPTANCE)
         self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
-        self._speeds: dict[int, _Speed] = {}
 
-    def round(self, batch: int, tokens: int, seconds: float, alone: bool) -> None:
-        """Note a verification of `tokens` tokens of `batch` rows; `alone`: no draft was busy beside it."""
-        if alone:
-            self._plain.setdefault(batch, Mean(seconds)).note(seconds)
-        else:
-            self._verify.note(tokens, seconds)
+    def agreement(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+        """Rates of acceptance by position and of hits by rank, each with its number of samples: what `recall` takes."""
+        acceptance, hits = ([(round(m.value, 4), m.count) for m in each] for each in (self._acceptance, self._hazard))
+        return acceptance, hits
 
-    def brought(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note the new tokens of a round of `batch` rows with a draft ahead of them; `seconds` include waiting."""
-        self._speeds.setdefault(batch, _Speed()).note(tokens, seconds)
-
-    def forget_speeds(self) -> None:
-        """Drop the speeds of `brought`: they belong to another plan."""
-        self._speeds.clear()
-
-    def steps(self, chains: float, seconds: float) -> None:
-        """Note tree steps by their mean number of chains and mean duration."""
-        self._step.note(chains, seconds)
+    def recall(self, acceptance: Sequence[tuple[float, int]], hits: Sequence[tuple[float, int]]) -> None:
+        """Begin with rates that were learned before; they count as few samples, as the next text may be another."""
+        self._acceptance = _recalled(acceptance, _ACCEPTANCE, _POSITIONS)
+        self._hazard = _recalled(hits, 0.0, _RANKS)
+        tested = sum(mean.count for mean in self._acceptance)
+        if tested:
+            rate = sum(mean.value * mean.count for mean in self._acceptance) / tested
+            self._rate = Mean(rate, count=min(_RECALLED, tested))
 
     def outcome(self, drafted: int, accepted: int) -> None:
         """Note a verification of `drafted` tokens of the draft."""
@@ -189,41 +171,22 @@ class Learner:
         self._waited.note(waited)
         self._drafted.note(drafted)
 
-    def measurements(self, batch: int) -> Measurements | None:
-        """What is known for `batch` rows; None while no time was measured."""
-        verify, step = self.verify, self.step
-        if verify is None or step is None:
+    @property
+    def after_miss(self) -> AfterMiss | None:
+        """The mean round after a miss; None before enough of them."""
+        if self._missed.count < 8:
             return None
-        known, speed = [mean for mean in self._acceptance if mean.count >= 8], self._speed(batch)
-        missed = AfterMiss(self._missed.value, self._waited.value, self._drafted.value)
-        return Measurements(
-            verify=verify,
-            step=step,
-            plain=self._plain[batch].value if batch in self._plain else verify.at(batch),
-            acceptance=tuple(mean.value for mean in known) or (self._rate.value,),
-            rate=self._rate.value,
-            misses=self.misses(),
-            missed=missed if self._missed.count >= 8 else None,
-            speed=speed.value,
-            doubt=speed.doubt,
-        )
+        return AfterMiss(self._missed.value, self._waited.value, self._drafted.value)
 
     @property
-    def verify(self) -> LinearCost | None:
-        """Seconds of a verification by the tokens of the whole batch, None while no time was measured."""
-        return self._verify.cost() if self._verify.known else None
+    def acceptance(self) -> tuple[float, ...]:
+        """The rates by position that are known well enough; at least one number."""
+        return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (self._rate.value,)
 
     @property
-    def step(self) -> LinearCost | None:
-        """Seconds of a tree step by the chains of the whole batch, None while no time was measured."""
-        return self._step.cost() if self._step.known else None
-
-    def token_price(self, batch: int) -> float:
-        """What verifying one more token takes, in tokens that the whole batch makes in that time; 0 while unknown."""
-        return self._verify.cost().each * (self._speed(batch).value or 0.0)
-
-    def _speed(self, batch: int) -> _Speed:
-        return self._speeds.get(batch) or _Speed()
+    def rate(self) -> float:
+        """The acceptance of all draft tokens."""
+        return self._rate.value
 
     def misses(self) -> tuple[float, float]:
         """(c, r) of the power law c F^-r, fitted to the ranks that were tried often enough.

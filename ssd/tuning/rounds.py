@@ -1,34 +1,46 @@
-"""Decides when to plan again, and what the rounds of an engine do in between."""
+"""Learns from rounds, and keeps the plan that requests follow: mode, K and fan-out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from random import Random
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.config.params import AUTO_LOOKAHEAD, MAX_FAN_OUT, Mode, Speculation
-from ssd.speculation.fan_out import optimal_fan_out
-from ssd.tuning.learner import DraftTelemetry, Learner, Measurements
-from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, SpeculationPlan, best_plan
+from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
+from ssd.tuning.choice import Chooser, candidates
+from ssd.tuning.costs import Costs
+from ssd.tuning.knowledge import Agreement, Knowledge
+from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
+from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, SpeculationPlan, ranked_plans, speed_of
 
 log = logging.getLogger("ssd.target")
 
-# Rounds. A decision takes some two milliseconds: once much is known it changes little, unless the batch does.
-_DECIDE_EVERY, _KNOWN, _DECIDE_SELDOM = 16, 64, 64
-# Plain decoding is measured for so many rounds so often, the first time early: it decides whether a draft pays.
-_PLAIN_ROUNDS, _FIRST_PLAIN, _PLAIN_EVERY = 4, 48, 1024
-# A draft that does not pay is tried again for so many rounds so often.
-_TRIAL_ROUNDS, _TRIAL_EVERY = 24, 256
-# A draft this much faster than plain decoding pays clearly: then plain decoding is not measured.
-_CLEAR = 1.3
-# Kinds of requests whose plan is remembered.
+# Rounds that follow one plan before it is judged; windows between two rankings of all plans, which take milliseconds.
+_WINDOW, _RANK_EVERY = 16, 8
+# Kinds of requests whose plans are remembered.
 _REMEMBERED = 8
 _LONGEST_STEP_S = 60.0
+# Temperatures up to these are of one kind: greedy, cool, warm. Acceptance is learned for each.
+_KINDS = (0.0, 0.7)
 
 
-class _PlanKey(NamedTuple):
+def kind_of(temperature: float) -> int:
+    """The number of the kind of sampling law that a temperature belongs to."""
+    return sum(temperature > bound for bound in _KINDS)
+
+
+def batch_class(batch: int) -> int:
+    """The batch size whose plans serve `batch`: small ones are told apart, of large ones every second power of 2."""
+    if batch <= 4:
+        return batch
+    power = 1 << (batch.bit_length() - 1)
+    return power if batch < 1.25 * power else power * 3 // 2 if batch < 1.75 * power else 2 * power
+
+
+class PlanKey(NamedTuple):
     """What a request asked for, as far as its plan depends on it."""
 
     mode: Mode
@@ -37,155 +49,235 @@ class _PlanKey(NamedTuple):
     budget: int
 
     @classmethod
-    def of(cls, asked: Speculation) -> _PlanKey:
+    def of(cls, asked: Speculation) -> PlanKey:
         return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
 
 
 class DecodingRound(NamedTuple):
     """A verification of `batch` decoding rows and nothing else.
 
-    It took `seconds` for `tokens` tokens, after the rows had `waited` seconds for the draft, and `brought` new tokens.
-    `alone`: no draft worked beside it; `ahead`: the draft worked ahead of every row."""
+    It took `seconds` for `tokens` tokens, waiting apart, and brought `brought` new tokens. The rows had `waited`
+    seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for all
+    their draft tokens. `setting` is what every row followed, None if they differed or nothing was chosen for them."""
 
     batch: int
     tokens: int
     seconds: float
     waited: float
     brought: int
-    alone: bool
-    ahead: bool
+    beside: bool
+    in_turn: bool
+    setting: Setting | None
+
+
+class _Window:
+    """Rounds in a row that followed one setting at one batch size."""
+
+    def __init__(self, batch: int, setting: Setting | None) -> None:
+        self.batch, self.setting = batch, setting
+        self.rounds = self.tokens = 0
+        self.seconds = 0.0
+
+
+class _Lookup:
+    """What prompt lookup brings a row in rounds without a draft."""
+
+    def __init__(self, accepted: float = 0.05, verified: float = 0.1) -> None:
+        self.accepted, self.verified = Mean(accepted, count=64), Mean(verified, count=64)
 
 
 class Tuning:
     """Keeps the present plan for every kind of request. The proposer tells it of every round.
 
-    `one_bus`: target and draft read the same memory."""
+    `one_bus`: target and draft read the same memory. `dice` None: no plan is tried out (`ssd.tuning.choice`). `rounds`
+    have been counted."""
 
-    def __init__(self, one_bus: bool = False) -> None:
-        self._alike = ALIKE_ON_ONE_BUS if one_bus else ALIKE
-        self.learner = Learner()
-        self._plans: dict[_PlanKey, SpeculationPlan] = {}
-        # The plan that the last rounds followed.
-        self._followed: dict[_PlanKey, SpeculationPlan] = {}
-        # The plan with many chains, once it was tried: a slope is seen through no less than two sizes.
-        self._wide: dict[_PlanKey, SpeculationPlan] = {}
-        # What somebody has asked for since the last decision.
-        self._asked: set[_PlanKey] = set()
-        self._rounds, self._batch, self._decided_for = 0, 1, 1
-        # A detour measures plain decoding or tries the draft: its kind, the rounds left, when the next one is due.
-        self._detour: Literal["", "plain", "trial"] = ""
-        self._trials = self._left = 0
-        self._next_plain, self._next_trial = _FIRST_PLAIN, _TRIAL_EVERY
+    def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
+        self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
+        self.costs, self.rounds = Costs(), 0
+        self.learners = [Learner() for _ in range(len(_KINDS) + 1)]
+        self._lookups = [_Lookup() for _ in self.learners]
+        self._choosers: dict[int, Chooser] = {}
+        self._ranked: dict[tuple[int, PlanKey], list[SpeculationPlan]] = {}
+        self._plans: dict[tuple[int, PlanKey], SpeculationPlan] = {}
+        self._batch, self._kinds, self._draft = 1, list[int]([0]), False
+        self._window, self._windows = _Window(0, None), 0
+        self._speed = 0.0
+        self.works_ahead = False  # the draft works ahead of a row in the next verification
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
+    def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
+        """Begin with what earlier processes have learned, or with a pair's prior where they have learned nothing."""
+        self.costs = Costs(known.tables)
+        for kind, learner in enumerate(self.learners):
+            found = [each.laws[kind] for each in (known, prior) if each is not None and kind < len(each.laws)]
+            agreement = next((each for each in found if any(samples for _, samples in each.acceptance)), None)
+            if agreement is not None:
+                learner.recall(agreement.acceptance, agreement.hits)
+            lookup = next((each.lookup for each in found if each.lookup is not None), None)
+            if lookup is not None:
+                self._lookups[kind] = _Lookup(*lookup)
+        for name, error in known.errors.items():
+            batch, _, mode = name.partition(" ")
+            if batch.isdecimal():
+                self._chooser(int(batch)).recall(mode, error)
+
+    def knowledge(self) -> Knowledge:
+        """What is known now, for a file."""
+        laws = []
+        for learner, lookup in zip(self.learners, self._lookups, strict=True):
+            acceptance, hits = learner.agreement()
+            gain = lookup.accepted.value, lookup.verified.value
+            laws.append(Agreement(tuple(acceptance), tuple(hits), gain))
+        errors = {f"{batch} {mode}": error for batch, own in self._choosers.items() for mode, error in own.errors()}
+        return Knowledge(tuple(laws), self.costs.written(), errors)
+
+    def situate(self, kinds: Sequence[int], draft: bool) -> None:
+        """The kinds of sampling law of the running rows, and whether there is a draft to use."""
+        if draft != self._draft:
+            self._ranked.clear()
+            self._plans.clear()
+        self._batch, self._kinds, self._draft = batch_class(max(1, len(kinds))), list(kinds) or [0], draft
+
     def current(self, asked: Speculation) -> Speculation:
-        """Returns what a request does now: `asked` with numbers in place of `auto`, or with mode `ar`."""
+        """Returns what a request does now: `asked` with a mode and numbers in place of `auto`."""
         if not asked.auto:
             return asked
-        key = _PlanKey.of(asked)
-        self._asked.add(key)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = _lean(key)
-            while len(self._plans) > _REMEMBERED:
-                forgotten = next(iter(self._plans))
-                del self._plans[forgotten]
-                self._followed.pop(forgotten, None)
-                self._wide.pop(forgotten, None)
-        if plan.lookahead == 0 and self._detour == "trial":
-            plan = _lean(key) if self._trials % 2 else self._wide[key]
-        if plan.lookahead == 0 or (self._detour == "plain" and key.lookahead == 0):
-            return replace(asked, mode="ar")
-        self._followed[key] = plan
-        return replace(asked, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
+        plan = self.plan(PlanKey.of(asked))
+        if plan.mode not in DRAFTED:
+            return replace(asked, mode=plan.mode)
+        return replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
+
+    def plan(self, key: PlanKey) -> SpeculationPlan:
+        """The plan in force for a kind of request at the present batch size."""
+        place = self._batch, key
+        if place not in self._plans:
+            if len(self._plans) > _REMEMBERED * 8:
+                self._plans.clear()
+                self._ranked.clear()
+            self._plans[place] = self._chosen(place, None)
+        return self._plans[place]
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of recent rounds, of the whole batch; 0 before any."""
+        return self._speed
+
+    # -- what rounds show -----------------------------------------------------------------------------------------
 
     def learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
         """Note a round; `draft` has the draft's counters as they are now."""
-        batch = round_.batch
-        self.learner.round(batch, round_.tokens, round_.seconds, round_.alone)
-        if round_.ahead:
-            self.learner.brought(batch, round_.brought, round_.seconds + round_.waited)
-        self._batch = batch
+        self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)
         before = self._telemetry
         steps, grown = draft.steps - before.steps, draft.grown - before.grown
+        seconds = draft.step_seconds - before.step_seconds
         # The draft may write anything there: impossible figures are dropped.
-        if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < draft.step_seconds - before.step_seconds < _LONGEST_STEP_S:
-            self.learner.steps(grown / steps, (draft.step_seconds - before.step_seconds) / steps)
+        if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < seconds < _LONGEST_STEP_S:
+            self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
+        window, taken = self._window, round_.seconds + round_.waited
+        if (window.batch, window.setting) != (batch_class(round_.batch), round_.setting):
+            window = self._window = _Window(batch_class(round_.batch), round_.setting)
+        window.rounds += 1
+        window.tokens += round_.brought
+        window.seconds += taken
+        speed = round_.brought / max(1e-9, taken)
+        self._speed += (speed - self._speed) * (0.03 if self._speed else 1.0)
+
+    def looked_up(self, kind: int, verified: int, accepted: int) -> None:
+        """Note that a row without a draft verified so many tokens of prompt lookup."""
+        self._lookups[kind].verified.note(verified)
+        self._lookups[kind].accepted.note(accepted)
 
     def end_round(self, draft: DraftTelemetry) -> None:
-        """Count a round of any kind, and plan again when it is time."""
+        """Count a round of any kind, and choose again when it is time."""
         self._telemetry = draft
-        self._rounds += 1
-        if self._left:
-            self._left -= 1
-            if self._left:
-                return
-            self._detour = ""
-        elif self._rounds % self._pause:
+        self.rounds += 1
+        if self._window.rounds >= _WINDOW:
+            window, self._window = self._window, _Window(self._window.batch, self._window.setting)
+            self._judge(window)
+
+    def _judge(self, window: _Window) -> None:
+        """Learn from a window of rounds, and choose what the next one follows."""
+        followed = [
+            (place, plan)
+            for place, plan in self._plans.items()
+            if place[0] == window.batch and plan.setting == window.setting
+        ]
+        if not followed:
             return
-        measured = self.learner.measurements(self._batch)
-        keys = [key for key in self._plans if key in self._asked]
-        self._asked.clear()
-        if measured is not None and keys:
-            self._decide(measured, keys)
-            self._begin_detour(measured, keys)
+        self._windows += 1
+        measured = self._measurements(window.batch)
+        if measured is not None:
+            plan = followed[0][1]
+            plan = plan._replace(speed=speed_of(measured, window.batch, plan))
+            self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
+        for place, plan in followed:
+            self._plans[place] = self._chosen(place, plan.setting)
 
-    @property
-    def _pause(self) -> int:
-        """Rounds between two decisions."""
-        known = self._rounds > _KNOWN and self._batch == self._decided_for
-        return _DECIDE_SELDOM if known else _DECIDE_EVERY
+    # -- choosing -------------------------------------------------------------------------------------------------
 
-    def _decide(self, measured: Measurements, keys: Sequence[_PlanKey]) -> None:
-        """Choose the plan of each kind of request."""
-        self._decided_for = self._batch
-        for key in keys:
-            plan = self._plans[key]
-            if key not in self._wide:
-                chosen = self._wide[key] = _wide(key)
-            else:
-                # Many chains disturb a target beside them: their error says little of plans with few.
-                present, followed = (
-                    None if tried is self._wide[key] else tried for tried in (plan, self._followed.get(key))
-                )
-                chosen = best_plan(measured, self._batch, self._choices(key), present, followed)
-            self._plans[key] = chosen
-            if (chosen.lookahead, chosen.fan_out) != (plan.lookahead, plan.fan_out):
-                if chosen.lookahead and key.mode == "ssd":
-                    self.learner.forget_speeds()
-                log.info("%s: K %d, fan-out %s, from %s", key.mode, chosen.lookahead, chosen.fan_out, measured)
+    def _chosen(self, place: tuple[int, PlanKey], present: Setting | None) -> SpeculationPlan:
+        """What to follow next; without measurements what costs least if it is wrong."""
+        batch, key = place
+        measured = self._measurements(batch)
+        choices = self._choices(key)
+        if measured is None:
+            lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
+            return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
+        if place not in self._ranked or self._windows % _RANK_EVERY == 0:
+            self._ranked[place] = ranked_plans(measured, batch, choices)
+        near = candidates(self._ranked[place], present)
+        near = [plan._replace(speed=speed_of(measured, batch, plan)) for plan in near]
+        chosen = self._chooser(batch).choose(near, present)
+        if chosen.setting != present:
+            log.info("batch %d, mode %s: %s of %s", batch, key.mode, chosen, self.expected(key))
+        return chosen
 
-    def _choices(self, key: _PlanKey) -> Choices:
-        lookaheads = (key.lookahead,) if key.lookahead else tuple(range(AUTO_LOOKAHEAD + 1))
-        return Choices(lookaheads, key.fan_out, key.budget, key.mode == "ssd", self._alike)
+    def expected(self, key: PlanKey) -> dict[Mode, float]:
+        """The tokens per second that the best plan of each mode is believed to bring now, as far as is known."""
+        place, chooser = (self._batch, key), self._chooser(self._batch)
+        best: dict[Mode, float] = {}
+        for plan in self._ranked.get(place, []):
+            best[plan.mode] = max(best.get(plan.mode, 0.0), chooser.expected(plan))
+        return best
 
-    def _begin_detour(self, measured: Measurements, keys: Sequence[_PlanKey]) -> None:
-        """Start a trial of the draft or a measurement of plain decoding, if one is due."""
-        free = [self._plans[key] for key in keys if key.lookahead == 0]
-        if self._rounds >= self._next_trial and any(plan.lookahead == 0 for plan in free):
-            self._detour, self._left, self._next_trial = "trial", _TRIAL_ROUNDS, self._rounds + _TRIAL_EVERY
-            self._trials += 1
-            self.learner.forget_speeds()
-        elif self._rounds >= self._next_plain and any(plan.lookahead > 0 for plan in free):
-            slowest = min(plan.speed for plan in free if plan.lookahead > 0)
-            if slowest * measured.plain < _CLEAR * self._batch:
-                self._detour, self._left, self._next_plain = "plain", _PLAIN_ROUNDS, self._rounds + _PLAIN_EVERY
+    def _choices(self, key: PlanKey) -> Choices:
+        """The modes and numbers that a request leaves open; without a draft there is nothing to choose for it."""
+        known = self._draft and self.costs.of("step") is not None and self.costs.of("step_beside") is not None
+        modes: tuple[Mode, ...] = (key.mode,)
+        if key.mode == "auto":
+            modes = ("ngram", *DRAFTED) if known else ("ngram",)
+        lookaheads = (key.lookahead,) if key.lookahead else tuple(range(1, AUTO_LOOKAHEAD + 1))
+        return Choices(modes, lookaheads, key.fan_out, key.budget, self._alike)
 
+    def _chooser(self, batch: int) -> Chooser:
+        if batch not in self._choosers:
+            self._choosers[batch] = Chooser(self._dice)
+        return self._choosers[batch]
 
-def _lean(key: _PlanKey) -> SpeculationPlan:
-    """The first plan: the fewest chains and tokens worth a try.
-
-    More are expensive where the draft computes instead of waiting for memory, and many answers are short."""
-    lookahead = key.lookahead or min(2, key.budget - 1)
-    return SpeculationPlan(lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
-
-
-def _wide(key: _PlanKey) -> SpeculationPlan:
-    """The second plan: the difference to the first shows what more chains and tokens take, and bring."""
-    lookahead = key.lookahead or min(4, key.budget - 1)
-    if key.fan_out:
-        fan_out = key.fan_out
-    else:
-        fan_out = optimal_fan_out(0.5, 0.6, lookahead, max(lookahead + 1, min(key.budget, 3 * (lookahead + 1))))
-        fan_out = tuple(min(count, MAX_FAN_OUT) for count in fan_out)
-    return SpeculationPlan(lookahead, fan_out, 0.0)
+    def _measurements(self, batch: int) -> Measurements | None:
+        """What is known for `batch` rows of the present kinds; None while no time was measured."""
+        costs = self.costs
+        alone = costs.of("verify") or costs.of("verify_beside")
+        beside = costs.of("verify_beside") or costs.of("verify")
+        in_turn, ahead = costs.of("step") or costs.of("step_beside"), costs.of("step_beside") or costs.of("step")
+        if alone is None or beside is None:
+            return None
+        if in_turn is None or ahead is None:
+            if self._draft:
+                return None
+            in_turn = ahead = alone  # no plan asks
+        kind = max(set(self._kinds), key=self._kinds.count)
+        learner, lookup = self.learners[kind], self._lookups[kind]
+        return Measurements(
+            verify=beside,
+            step=ahead,
+            plain=alone.at(batch),
+            acceptance=learner.acceptance,
+            rate=learner.rate,
+            misses=learner.misses(),
+            missed=learner.after_miss,
+            verify_alone=alone,
+            step_alone=in_turn,
+            lookup=LookupGain(lookup.accepted.value, lookup.verified.value),
+        )

@@ -1,4 +1,4 @@
-"""Predicts tokens per second from measurements, and chooses K, fan-outs and waiting by that. Pure functions.
+"""Predicts tokens per second of every plan from measurements. Pure functions.
 
 The speed of a plan is Theorem 7's with the batch term of Corollary 16 (arXiv 2603.03251)."""
 
@@ -7,15 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ssd.config.params import DRAFTED, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
 from ssd.tuning.learner import AfterMiss, Measurements
 
-# How much more a plan must promise than the one in force: figures are noisy, predictions some 5 % off
-# (docs/planning.md), and a change has a cost. Going back to plain decoding takes little, as a draft should make nobody
-# slower. It takes more while the draft's speed is only predicted, as when a batch drains: the draft forgets everything.
-_HYSTERESIS, _TO_PLAIN, _TO_PLAIN_UNMEASURED = 0.08, 0.005, 0.15
-# Taking up a draft that was tried needs less of a promise.
-_TO_DRAFT = 0.03
 # Plans this close are alike, and the one with the fewest chains is best. Where both models share a memory bus, chains
 # slow the target in a way that no figure here shows: there more counts as alike.
 ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
@@ -23,12 +18,21 @@ ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 _SPREAD = (0.75, 1.0, 1.25)
 
 
-class SpeculationPlan(NamedTuple):
-    """K and F_0..F_K; K = 0 is plain decoding. `speed` is the predicted tokens per second of the whole batch."""
+Setting = tuple[Mode, int, int]
+"""Mode, K and the number of chains: what tells plans apart."""
 
+
+class SpeculationPlan(NamedTuple):
+    """A mode, K and F_0..F_K; without a draft K is 0. `speed` is the predicted tokens per second of the whole batch."""
+
+    mode: Mode
     lookahead: int
     fan_out: tuple[int, ...]
     speed: float
+
+    @property
+    def setting(self) -> Setting:
+        return self.mode, self.lookahead, sum(self.fan_out)
 
 
 def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
@@ -67,74 +71,67 @@ def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float
 
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
     """The same for ordinary speculative decoding: draft K tokens, then verify them."""
-    time = measured.verify.at(batch * (1 + lookahead)) + lookahead * measured.step.at(batch)
+    verify, step = measured.verify_alone or measured.verify, measured.step_alone or measured.step
+    time = verify.at(batch * (1 + lookahead)) + lookahead * step.at(batch)
     return batch * measured.tokens(lookahead) / time
 
 
+def predicted_plain(measured: Measurements, batch: int) -> float:
+    """The same without a draft: plain decoding, and what prompt lookup adds to it."""
+    gain, verify = measured.lookup, measured.verify_alone or measured.verify
+    more = verify.at(batch * (1 + gain.verified)) - verify.at(batch)
+    return batch * (1 + gain.accepted) / (measured.plain + more)
+
+
+def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
+    """The same for a plan of any mode."""
+    if plan.mode == "ssd":
+        return predicted(measured, batch, plan.lookahead, plan.fan_out)
+    return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)
+
+
 class Choices(NamedTuple):
-    """What may be chosen: K among `lookaheads` (0 is plain decoding) and fan-outs.
+    """What may be chosen: `modes`, K among `lookaheads`, and fan-outs.
 
-    `fan_out` is one number or a list if it is fixed; otherwise a sequence may have at most `chains` chains. Without
-    `ahead` the draft works in turn with the target (`sd`). Speeds that differ by less than the share `alike` count as
-    equal."""
+    `fan_out` is one number or a list if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds that
+    differ by less than the share `alike` count as equal."""
 
+    modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...]
     fan_out: tuple[int, ...] = ()
     chains: int = 32
-    ahead: bool = True
     alike: float = ALIKE
 
 
-def best_plan(
-    measured: Measurements,
-    batch: int,
-    choices: Choices,
-    present: SpeculationPlan | None = None,
-    followed: SpeculationPlan | None = None,
-) -> SpeculationPlan:
-    """Returns the plan with the highest predicted speed; `present` stays unless another is clearly better.
-
-    `measured.speed` is that of the plan `followed`. Predictions are corrected by the error that this shows, before they
-    are compared with plain decoding, whose time is measured."""
-
-    def planned(lookahead: int, fan_out: tuple[int, ...]) -> SpeculationPlan:
-        if lookahead == 0:
-            return SpeculationPlan(0, (), batch / measured.plain)
-        return SpeculationPlan(lookahead, fan_out, correction * uncorrected(lookahead, fan_out))
-
-    def uncorrected(lookahead: int, fan_out: tuple[int, ...]) -> float:
-        if not choices.ahead:
-            return predicted_sd(measured, batch, lookahead)
-        return predicted(measured, batch, lookahead, fan_out)
-
-    correction = 1.0
-    if choices.ahead and measured.speed is not None and followed is not None:
-        correction = measured.speed / uncorrected(followed.lookahead, followed.fan_out)
-    plans = [planned(k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(measured, choices, k)]
-    fastest = max(plan.speed for plan in plans)
-    alike = [plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest]
-    best = min(alike, key=lambda plan: sum(plan.fan_out))
-    if present is not None and present.lookahead in choices.lookaheads:
-        kept = planned(present.lookahead, present.fan_out)
-        if best.lookahead and kept.lookahead:
-            margin = _HYSTERESIS
-        elif best.lookahead:
-            margin = _TO_DRAFT
+def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
+    """Returns the best plan of each mode and K, fastest first."""
+    found = []
+    for mode in choices.modes:
+        if mode not in DRAFTED:
+            found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
+        elif mode == "sd":
+            speeds = ((k, predicted_sd(measured, batch, k)) for k in choices.lookaheads)
+            found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
         else:
-            known = measured.speed is not None or not choices.ahead
-            margin = _TO_PLAIN + measured.doubt if known else _TO_PLAIN_UNMEASURED
-        if best.speed < (1 + margin) * kept.speed:
-            return kept
-    return best
+            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads if k < choices.chains]
+    return sorted(found, key=lambda plan: plan.speed, reverse=True)
+
+
+def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead: int) -> SpeculationPlan:
+    """The plan of mode `ssd` with this K and the fewest of equally fast chains."""
+    lists = _fan_outs(measured, choices, lookahead)
+    plans = [SpeculationPlan("ssd", lookahead, f, predicted(measured, batch, lookahead, f)) for f in lists]
+    fastest = max(plan.speed for plan in plans)
+    return min(
+        (plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest), key=lambda plan: sum(plan.fan_out)
+    )
 
 
 def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
     """The lists worth considering for one K."""
-    if lookahead == 0:
-        return [()]
     if choices.fan_out:
         return [choices.fan_out]
-    budgets = _budgets(lookahead + 1, choices.chains) if choices.ahead else (lookahead + 1,)
+    budgets = _budgets(lookahead + 1, choices.chains)
     lists = [optimal_fan_out(measured.rate, measured.misses[1], lookahead, budget) for budget in budgets]
     return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
 

@@ -1,0 +1,45 @@
+"""Tree steps of a made-up sequence: what the target measures before the first request."""
+
+from __future__ import annotations
+
+from ssd.config.params import Speculation
+from ssd.draft.drafter import ChainRows, Drafter
+from ssd.draft.tree import Tree
+from ssd.draft.tree_attention import ChainTokens
+from ssd.execution.pages import OutOfPages, PageTable
+from ssd.ipc.messages import Admit
+
+_CONTEXT = 256
+"""Tokens before the made-up chains, if the caches hold so many."""
+
+
+class Rehearsal:
+    """`rows` chains of one token each, computed again in every `step`. Holds cells and pages until `close`."""
+
+    def __init__(self, drafter: Drafter, rows: int) -> None:
+        self._drafter = drafter
+        length = min(_CONTEXT, drafter.max_position // 2, drafter.pool.count * drafter.pool.size // 2)
+        admit = Admit(0, 0, 0, [0] * length, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 1, (1,)))
+        self._table = PageTable(drafter.pool)
+        self._tree = Tree(admit, 0, self._table, drafter.recurrent)
+        self._tree.guesses[0] = drafter.blank_guess()
+        self._cells: list[int] = []
+        try:
+            self._table.grow(length)
+        except OutOfPages:
+            return
+        tokens = ChainTokens(self._table.pages, length)
+        while len(self._cells) < rows and (cell := drafter.chain_cache.take()) is not None:
+            self._cells.append(cell)
+            tokens.add(0, cell, 0, [0])
+        self._rows = [ChainRows(self._tree, tokens)]
+
+    def step(self) -> int:
+        """Run a forward, if there was room; returns how many chains it computed."""
+        if self._cells:
+            list(self._drafter.forward([], self._rows))
+        return len(self._cells)
+
+    def close(self) -> None:
+        self._table.free()
+        self._drafter.chain_cache.give_back(self._cells)

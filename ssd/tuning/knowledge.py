@@ -1,0 +1,88 @@
+"""What is known of a pair on a machine, as a file: what forwards take, how often the models agree, how plans erred.
+
+One file in the cache folder for each pair, type, placement, kernels and version, so that a second start measures
+nothing. A draft's folder may carry what is known of the pair anywhere (`speculation.json`): how often they agree."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ssd import __version__
+from ssd.config.engine import EngineConfig
+from ssd.errors import UsageError
+from ssd.files import cache_dir, read_bounded
+from ssd.tuning.costs import SITUATIONS
+
+log = logging.getLogger("ssd.target")
+
+PRIOR_FILE = "speculation.json"
+_MOST_BYTES = 2**20
+Rate = tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[int, Meta(ge=0, le=2**31)]]
+"""A rate, and how many samples it comes from."""
+Rates = Annotated[tuple[Rate, ...], Meta(max_length=64)]
+Size = Annotated[int, Meta(ge=1, le=2**20)]
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Table = Annotated[dict[Size, Seconds], Meta(max_length=512)]
+
+
+class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often target and draft agree under one kind of sampling law (`ssd.tuning.rounds.kind_of`).
+
+    `acceptance[i]` is that of the (i + 1)-th draft token where all before it were accepted. `hits[i]` is the chance
+    that the bonus token is the (i + 1)-th candidate if it is none before. `lookup` are the tokens that prompt lookup
+    brings a row in a round, and those that are verified for them."""
+
+    acceptance: Rates = ()
+    hits: Rates = ()
+    lookup: tuple[Annotated[float, Meta(ge=0, le=64)], Annotated[float, Meta(ge=0, le=64)]] | None = None
+
+
+class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
+    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone."""
+
+    laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
+    tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
+    errors: Annotated[dict[str, Annotated[float, Meta(ge=-3, le=3)]], Meta(max_length=256)] = {}
+
+
+def file_of(config: EngineConfig) -> Path:
+    """Where what is known of this pair, on this machine and placed like this, is kept."""
+    from ssd.kernels import build
+
+    kernels = build.library()
+    pair = [config.digest, config.draft, config.cascade, config.emulate, config.synthetic, config.load_format]
+    types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.deterministic]
+    places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
+    ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels and kernels.name, __version__]
+    described = repr((pair, types, places, ways))
+    return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
+
+
+def read(file: Path) -> Knowledge | None:
+    """Returns what a file says; None, after a warning unless it is missing, if it says nothing sound."""
+    try:
+        if not file.exists():
+            return None
+        return msgspec.json.decode(read_bounded(file, _MOST_BYTES), type=Knowledge, strict=False)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, UsageError, OSError) as error:
+        log.warning("%s is not used: %s", file, error)
+        return None
+
+
+def write(file: Path, knowledge: Knowledge) -> None:
+    """Replace a file; where that fails, it is measured again at the next start."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(knowledge) + b"\n")
+        fresh.replace(file)
+    except OSError as error:
+        log.info("%s was not written: %s", file, error)

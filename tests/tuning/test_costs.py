@@ -1,0 +1,110 @@
+"""Tables of forwards' times, and what is believed of plans."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.tuning.choice import Chooser, candidates
+from ssd.tuning.costs import Costs, CostTable
+from ssd.tuning.tuner import SpeculationPlan
+
+STAIRCASE = {1: 0.0137, 5: 0.0190, 6: 0.0219, 7: 0.0308, 12: 0.0400}
+
+
+def test_a_staircase_stays_one() -> None:
+    table = CostTable(STAIRCASE)
+    assert [table.at(size) for size in STAIRCASE] == list(STAIRCASE.values())
+    assert table.at(3) == pytest.approx((0.0137 + 0.0190) / 2)
+    assert table.at(22) == pytest.approx(0.0400 + 10 * (0.0400 - 0.0308) / 5)  # as between the last two
+    assert CostTable({4: 0.01}).at(1) == CostTable({4: 0.01}).at(9) == 0.01
+
+
+@given(st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1), min_size=1, max_size=20))
+def test_more_rows_take_no_less_time(seconds: dict[int, float]) -> None:
+    table = CostTable(seconds)
+    table.smooth()
+    costs = [table.at(size) for size in range(1, 400)]
+    assert all(after >= before - 1e-12 for before, after in pairwise(costs))
+    assert all(table.at(size) <= taken + 1e-12 for size, taken in seconds.items())
+
+
+def test_a_machine_that_slows_down_does_so_for_all_sizes() -> None:
+    costs = Costs({"verify": STAIRCASE, "step": {1: 0.004}})
+    for _ in range(300):
+        costs.note("verify", 1, 2 * STAIRCASE[1])
+    verify, step = costs.of("verify"), costs.of("step")
+    assert verify is not None and step is not None
+    assert verify.at(1) == pytest.approx(2 * STAIRCASE[1], rel=0.02)
+    assert 1.5 < verify.at(7) / STAIRCASE[7] <= 2.0
+    assert step.at(1) == 0.004
+
+
+def test_one_size_that_takes_longer_than_its_table_says() -> None:
+    costs = Costs({"verify": STAIRCASE})
+    for _ in range(600):
+        costs.note("verify", 1, STAIRCASE[1])
+        costs.note("verify", 5, 1.5 * STAIRCASE[5])
+    verify = costs.of("verify")
+    assert verify is not None
+    assert verify.at(5) / verify.at(1) == pytest.approx(1.5 * STAIRCASE[5] / STAIRCASE[1], rel=0.03)
+
+
+def test_a_process_that_was_not_running_says_little_of_a_forward() -> None:
+    costs = Costs({"verify": STAIRCASE})
+    costs.note("verify", 1, 5.0)
+    verify = costs.of("verify")
+    assert verify is not None and verify.at(1) < 1.1 * STAIRCASE[1]
+
+
+def test_what_was_never_measured_is_not_known() -> None:
+    costs = Costs()
+    assert costs.of("verify") is None
+    costs.note("verify", 3, 0.02)
+    verify = costs.of("verify")
+    assert verify is not None and verify.at(3) == pytest.approx(0.02)
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+PLAIN = SpeculationPlan("ngram", 0, (), 100.0)
+AHEAD = SpeculationPlan("ssd", 4, (2,) * 5, 120.0)
+
+
+def test_a_plan_that_brings_less_than_predicted_is_left() -> None:
+    chooser = Chooser()
+    assert chooser.choose([AHEAD, PLAIN], None) == AHEAD
+    windows = 0
+    while chooser.choose([AHEAD, PLAIN], AHEAD.setting) == AHEAD:
+        chooser.note(AHEAD, 80.0, 32)
+        windows += 1
+    assert 2 <= windows <= 30  # one slow window is noise
+    assert chooser.expected(AHEAD) < 100 < AHEAD.speed
+
+
+def test_other_plans_of_a_mode_err_alike() -> None:
+    chooser = Chooser()
+    for _ in range(40):
+        chooser.note(AHEAD, 90.0, 32)
+    other = AHEAD._replace(lookahead=2, fan_out=(1, 1, 1))
+    assert chooser.expected(other) == pytest.approx(90.0, rel=0.1)
+    assert chooser.expected(PLAIN) == 100.0
+
+
+def test_plans_in_doubt_are_tried_and_hopeless_ones_are_not() -> None:
+    near, far = PLAIN._replace(mode="sd", lookahead=1, fan_out=(1, 1), speed=97.0), AHEAD._replace(speed=60.0)
+    chooser = Chooser(Random(0))
+    chosen = [chooser.choose([PLAIN, near, far], PLAIN.setting) for _ in range(1000)]
+    assert 50 < chosen.count(near) < 500 and far not in chosen
+    certain = Chooser()
+    assert {certain.choose([PLAIN, near, far], PLAIN.setting) for _ in range(50)} == {PLAIN}
+
+
+def test_candidates_are_the_first_ones_the_modes_and_the_present_one() -> None:
+    plans = [AHEAD._replace(lookahead=k, speed=100.0 - k) for k in range(1, 9)] + [PLAIN]
+    found = candidates(plans, plans[7].setting)
+    assert found == [*plans[:6], plans[7], PLAIN]
