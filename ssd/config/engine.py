@@ -181,6 +181,11 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         each, place = len(self.target_cpus) // len(self.ranks), rank - self.ranks.start
         return self.target_cpus[place * each : (place + 1) * each]
 
+    def core_counts(self, role: str) -> tuple[int, int]:
+        """How many cores a process has of its own, and how many with those that it may borrow."""
+        own = self.draft_cpus if role == "draft" else self.target_cpus
+        return len(own), len(self.cpus_of(role))
+
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
         if self.load_format == "mock" or self.emulate is not None:

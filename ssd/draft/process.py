@@ -87,7 +87,7 @@ class _Draft:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board
         self._shared = DraftProbsArena.of(child.start), FeatureArena.of(child.start)
         self._arenas = DraftArenas(self._shared, runners[-1].model.device)
-        self._team = CoreTeam(child.config, "draft") if child.config.elastic_cores else None
+        self._team = CoreTeam(*child.config.core_counts("draft")) if child.config.elastic_cores else None
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:

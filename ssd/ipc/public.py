@@ -15,7 +15,7 @@ from msgspec import Meta
 from ssd.config.params import SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
@@ -66,7 +66,8 @@ Logprobs = Annotated[list[TokenLogprob], Meta(max_length=MAX_PROMPT_TOKENS)]
 class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one request. A round is one verification; times are means per round in milliseconds.
     `hit_rate` leaves out the first round after prefill and is 0 in modes `ar` and `sd`. `acceptance_histogram[a]`
-    counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`."""
+    counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`. In mode `auto`
+    `plan` says what was in force at the end, and why."""
 
     mode: Name = "ar"
     rounds: Count = 0
@@ -88,6 +89,7 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_overhead_ms: Milliseconds = 0.0
     draft_step_ms: Milliseconds = 0.0
     cached_tokens: Count = 0
+    plan: Name = ""
 
 
 class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

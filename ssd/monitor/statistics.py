@@ -92,6 +92,7 @@ class Figures(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     kv_cache_usage: float
+    plan: str
     requests: list[RequestFigures]
     dropped: int
 
@@ -127,6 +128,7 @@ def figures(history: History, window: float) -> Figures:
         running=history.load.running,
         waiting=max(0, history.open_requests - history.load.running),
         kv_cache_usage=history.load.kv_cache_usage,
+        plan=history.load.plan,
         requests=[_request(end, last.at) for end in list(history.ended)[: -_SHOWN_REQUESTS - 1 : -1]],
         dropped=history.dropped,
     )

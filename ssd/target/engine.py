@@ -84,6 +84,7 @@ class TargetEngine:
             draft_steps=counters.steps,
             draft_step_seconds=counters.step_seconds,
             stale_speculations=counters.stale,
+            plan=self.proposer.plan,
         )
 
     def step(self, host_work: Task = nothing) -> list[Emission]:
@@ -181,7 +182,7 @@ class TargetEngine:
         # A stop string ends a request in the frontend: then these are the last figures it has.
         if reason is not None or sequence.params.stop:
             step_s, report = self.proposer.counters.mean_step_seconds, self._config.server.cache_report
-            metrics = sequence.metrics(step_s, report)
+            metrics = sequence.metrics(step_s, report, self.proposer.plan if sequence.tuned else "")
         return Emission(
             request=sequence.request,
             token_ids=tokens,

@@ -81,7 +81,7 @@ class Target:
         self._experience: Experience | None = None
         if config.draft is not None or config.speculation.mode != "ar":
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-            self._team = CoreTeam(config, "target") if config.elastic_cores else None
+            self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
             self._experience = Experience(config)
             tuning = self._experience.tuning
             proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team)

@@ -32,7 +32,7 @@ from ssd.target.misses import (
 )
 from ssd.target.sequence import Cache, Sequence
 from ssd.tuning.learner import Learner
-from ssd.tuning.rounds import DecodingRound, Tuning, kind_of
+from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, kind_of
 from ssd.tuning.tuner import Setting
 
 log = logging.getLogger("ssd.target")
@@ -83,6 +83,11 @@ class Proposer:
     def counters(self) -> Counters:
         """What has been counted of the draft."""
         return Counters()
+
+    @property
+    def plan(self) -> str:
+        """What the tuner has chosen, and why, in a sentence; empty if it has chosen nothing."""
+        return ""
 
     def admit(self, sequence: Sequence) -> None:
         """A sequence begins, or begins again: its committed tokens are all there is to know."""
@@ -138,6 +143,7 @@ class BoardProposer(Proposer):
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
         self._running: list[int] = []
+        self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), -1, 0)
         self._beginner: Sequence | None = None
         self._runs_since: float | None = None
 
@@ -153,6 +159,10 @@ class BoardProposer(Proposer):
     def counters(self) -> Counters:
         counted = self.session.board.telemetry()
         return Counters(counted.steps, counted.step_seconds, self.session.board.stale)
+
+    @property
+    def plan(self) -> str:
+        return self._plan
 
     def join(self, epoch: int) -> bool:
         """A draft said hello; see `DraftSession.join`."""
@@ -234,11 +244,12 @@ class BoardProposer(Proposer):
         """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
         self._learns = any(map(self._needs_measures, sequences))
         self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
-        rows = []
+        rows, asked = [], None
         for sequence in sequences:
             if not sequence.tuned:
                 continue
             planned, before = self.tuning.current(sequence.asked), sequence.speculation
+            asked = sequence.asked
             if planned == before:
                 continue
             sequence.speculation = planned
@@ -253,6 +264,18 @@ class BoardProposer(Proposer):
                 rows.append((sequence.request, planned))
         if rows:
             self.session.tell(Retune(rows))
+        if asked is not None:
+            self._describe(PlanKey.of(asked), len(sequences))
+
+    def _describe(self, key: PlanKey, batch: int) -> None:
+        """Say what is in force for a kind of request, if it may have changed."""
+        of = key, self.tuning.windows, batch
+        if of == self._plan_of:
+            return
+        self._plan_of, before = of, self._plan
+        self._plan = self.tuning.described(key, None if self._team is None else (self._team.own, self._team.all))
+        if self._plan.partition(":")[0] != before.partition(":")[0]:
+            log.info("%s", self._plan)
 
     def _needs_measures(self, sequence: Sequence) -> bool:
         """True if the row's backup or plan uses measured times."""

@@ -17,6 +17,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Rehearse
 from ssd.ipc.public import Message
+from ssd.kernels import build
 from ssd.speculation.sampling import Law, argmax
 from ssd.tuning.costs import Costs, CostTable, Situation
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write
@@ -42,7 +43,7 @@ class Experience:
     """What is known of this pair on this machine: read at the start, measured if it is missing, written when idle."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config, self._file = config, file_of(config)
+        self._config, self._file = config, file_of(config, str(build.library()))
         known = read(self._file)
         prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE)
         # Where nothing was measured yet, plans are tried out.

@@ -185,7 +185,7 @@ class Sequence:
             return "length"
         return None
 
-    def metrics(self, draft_step_s: float, cache_report: bool) -> Metrics:
+    def metrics(self, draft_step_s: float, cache_report: bool, plan: str = "") -> Metrics:
         """The request's figures. Without `cache_report` its `cached_tokens` are 0."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
@@ -210,6 +210,7 @@ class Sequence:
             round_overhead_ms=max(0.0, timing.overhead) / rounds * 1e3,
             draft_step_ms=draft_step_s * 1e3,
             cached_tokens=self.cached if cache_report else 0,
+            plan=plan,
         )
 
 

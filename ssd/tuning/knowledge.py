@@ -53,15 +53,12 @@ class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     errors: Annotated[dict[str, Annotated[float, Meta(ge=-3, le=3)]], Meta(max_length=256)] = {}
 
 
-def file_of(config: EngineConfig) -> Path:
-    """Where what is known of this pair, on this machine and placed like this, is kept."""
-    from ssd.kernels import build
-
-    kernels = build.library()
+def file_of(config: EngineConfig, kernels: str) -> Path:
+    """Where what is known of this pair, on this machine, placed like this and with these kernels, is kept."""
     pair = [config.digest, config.draft, config.cascade, config.emulate, config.synthetic, config.load_format]
     types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.deterministic]
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
-    ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels and kernels.name, __version__]
+    ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels, __version__]
     described = repr((pair, types, places, ways))
     return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
@@ -15,8 +14,6 @@ from ssd.tuning.costs import Costs
 from ssd.tuning.knowledge import Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
 from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, SpeculationPlan, ranked_plans, speed_of
-
-log = logging.getLogger("ssd.target")
 
 # Rounds that follow one plan before it is judged; windows between two rankings of all plans, which take milliseconds.
 _WINDOW, _RANK_EVERY = 16, 8
@@ -70,6 +67,21 @@ class DecodingRound(NamedTuple):
     setting: Setting | None
 
 
+def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
+    """A plan in words, with its cores if both models share some."""
+    own, every = cores or (0, 0)
+    if plan.mode not in DRAFTED:
+        return "plain decoding with prompt lookup" + (f" on {_cores(every)}" if cores else "")
+    if plan.mode == "sd":
+        return f"sd, K {plan.lookahead}" + (f", in turn on {_cores(every)}" if cores else "")
+    said = f"ssd, K {plan.lookahead}, {sum(plan.fan_out)} chains"
+    return said + (f", target on {_cores(own)}, draft on {_cores(every - own)}" if cores else "")
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
 class _Window:
     """Rounds in a row that followed one setting at one batch size."""
 
@@ -101,7 +113,7 @@ class Tuning:
         self._ranked: dict[tuple[int, PlanKey], list[SpeculationPlan]] = {}
         self._plans: dict[tuple[int, PlanKey], SpeculationPlan] = {}
         self._batch, self._kinds, self._draft = 1, list[int]([0]), False
-        self._window, self._windows = _Window(0, None), 0
+        self._window, self.windows = _Window(0, None), 0
         self._speed = 0.0
         self.works_ahead = False  # the draft works ahead of a row in the next verification
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
@@ -205,7 +217,7 @@ class Tuning:
         ]
         if not followed:
             return
-        self._windows += 1
+        self.windows += 1
         measured = self._measurements(window.batch)
         if measured is not None:
             plan = followed[0][1]
@@ -224,22 +236,29 @@ class Tuning:
         if measured is None:
             lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
             return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
-        if place not in self._ranked or self._windows % _RANK_EVERY == 0:
+        if place not in self._ranked or self.windows % _RANK_EVERY == 0:
             self._ranked[place] = ranked_plans(measured, batch, choices)
         near = candidates(self._ranked[place], present)
         near = [plan._replace(speed=speed_of(measured, batch, plan)) for plan in near]
-        chosen = self._chooser(batch).choose(near, present)
-        if chosen.setting != present:
-            log.info("batch %d, mode %s: %s of %s", batch, key.mode, chosen, self.expected(key))
-        return chosen
+        return self._chooser(batch).choose(near, present)
 
-    def expected(self, key: PlanKey) -> dict[Mode, float]:
-        """The tokens per second that the best plan of each mode is believed to bring now, as far as is known."""
-        place, chooser = (self._batch, key), self._chooser(self._batch)
-        best: dict[Mode, float] = {}
-        for plan in self._ranked.get(place, []):
-            best[plan.mode] = max(best.get(plan.mode, 0.0), chooser.expected(plan))
-        return best
+    def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
+        """Says what is in force for a kind of request at the present batch size, and why: what is expected of it, and
+        of the best plan in other modes, in tokens per second of the whole batch. `cores`: the target's own, and all."""
+        plan, chooser = self.plan(key), self._chooser(self._batch)
+        said = _words(plan, cores)
+        if not plan.speed:
+            return f"{said}: nothing is measured yet"
+        said += f": {chooser.expected(plan):.0f} tok/s expected"
+        measured = self._measurements(self._batch)
+        others = [other for other in self._ranked.get((self._batch, key), []) if other.mode != plan.mode]
+        if not self._draft and key.mode == "auto":
+            return f"{said}; there is no draft in use"
+        if measured is None or not others:
+            return said
+        speeds = {o: chooser.expected(o._replace(speed=speed_of(measured, self._batch, o))) for o in others}
+        best = max(others, key=speeds.__getitem__)
+        return f"{said}, {speeds[best]:.0f} with {_words(best, None)}"
 
     def _choices(self, key: PlanKey) -> Choices:
         """The modes and numbers that a request leaves open; without a draft there is nothing to choose for it."""

@@ -275,6 +275,7 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "draft": config.draft_name if config.draft is not None else None,
         "draft_state": load.draft_state if config.draft is not None else None,
         "speculation": config.speculation,
+        "plan": load.plan,
         "dtype": config.dtype,
         "device": config.device,
         "max_model_len": config.max_model_len,

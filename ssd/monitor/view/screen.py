@@ -103,6 +103,8 @@ def _head(figures: Figures, look: Look) -> Text:
         how += f" K {speculation.num_speculative_tokens or 'auto'} F {fan_out} backup {speculation.backup}"
     head = Text("ssd top  ", "bold", no_wrap=True, overflow="ellipsis")
     head.append(f"{figures.model}{' + ' + figures.draft if figures.draft else ''}  {how}  {figures.state}", "")
+    if figures.plan:
+        head.append(f"  {figures.plan}", "green")
     if look.note:
         head.append(f"  {look.note}", "bold yellow")
     return head
