@@ -30,6 +30,8 @@ log = logging.getLogger("ssd.draft")
 
 # Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
 _PREFILL_CHUNK = 128
+# A forward with more tokens than this for each sequence and chain reads a text.
+_USUAL_ROWS = 4
 
 
 class DraftEngine:
@@ -215,7 +217,11 @@ class DraftEngine:
             self._scheduler.note_step(len(chains), seconds)
         extra = [len(guesses) - 1 for guesses in chains]
         extra = extra or [len(guesses) - path.row.outputs for path, guesses in zip(paths, found, strict=True)]
-        self._board.tick(seconds, 1 + sum(extra) / len(extra), sum(map(len, chains)))
+        rows = sum(len(path.row.token_ids) for path in paths) + sum(map(len, chains))
+        if rows > _USUAL_ROWS * len(found):
+            self._board.tick()  # a prompt: its time says nothing of a tree step
+        else:
+            self._board.tick(seconds, 1 + sum(extra) / len(extra), rows)
 
     # -- the board --------------------------------------------------------------------------------------------------
 

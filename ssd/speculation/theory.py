@@ -117,6 +117,7 @@ def depth_worth_waiting_for(
     verify: Cost,
     depth_s: float,
     otherwise: float = 1.0,
+    speed: float = 0.0,
 ) -> int:
     """Returns how many fresh draft tokens, 0 to `lookahead`, a batch should wait for on behalf of its missed rows.
 
@@ -124,16 +125,18 @@ def depth_worth_waiting_for(
     of a verification by the tokens of the whole batch, `depth_s` that of one drafted token, in seconds. A missed row
     that does not wait brings `otherwise` tokens: 1, or more with a backup that takes no time.
 
-    Maximises expected tokens per second of the whole batch: all rows pay for the waiting of one, and a fresh token has
-    to be verified. With equal rows and verified tokens for nothing this is Theorem 17."""
+    Maximises expected tokens less `speed` times seconds, with the tokens per second that the batch has in the long run:
+    the average-reward rule, which maximises the long-run speed. Without a `speed` it maximises the tokens per second of
+    this round. All rows pay for the waiting of one, and a fresh token has to be verified. With equal rows and verified
+    tokens for nothing this is Theorem 17."""
     if missed == 0:
         return 0
     certain = sum(expected_tokens(acceptance, depth) for depth in ready)
     verified = len(ready) + sum(ready)
 
-    def rate(depth: int) -> float:
+    def worth(depth: int) -> float:
         fresh, row = (expected_tokens(acceptance, depth), 1 + depth) if depth else (otherwise, otherwise)
-        seconds = verify.at(verified + missed * row) + depth * depth_s
-        return (certain + missed * fresh) / max(1e-6, seconds)  # a clock may see nothing
+        tokens, seconds = certain + missed * fresh, verify.at(verified + missed * row) + depth * depth_s
+        return tokens - speed * seconds if speed else tokens / max(1e-6, seconds)  # a clock may see nothing
 
-    return max(range(lookahead + 1), key=rate)
+    return max(range(lookahead + 1), key=worth)

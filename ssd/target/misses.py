@@ -74,7 +74,14 @@ class WaitCosts:
         longest = max((sequence.lookahead for sequence in rows), default=0)
         verify = self._tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
         worth = depth_worth_waiting_for(
-            self.ready, len(rows), longest, self.acceptance.value, verify, self.token_s.value, otherwise
+            self.ready,
+            len(rows),
+            longest,
+            self.acceptance.value,
+            verify,
+            self.token_s.value,
+            otherwise,
+            self._tuning.speed,
         )
         return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
 

@@ -142,7 +142,7 @@ class BoardProposer(Proposer):
         self._policies: dict[str, MissPolicy] = {}
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
-        self._running: list[int] = []
+        self._running, self._sequences = list[int](), 0
         self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), -1, 0)
         self._beginner: Sequence | None = None
         self._runs_since: float | None = None
@@ -169,7 +169,8 @@ class BoardProposer(Proposer):
         return self.session.join(epoch)
 
     def admit(self, sequence: Sequence) -> None:
-        sequence.speculation = self.tuning.current(sequence.asked)
+        if sequence.tuned:
+            sequence.speculation = self.tuning.current(sequence.asked)
         if sequence.speculation.mode in DRAFTED and self._team is None:
             self._track(sequence)
 
@@ -200,6 +201,7 @@ class BoardProposer(Proposer):
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         began = time.perf_counter()
+        self._sequences = len(sequences)
         self.session.judge()
         self._retune(sequences)
         untracked = self.session.untracked(sequences) if self._team is None else None
@@ -243,8 +245,9 @@ class BoardProposer(Proposer):
     def _retune(self, sequences: Items[Sequence]) -> None:
         """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
         self._learns = any(map(self._needs_measures, sequences))
-        self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
         rows, asked = [], None
+        if any(sequence.tuned for sequence in sequences):
+            self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
         for sequence in sequences:
             if not sequence.tuned:
                 continue
@@ -341,7 +344,8 @@ class BoardProposer(Proposer):
     def _time(self, now: float, results: Items[Result]) -> None:
         """Note how long a round took since the one before, if both had the same rows, which decode."""
         telemetry = self.session.board.telemetry()
-        if [result.sequence.request for result in results] == self._running and results[0].round > 1:
+        same = [result.sequence.request for result in results] == self._running
+        if same and len(results) == self._sequences and all(result.round > 0 for result in results):
             self._costs.last_verify_s = now - self._settled_at
             self._costs.verify_s.note(now - self._settled_at)
             rows = [result.sequence for result in results]

@@ -37,6 +37,8 @@ _LONGEST_S = 0.06
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
 _SAVE_EVERY_S = 10.0
+# Where a verification takes this much longer or shorter at the end (a logarithm), other work disturbed the measuring.
+_STEADY = 0.25
 
 
 class Experience:
@@ -103,6 +105,11 @@ def rehearse(
         yield from _alone(target, costs, team)
         yield from _in_turn(costs, tell, board)
         yield from _together(target, costs, tell, board, team)
+        tell(Rehearse(0))
+        if team is not None:
+            team.use(all_cores=True)
+        again = min(target.verify(1) for _ in range(_REPEATS))
+        costs.steady = abs(math.log(again / costs.tables["verify"].at(1))) < _STEADY
     except OutOfPages:
         pass
     finally:

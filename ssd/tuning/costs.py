@@ -92,6 +92,7 @@ class Costs:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
+        self.steady = True  # False: something disturbed the measuring, and the next process measures again
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
     def of(self, situation: Situation) -> Cost | None:
@@ -112,7 +113,9 @@ class Costs:
         table.follow(size, ratio)
 
     def written(self) -> dict[str, dict[int, float]]:
-        """The tables, for a file."""
+        """The tables, for a file; none where they were disturbed."""
+        if not self.steady:
+            return {}
         return {situation: dict(table.seconds) for situation, table in self.tables.items()}
 
 

@@ -17,6 +17,7 @@ from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, Speculat
 
 # Rounds that follow one plan before it is judged; windows between two rankings of all plans, which take milliseconds.
 _WINDOW, _RANK_EVERY = 16, 8
+_RECENT = 0.03  # how fast the long-run speed follows
 # Kinds of requests whose plans are remembered.
 _REMEMBERED = 8
 _LONGEST_STEP_S = 60.0
@@ -114,7 +115,7 @@ class Tuning:
         self._plans: dict[tuple[int, PlanKey], SpeculationPlan] = {}
         self._batch, self._kinds, self._draft = 1, list[int]([0]), False
         self._window, self.windows = _Window(0, None), 0
-        self._speed = 0.0
+        self._recent = 0, Mean(0.0), Mean(0.0)
         self.works_ahead = False  # the draft works ahead of a row in the next verification
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
@@ -152,9 +153,7 @@ class Tuning:
         self._batch, self._kinds, self._draft = batch_class(max(1, len(kinds))), list(kinds) or [0], draft
 
     def current(self, asked: Speculation) -> Speculation:
-        """Returns what a request does now: `asked` with a mode and numbers in place of `auto`."""
-        if not asked.auto:
-            return asked
+        """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers."""
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
@@ -172,8 +171,9 @@ class Tuning:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of recent rounds, of the whole batch; 0 before any."""
-        return self._speed
+        """Tokens per second of recent rounds at the present batch size, of the whole batch; 0 before any."""
+        _, tokens, seconds = self._recent
+        return tokens.value / seconds.value if seconds.value > 0 else 0.0
 
     # -- what rounds show -----------------------------------------------------------------------------------------
 
@@ -192,8 +192,10 @@ class Tuning:
         window.rounds += 1
         window.tokens += round_.brought
         window.seconds += taken
-        speed = round_.brought / max(1e-9, taken)
-        self._speed += (speed - self._speed) * (0.03 if self._speed else 1.0)
+        if self._recent[0] != round_.batch:
+            self._recent = round_.batch, Mean(0.0, _RECENT), Mean(0.0, _RECENT)
+        self._recent[1].note(round_.brought)
+        self._recent[2].note(taken)
 
     def looked_up(self, kind: int, verified: int, accepted: int) -> None:
         """Note that a row without a draft verified so many tokens of prompt lookup."""

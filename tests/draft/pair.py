@@ -10,6 +10,7 @@ from typing import Any
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
+from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
@@ -203,10 +204,15 @@ class Always(OverlapPolicy):
 class Pair:
     """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
     message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
-    GPU."""
+    GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome."""
 
     def __init__(
-        self, configuration: EngineConfig, target: Runner, draft: Draft | None = None, overlap: bool = False
+        self,
+        configuration: EngineConfig,
+        target: Runner,
+        draft: Draft | None = None,
+        overlap: bool = False,
+        elastic: bool = False,
     ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
@@ -215,7 +221,8 @@ class Pair:
         if draft is None:
             self.engine = TargetEngine(configuration, PlainVerification(target), NoProposer())
         else:
-            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs)
+            team = CoreTeam(1, 1) if elastic else None
+            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs, team=team)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft) if overlap else None

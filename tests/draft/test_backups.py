@@ -18,8 +18,11 @@ from ssd.speculation.ngram import PromptLookup
 from ssd.speculation.speculators import SPECULATORS
 from ssd.target import proposer as proposers
 from ssd.target import sequence as sequences
-from ssd.target.misses import ModelFree
+from ssd.target.misses import Lookup, ModelFree, WaitCosts
 from ssd.target.proposer import Result
+from ssd.tuning.knowledge import Knowledge
+from ssd.tuning.learner import DraftTelemetry
+from ssd.tuning.rounds import DecodingRound, Tuning
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
@@ -120,12 +123,20 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
     submit = Submit(0, [5, 6, 7, 8, 9, 10, 11, 12] * 3, SamplingParams(max_tokens=100, seed=0, speculation=asked))
     sequence = sequences.Sequence(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", planned, (1,), "ngram")
-    assert ModelFree(PromptLookup).propose(sequence, 0.0) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
+    assert ModelFree(PromptLookup).propose(sequence, priced(0.0)) == [5, 6, 7, 8, 9, 10, 11, 12][:expected]
     short = sequences.Sequence(
         replace(submit, params=SamplingParams(max_tokens=3, seed=0)), asked, 200, sequence.table, 0.0
     )
     short.speculation = sequence.speculation
-    assert len(ModelFree(PromptLookup).propose(short, 0.0)) == 2
+    assert len(ModelFree(PromptLookup).propose(short, priced(0.0))) == 2
+
+
+def priced(each: float) -> WaitCosts:
+    """Costs where each further token takes the time of so many tokens, at one token a second."""
+    tuning = Tuning()
+    tuning.recall(Knowledge(tables={"verify": {1: 1.0, 2: 1.0 + each}}))
+    tuning.learn(DecodingRound(1, 1, 1.0, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
+    return WaitCosts(tuning)
 
 
 def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
@@ -135,17 +146,30 @@ def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
     sequence = sequences.Sequence(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", 1, (1,), "ngram")
     proposals = ModelFree(PromptLookup)
-    proposals.propose(sequence, 0.0)
     for _ in range(500):
-        proposals.note(0, 2, 1)
-        proposals.note(0, 2, 2)
-    assert [len(proposals.propose(sequence, price)) for price in (0.6, 0.42, 0.05)] == [1, 5, 8]
+        for tokens in ([5, 6], [5, 1]):
+            proposals.propose(sequence, priced(0.0))
+            proposals.note(0, 2, tokens)
+    assert [len(proposals.propose(sequence, priced(each))) for each in (1.1, 0.6, 0.05)] == [0, 1, 8]
     # What is known of long repetitions says nothing about short ones.
     other = ModelFree(PromptLookup)
     other._chances = proposals._chances
     sequence.tokens[:] = [9, 10, 1, 2, 3, 9, 10]
-    assert len(other.propose(sequence, 0.69)) == 1
-    assert len(other.propose(sequence, 0.6)) == 4
+    assert [len(other.propose(sequence, priced(each))) for each in (0.72, 0.6)] == [0, 4]
+
+
+def test_what_was_not_verified_is_learned_from_too() -> None:
+    """A guess that did not pay is compared with what came: once it is right often enough, it pays."""
+    submit = Submit(0, [9, 10, 1, 2, 3, 9, 10], SamplingParams(max_tokens=100, seed=0))
+    sequence = sequences.Sequence(submit, Speculation("ngram", 0, ()), 200, PageTable(PagePool(8, 4)), 0.0)
+    lookup, costs = Lookup(), priced(0.8)
+    assert lookup.propose(sequence, costs) == []
+    for _ in range(200):
+        lookup.note(0, 0, [1])
+    assert lookup.propose(sequence, costs) != []
+    for _ in range(200):
+        lookup.note(0, 0, [7])
+    assert lookup.propose(sequence, priced(0.3)) == []
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

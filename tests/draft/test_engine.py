@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from ssd.config.params import FanOut, Mode, Speculation
+from ssd.config.params import DRAFTED, FanOut, Mode, Speculation
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import Emission, Submit
-from ssd.tuning import rounds as tuning
+from ssd.ipc.messages import Admit, Emission, Submit
+from ssd.ipc.public import Message
 from ssd.tuning.learner import Mean
+from ssd.tuning.rounds import Tuning
 from ssd.tuning.tuner import SpeculationPlan
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
@@ -225,39 +226,56 @@ def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: Wor
 
 # -- K, fan-outs and the mode change, the tokens do not ----------------------------------------------------------------
 
+MODES: tuple[Mode, ...] = ("ngram", "ngram", *DRAFTED)
 LONG_PROMPTS = [tiny.token_ids(n, n) for n in (5, 150, 30)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("mode", "backup"), [("sd", "jit"), ("ssd", "jit"), ("ssd", "auto")])
+@pytest.mark.parametrize(("backup", "elastic"), [("jit", False), ("auto", False), ("auto", True)])
 def test_any_plan_after_any_other(
-    world: World, mode: Mode, backup: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    world: World, backup: str, elastic: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tuner that throws dice every round; the draft's cache is audited at every step."""
-    dice = random.Random(f"{mode} {backup} {temperature}")
+    """A tuner that throws dice for every row and round; the draft's cache is audited at every step."""
+    dice = random.Random(f"{backup} {elastic} {temperature}")
     plans = set()
 
-    def thrown(*given: Any) -> SpeculationPlan:
-        lookahead = dice.choice((0, 0, 1, 2, 4, 8))
-        fan_out = tuple(dice.randint(1, 4) for _ in range(lookahead + 1)) if lookahead else ()
-        plan = SpeculationPlan(lookahead, fan_out, 1.0)
-        plans.add(plan.lookahead)
-        return plan
+    def thrown(*_: Any) -> SpeculationPlan:
+        mode = dice.choice(MODES)
+        lookahead = dice.choice((1, 2, 4, 8)) if mode in DRAFTED else 0
+        plans.add((mode, lookahead))
+        return SpeculationPlan(mode, lookahead, tuple(dice.randint(1, 4) for _ in range(lookahead + 1)), 1.0)
 
-    monkeypatch.setattr(tuning, "best_plan", thrown)
-    monkeypatch.setattr(tuning, "_DECIDE_EVERY", 1)
-    settings = config(Speculation(mode, 0, (), backup, budget=40))
+    monkeypatch.setattr(Tuning, "plan", thrown)
+    settings = config(Speculation("auto", 0, (), backup, budget=40))
     draft = Draft(settings, world.draft, steps=6)
     Auditor(world, draft, retuned=True)
-    texts = Pair(settings, world.target, draft).run(LONG_PROMPTS, params(3, 30, temperature))
+    texts = Pair(settings, world.target, draft, elastic=elastic).run(LONG_PROMPTS, params(3, 30, temperature))
     assert texts.ids == plainly(world, LONG_PROMPTS, temperature, 30).ids
-    assert len(plans) > 3
-    assert all(m.mode == mode for m in texts.metrics) and sum(m.accepted_tokens for m in texts.metrics) > 0
+    assert len(plans) == 9
+    assert all(m.mode == "auto" for m in texts.metrics) and sum(m.accepted_tokens for m in texts.metrics) > 0
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_draft_that_hears_of_a_request_with_its_first_outcome(world: World, mode: Mode) -> None:
+    """Where both models share cores; prompts are read by the target alone then."""
+    settings = config(Speculation(mode, 4, (2,)))
+    draft = Draft(settings, world.draft)
+    pair = Pair(settings, world.target, draft, elastic=True)
+    told: list[Message] = []
+    pair.post = lambda message: bool(told.append(message)) or pair.deliver(message)
+    texts = pair.run(LONG_PROMPTS, params(3, 40))
+    assert texts.ids == plainly(world, LONG_PROMPTS, 0.0, 40).ids
+    admits = [message for message in told if isinstance(message, Admit)]
+    # One in a round, as each has a text to read.
+    told_at = sorted(len(message.token_ids) for message in admits)
+    assert [told - read for told, read in zip(told_at, sorted(map(len, LONG_PROMPTS)), strict=True)] == [0, 2, 1]
+    assert all(m.accepted_tokens > 20 for m in texts.metrics)
     draft.assert_empty()
 
 
 def test_the_real_tuner_on_a_real_draft(world: World) -> None:
-    settings = config(Speculation("ssd", 0, ()))
+    settings = config(Speculation("auto", 0, ()))
     draft = Draft(settings, world.draft)
     texts = Pair(settings, world.target, draft).run(LONG_PROMPTS, params(3, 45))
     assert texts.ids == plainly(world, LONG_PROMPTS, 0.0, 45).ids

@@ -99,11 +99,6 @@ def share(found: list[Speculation], mode: str) -> float:
     return sum(speculation.mode == mode for speculation in found) / len(found)
 
 
-def test_what_was_fixed_stays() -> None:
-    for asked in (Speculation("ssd", 3, (2,)), Speculation("ar"), Speculation("sd", 5), Speculation("ngram")):
-        assert World(0.0).tuning.current(asked) is asked
-
-
 def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
     open_ones = (AHEAD, Speculation("ssd", 0, (2,)), Speculation("ssd", 6, ()), Speculation("sd", 0))
     for asked in (*open_ones, AUTO, Speculation("auto", 3, ()), Speculation("auto", 3, (2,))):
