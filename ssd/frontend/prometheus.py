@@ -35,6 +35,7 @@ _COUNTERS = {
     "rejected_speculations": "Entries of the board that were not sound, and were not used.",
     "target_losses": "Targets that have died.",
     "draft_losses": "Drafts that have left the target.",
+    "draft_openings": "Times that the circuit breaker has given up a draft in use.",
 }
 # Counters with one more label.
 _LABELLED = {
@@ -159,6 +160,7 @@ class PrometheusExporter(Collector, Observer):
         self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
         before, self._load = self._load, load
         self._counts["draft_losses"] += before.draft_state != "down" and load.draft_state == "down"
+        self._counts["draft_openings"] += before.draft_state == "up" and load.draft_state == "open"
         # The target's totals begin again with a new target.
         self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
         steps = load.draft_steps - before.draft_steps

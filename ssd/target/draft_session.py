@@ -1,13 +1,12 @@
 """Sends messages to the draft, reads what it publishes, and decides whether to use it.
 
-A draft that is stopped, slow or wrong is left alone before it has cost more than a few verifications, and tried again
-after a back-off (cumulative sum test: Page, 1954). `TrackedRequests` and `Breaker` decide that. They are pure: they are
-told of rounds and read no clock."""
+A draft that is stopped, slow or wrong is left alone before it has cost more than half a second, and tried again after a
+back-off (cumulative sum test: Page, 1954). One that has lost its core for a moment is not. `TrackedRequests` and
+`Breaker` decide that. They are pure: they are told of rounds and their times, and read no clock."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -26,29 +25,32 @@ _WARNING_S = 60.0
 
 # -- single requests --------------------------------------------------------------------------------------------------
 
-# A fruitless wait adds 1 to a request's count, a round without news of it adds 0.05. At 4 the request is given up for
-# 32 rounds, and then gets one wait.
-_IN_VAIN, _UNSEEN_ROUND, _PAUSE = 4.0, 0.05, 32
+# Seconds. A request is given up when it was waited for in vain for so long in all, or nothing came of it for so long:
+# a long prompt takes the draft a while.
+_IN_VAIN_S, _UNSEEN_S = 0.5, 2.0
+# How long it is given up for, and how long it may then be waited for in vain.
+_PAUSE_S, _AGAIN_S = 1.0, 0.05
 
 
 @dataclass
 class TrackedRequest:
     """A request that the draft was told of.
 
-    `doubt` counts waits in vain. `awaited`: it may be waited for before the draft has shown anything of it. `seen`: the
-    draft has shown something of it."""
+    `awaited`: it may be waited for before the draft has shown anything of it. `seen`: the draft has shown something of
+    it, the last time at `shown_at`. Since then it was waited for in vain for `in_vain` seconds."""
 
-    doubt: float
     awaited: bool
+    in_vain: float = 0.0
+    shown_at: float | None = None
     seen: bool = False
 
 
 class TrackedRequests:
-    """The requests that the draft was told of, and what it has shown of each."""
+    """The requests that the draft was told of, and what it has shown of each. Times are in seconds."""
 
     def __init__(self) -> None:
         self._tracked: dict[int, TrackedRequest] = {}
-        self._given_up: dict[int, int] = {}  # request -> the round from which on it may be tried again
+        self._given_up: dict[int, float] = {}  # request -> the time from which on it may be tried again
 
     def __contains__(self, request: int) -> bool:
         return request in self._tracked
@@ -63,8 +65,8 @@ class TrackedRequests:
 
     def add(self, request: int, awaited: bool) -> None:
         """The draft was told of a request; see `TrackedRequest.awaited`."""
-        doubt = _IN_VAIN - 1 if self._given_up.pop(request, None) is not None else 0.0
-        self._tracked[request] = TrackedRequest(doubt, awaited)
+        again = self._given_up.pop(request, None) is not None
+        self._tracked[request] = TrackedRequest(awaited, _IN_VAIN_S - _AGAIN_S if again else 0.0)
 
     def remove(self, request: int) -> bool:
         """Stop tracking a request; returns whether it was tracked."""
@@ -80,8 +82,8 @@ class TrackedRequests:
         tracked, self._tracked = list(self._tracked), {}
         return tracked
 
-    def may_return(self, request: int, now: int) -> bool:
-        """Whether the draft might be told of a request in round `now`."""
+    def may_return(self, request: int, now: float) -> bool:
+        """Whether the draft might be told of a request at the time `now`."""
         return request not in self._tracked and self._given_up.get(request, now) <= now
 
     def worth_waiting(self, request: int) -> bool:
@@ -89,15 +91,19 @@ class TrackedRequests:
         tracked = self._tracked.get(request)
         return tracked is not None and (tracked.seen or tracked.awaited)
 
-    def showed(self, request: int, anything: bool, waited: bool, now: int) -> bool:
-        """Note what the draft had in round `now`; returns False if the request is given up."""
+    def showed(self, request: int, anything: bool, waited: float, now: float) -> bool:
+        """Note what the draft had at `now`, after a wait of so many seconds; returns False if it is given up."""
         tracked = self._tracked[request]
-        tracked.seen |= anything
-        tracked.doubt = 0.0 if anything else tracked.doubt + (1.0 if waited else _UNSEEN_ROUND)
-        if tracked.doubt < _IN_VAIN:
+        if anything:
+            tracked.seen, tracked.in_vain, tracked.shown_at = True, 0.0, now
+            return True
+        if tracked.shown_at is None:
+            tracked.shown_at = now
+        tracked.in_vain += waited
+        if tracked.in_vain < _IN_VAIN_S and now < tracked.shown_at + _UNSEEN_S:
             return True
         del self._tracked[request]
-        self._given_up[request] = now + _PAUSE
+        self._given_up[request] = now + _PAUSE_S
         return False
 
 
@@ -105,15 +111,18 @@ class TrackedRequests:
 
 State = Literal["closed", "open", "half_open"]
 
-# In verifications: what a draft may cost more than it brings before it is left alone, and on trial.
-_DEBT, _TRIAL_DEBT = 3.0, 0.5
-# What verifying draft tokens is taken to cost; fewer accepted tokens a round do not pay on any machine.
+# What a draft in use, or on trial, may cost more than it brings: seconds of waits, or so many verifications where these
+# take longer. No wait in vain takes the first (`ssd.target.misses`), so that a lost moment alone opens nothing.
+_COST_S, _TRIAL_COST_S = 0.25, 0.05
+_COST, _TRIAL_COST = 3.0, 0.5
+# What verifying draft tokens is taken to cost, in verifications. Fewer accepted tokens a round never pay.
 _VERIFIED = 0.125
-# Rounds before the breaker opens: with a loss; without progress; without a board entry, as a draft that reads a long
-# prompt has none.
-_COSTLY, _STILL, _UNSEEN = 3, 3, 32
-# Rounds.
-_FIRST_BACK_OFF, _LONGEST_BACK_OFF = 32, 512
+# Seconds without progress before a draft is taken for dead. On a busy machine a process gets its turn within tens of
+# milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
+_SILENT_S = 0.25
+# A round counts as no more: one look of a target that was itself away for long proves nothing.
+_ROUND_S = 0.1
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.25, 32.0
 # The next back-off halves when the draft was in use for so many times as long. Otherwise a draft that is late in
 # bursts, as on a busy machine, would be given up and taken back all the time.
 _PROOF = 2
@@ -124,50 +133,37 @@ class Seen:
     """What a round showed of the draft, which tracked `rows` of its outcomes.
 
     `shown`: the board had something for a row. `ticked`: the draft's progress counter has moved. `reading`: the draft
-    may still compute the text of a request. `waited` is in verifications, `in_vain` if nothing came. `rejected`:
-    something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens were right."""
+    may still compute the text of a request. `lost`: seconds of waiting in vain, or beyond what was expected to pay.
+    `rejected`: something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens
+    were right."""
 
     rows: int = 0
     shown: bool = False
     ticked: bool = False
     reading: bool = False
-    waited: float = 0.0
-    in_vain: bool = False
+    lost: float = 0.0
     rejected: bool = False
     drafted: int = 0
     accepted: int = 0
 
     @property
     def cost(self) -> float:
-        """What the draft cost, in verifications, less what it brought.
-
-        A fruitless wait costs one verification. Any other wait was asked for (mode `sd`) or expected to pay, and costs
-        only its time beyond one verification."""
-        waited = 1.0 if self.in_vain else max(0.0, self.waited - 1.0)
-        return waited + self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
-
-    @property
-    def complaint(self) -> str:
-        """What is to blame for the cost."""
-        if self.rejected:
-            return "what it writes is not sound"
-        if self.in_vain or self.waited > 1.0:
-            return "waiting for it does not pay"
-        return "its tokens are not accepted"
+        """What the draft's tokens cost, less what they brought, in verifications; waiting is not counted."""
+        return self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
 
 
 class Breaker:
     """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
 
-    The session tells it of every round. `reason` says why it is open. Costs are in verifications; without a draft each
-    brings a token for every row."""
+    The session tells it of every round. `reason` says why it is open. Times are in seconds. Without a draft each
+    verification brings a token for every row."""
 
     def __init__(self) -> None:
         self.state: State = "closed"
         self.reason = ""
-        self._debt = 0.0
-        self._costly = self._still = self._unseen = self._rounds = 0
-        self._back_off = self._next_back_off = _FIRST_BACK_OFF
+        self._now: float | None = None
+        self._back_off = self._next_back_off = _FIRST_BACK_OFF_S
+        self._try_at = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
 
     @property
     def patient(self) -> bool:
@@ -178,52 +174,57 @@ class Breaker:
         """True if the draft, which tracks `tracked` requests, may be told of another one."""
         return self.state == "closed" or (self.state == "half_open" and tracked == 0)
 
-    def round(self, seen: Seen) -> None:
-        """Note a round and change the state by it."""
+    def round(self, seen: Seen, now: float, verify_s: float) -> None:
+        """Note a round that ended at `now`, and change the state by it. A verification takes `verify_s`."""
+        lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
+        self._now = now
         if self.state == "open":
-            self._rounds += 1
-            if self._rounds >= self._back_off:
+            if now >= self._try_at:
                 self.try_again()
-        elif seen.rows:
-            self._rounds += 1
-            self._debt = max(0.0, self._debt + seen.cost)
-            self._costly = self._costly + (seen.cost > 0) if self._debt else 0
-            self._unseen = 0 if seen.shown else self._unseen + 1
-            self._still = 0 if seen.shown or seen.ticked else self._still + 1
-            (self._on_trial if self.state == "half_open" else self._in_use)(seen)
+            return
+        self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
+        if seen.rows:
+            self._in_state += lasted
+            self._unseen = 0.0 if seen.shown else self._unseen + lasted
+            self._debt = max(0.0, self._debt + seen.lost + seen.cost * verify_s)
+            self._useless = max(0.0, self._useless + seen.cost)
+            if self.state == "half_open" and seen.accepted:
+                self._enter("closed")
+            elif reason := self._complaint(seen, verify_s):
+                self._open(reason, now)
+            elif self.state == "closed" and self._in_state >= _PROOF * self._next_back_off:
+                self._next_back_off = max(_FIRST_BACK_OFF_S, self._next_back_off / 2)
+                self._in_state = 0.0
 
     def try_again(self) -> None:
         """Let the draft show with one request that it is of use again."""
         self._enter("half_open")
 
-    def _in_use(self, seen: Seen) -> None:
-        if self._debt >= _DEBT and self._costly >= _COSTLY:
-            self._open(seen.complaint)
-        elif self._still >= _STILL and not seen.reading:
-            self._open("there is no sign of life")
-        elif self._unseen >= _UNSEEN:
-            self._open("nothing came from it")
-        elif self._rounds >= _PROOF * self._next_back_off:
-            self._next_back_off = max(_FIRST_BACK_OFF, self._next_back_off // 2)
-            self._rounds = 0
+    def _complaint(self, seen: Seen, verify_s: float) -> str:
+        """Why the draft should be left alone; empty if it should not."""
+        trial = self.state == "half_open"
+        most, most_s = (_TRIAL_COST, _TRIAL_COST_S) if trial else (_COST, _COST_S)
+        if self._useless >= most:
+            return "what it writes is not sound" if seen.rejected else "its tokens are not accepted"
+        if self._debt >= max(most_s, most * verify_s):
+            return "waiting for it does not pay"
+        # A draft that reads a text takes long for a step.
+        if self._silent >= (_UNSEEN_S if seen.reading else _SILENT_S):
+            return "there is no sign of life"
+        if self._unseen >= _UNSEEN_S or (trial and self._in_state >= max(_UNSEEN_S, self._back_off)):
+            return "nothing came from it"
+        return ""
 
-    def _on_trial(self, seen: Seen) -> None:
-        if seen.accepted:
-            self._enter("closed")
-        elif self._debt >= _TRIAL_DEBT:
-            self._open(seen.complaint)
-        elif self._rounds >= self._back_off:
-            self._open("nothing came from it")
-
-    def _open(self, reason: str) -> None:
+    def _open(self, reason: str, now: float) -> None:
         self.reason = reason
         self._back_off = self._next_back_off
-        self._next_back_off = min(_LONGEST_BACK_OFF, 2 * self._back_off)
+        self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
+        self._try_at = now + self._back_off
         self._enter("open")
 
     def _enter(self, state: State) -> None:
-        self.state, self._debt = state, 0.0
-        self._costly = self._still = self._unseen = self._rounds = 0
+        self.state = state
+        self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
 
 
 # -- the session ------------------------------------------------------------------------------------------------------
@@ -243,9 +244,10 @@ class DraftSession:
         self.tracked, self.seen = TrackedRequests(), Seen()
         self._breaker = Breaker()
         self._hears = self._told_to_rejoin = False
-        self._rounds = self._progress = self._rejected = 0
+        self._progress = self._rejected = 0
+        self._silent_since: int | None = None  # the draft's progress as a wait in vain ended
         self._announced: DraftState = "down"
-        self._next_warning = 0.0
+        self._now = self._next_warning = 0.0
 
     @property
     def state(self) -> DraftState:
@@ -259,20 +261,24 @@ class DraftSession:
         """Whether there is no reason to wait less than usual."""
         return self._breaker.patient
 
+    @property
+    def stalled(self) -> bool:
+        """True while the draft has made no progress since the target waited for it in vain."""
+        return self.board.telemetry().progress == self._silent_since
+
     # -- what the draft is told -----------------------------------------------------------------------------------
 
     def join(self, epoch: int) -> bool:
-        """Begin with a draft that said hello; from now on only its epoch counts.
+        """Begin with a draft that said hello, and tell it of the running sequences one by one.
 
-        It is told of the running sequences one by one. Returns False, and ignores the draft, if a younger one joined.
-        """
+        From now on only its epoch counts. Returns False, and ignores the draft, if a younger one joined."""
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
             self._breaker.try_again()
         else:
             self._breaker = Breaker()
-        self.epoch, self._hears, self._told_to_rejoin = epoch, True, False
+        self.epoch, self._hears, self._told_to_rejoin, self._silent_since = epoch, True, False, None
         self.tracked.clear()
         self.announce()
         return True
@@ -323,7 +329,7 @@ class DraftSession:
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
             found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal)
-            return next((s for s in found if self.tracked.may_return(s.request, self._rounds)), None)
+            return next((s for s in found if self.tracked.may_return(s.request, self._now)), None)
         if self.epoch is not None and not self._told_to_rejoin:
             self._told_to_rejoin = self._send(Rejoin())
         return None
@@ -347,19 +353,28 @@ class DraftSession:
             sequence.proposal, sequence.draft_probs = ids, probs
         return found.entry
 
-    def showed(self, request: int, anything: bool, waited: bool) -> None:
-        """Note whether the draft had something for a request. One that it has lost is told again later."""
+    def showed(self, request: int, anything: bool, waited: float = 0.0) -> None:
+        """Note whether the draft had something for a request, after a wait of so many seconds.
+
+        A request that the draft has lost is told again later."""
         self.seen.shown |= anything
-        if not self.tracked.showed(request, anything, waited, self._rounds):
+        if not self.tracked.showed(request, anything, waited, self._now):
             self.tell(Release([request]))
 
-    def judge(self) -> None:
-        """End a round: tell the breaker what it showed. A draft that is not worth it tracks nobody any more."""
-        self._rounds += 1
+    def note_wait(self, seconds: float, in_vain: bool) -> None:
+        """Note how many seconds of a wait were lost. After one `in_vain` the draft is `stalled` until it moves."""
+        self.seen.lost = seconds
+        self._silent_since = self.board.telemetry().progress if in_vain else None
+
+    def judge(self, now: float, verify_s: float) -> None:
+        """End a round at `now`, where a verification takes `verify_s` seconds: tell the breaker what it showed.
+
+        A draft that is not worth it tracks nobody any more."""
+        self._now = now
         progress, rejected = self.board.telemetry().progress, self.board.rejected
         self.seen.ticked, self.seen.rejected = progress != self._progress, rejected != self._rejected
         self.seen.reading = self.tracked.reading
-        self._breaker.round(self.seen)
+        self._breaker.round(self.seen, now, verify_s)
         self.seen, self._progress, self._rejected = Seen(), progress, rejected
         if self._breaker.state == "open" and (tracked := self.tracked.clear()):
             self.tell(Release(tracked))
@@ -373,10 +388,9 @@ class DraftSession:
         if state in (before, "half_open"):
             return
         if state == "open" or (state == "up" and before == "open"):
-            now = time.perf_counter()
-            if now < self._next_warning:
+            if self._now < self._next_warning:
                 return
-            self._next_warning = now + _WARNING_S
+            self._next_warning = self._now + _WARNING_S
             if state == "open":
                 log.warning("goes on without the draft: %s", self._breaker.reason)
             else:

@@ -254,7 +254,7 @@ class MissedRows:
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
         """Wait as long as it pays; returns what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
-        if depths:
+        if depths and not self._session.stalled:
             self._trace.enter(State.WAIT_FOR_DRAFT)
             meanwhile()
             self._wait(depths, began)
@@ -310,15 +310,17 @@ class MissedRows:
 
     def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
         """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
-        session, costs = self._session, self._costs
+        session, costs, seconds = self._session, self._costs, time.perf_counter() - began
+        if not got:
+            seconds = min(seconds, _LONGEST_SILENCE_S)  # what is beyond was the target's own delay
         for row in waiting:
             if row.sequence.request in session.tracked:  # one that is given up may show that all are
-                session.showed(row.sequence.request, bool(row.sequence.proposal), waited=True)
-        session.seen.in_vain = not got
-        # Rows that work in turn with the draft always wait, and of a new request the draft computes the prompt first.
-        if all(row.key.round > 0 and row.policy.uses_cache for row in waiting):
-            verify_s = max(1e-6, costs.verify_s.value, costs.last_verify_s)
-            session.seen.waited = (time.perf_counter() - began) / verify_s
+                session.showed(row.sequence.request, bool(row.sequence.proposal), seconds)
+        # A wait that brings something was asked for (mode `sd`) or expected to pay: its time beyond one verification is
+        # lost. Rows that work in turn with the draft always wait, and of a new request the draft computes the text.
+        ahead = all(row.key.round > 0 and row.policy.uses_cache for row in waiting)
+        paid = 0.0 if not got else max(costs.verify_s.value, costs.last_verify_s) if ahead else seconds
+        session.note_wait(max(0.0, seconds - paid), in_vain=not got)
 
     def _launch(self, row: MissedRow) -> Launch:
         """What a row verifies now: what the draft has brought, else what its policy proposes."""

@@ -202,7 +202,7 @@ class BoardProposer(Proposer):
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         began = time.perf_counter()
         self._sequences = len(sequences)
-        self.session.judge()
+        self.session.judge(began, self._costs.verify_s.value)
         self._retune(sequences)
         untracked = self.session.untracked(sequences) if self._team is None else None
         if untracked is not None and self._track(untracked):
@@ -326,7 +326,7 @@ class BoardProposer(Proposer):
         sequence.cache = _verdict(sequence, key, tracked, entry, prepared)
         self._trace.looked_up(sequence.request, sequence.cache)
         if tracked:
-            session.showed(sequence.request, entry is not None or bool(prepared), waited=False)
+            session.showed(sequence.request, entry is not None or bool(prepared))
             if result.round > 0 and self._learns:
                 self._learn_rank(result, entry, prepared)
 

@@ -33,7 +33,7 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.speculation.sampling import Law
-from ssd.target import draft_session, misses, proposer
+from ssd.target import misses, proposer
 from ssd.target.engine import TargetEngine
 from ssd.target.overlap import DeviceScheduler, OverlappedVerification
 from ssd.target.proposer import BoardProposer, NoProposer
@@ -281,7 +281,7 @@ class Clock:
 
 def use_clock(clock: Any) -> None:
     """The target takes the draft's times by this clock, or by the module `time` again."""
-    for module in (draft_session, misses, proposer):
+    for module in (misses, proposer):
         module.time = clock
 
 

@@ -27,6 +27,7 @@ from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import descriptors, gone, running_engine, shared_memory
+from tools.faulty_draft.__main__ import Fault, disturbed, openings
 
 PROMPT = "The capital of France is"
 HOST = """
@@ -43,12 +44,18 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with running_engine() as engine:
+    with Engine(resolve(EngineOptions(), ServerOptions(port=0))) as engine:
         yield engine
 
 
-def params(mode: str = "ssd", tokens: int = 96) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode))  # type: ignore[arg-type]
+def params(mode: str = "ssd", tokens: int = 96, lookahead: int = 0) -> SamplingParams:
+    speculation = Speculation(mode, lookahead)  # type: ignore[arg-type]
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=speculation)
+
+
+def is_hit(client: Client) -> bool:
+    """Whether the draft is of use before 200 requests are answered: a count and no clock, as each takes a while."""
+    return any(client.generate(PROMPT, params(lookahead=3)).metrics.hits for _ in range(200))
 
 
 def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
@@ -88,29 +95,36 @@ def test_a_restarted_draft_proposes_again(engine: Engine) -> None:
         draft = engine.pids.get("draft")
         if draft is not None:  # it may just be on its way back from the test before
             os.kill(draft, signal.SIGKILL)
-        # Bounded by the number of requests, not by a clock: each one takes a while, the draft is back after some.
-        for _ in range(200):
-            completion = client.generate(PROMPT, params(tokens=48))
-            if completion.metrics.hits > 0:
-                return
-        pytest.fail("200 requests without a single hit after the draft was restarted")
+        assert is_hit(client)
 
 
-def test_a_draft_that_was_stopped_goes_on_and_is_of_use_again(engine: Engine) -> None:
+def test_a_draft_that_was_stopped_is_given_up_goes_on_and_is_of_use_again(engine: Engine) -> None:
     with Client(engine.address) as client:
+        assert is_hit(client)
+        before, draft = openings(engine), engine.pids["draft"]
         expected = client.generate(PROMPT, params("ar")).token_ids
-        draft = engine.pids["draft"]
         os.kill(draft, signal.SIGSTOP)
-        assert client.generate(PROMPT, params()).token_ids == expected
-        os.kill(draft, signal.SIGCONT)
-        hits = 0
         for _ in range(200):  # a count, as above
-            completion = client.generate(PROMPT, params())
-            assert completion.token_ids == expected
-            hits += completion.metrics.hits
-            if hits:
+            assert client.generate(PROMPT, params(lookahead=3)).token_ids == expected
+            if openings(engine) > before:
                 break
-        assert hits and engine.pids["draft"] == draft
+        assert openings(engine) == before + 1
+        os.kill(draft, signal.SIGCONT)
+        assert is_hit(client) and engine.pids["draft"] == draft
+        with urlopen(f"{engine.url}/server_info") as answer:
+            assert json.load(answer)["draft_state"] == "up"
+
+
+@pytest.mark.parametrize("noise", [Fault(hog=0.3), Fault(stopped=0.05, runs=0.2)], ids=["busy core", "pauses"])
+def test_a_draft_that_loses_its_core_for_moments_is_kept(engine: Engine, noise: Fault) -> None:
+    with Client(engine.address) as client, disturbed(engine, noise) as begin:
+        expected = client.generate(PROMPT, params("ar")).token_ids
+        assert is_hit(client)
+        before = openings(engine)
+        begin.set()
+        for _ in range(5):
+            assert client.generate(PROMPT, params(lookahead=3)).token_ids == expected
+        assert openings(engine) == before
 
 
 def test_a_draft_that_dies_again_and_again_stays_off_and_the_engine_goes_on(

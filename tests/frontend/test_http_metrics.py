@@ -117,7 +117,7 @@ def test_names_of_models_are_left_alone() -> None:
 def test_losses_are_counted_once() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         metrics = PrometheusExporter(manager, "none")
-        for state in ("up", "up", "down", "down", "half_open", "up"):
+        for state in ("up", "up", "down", "down", "half_open", "open", "half_open", "up", "open", "open"):
             manager.step(Step([], Load(draft_state=state)))
         manager.target_lost()
         manager.target_lost()  # that of one which never said hello
@@ -126,5 +126,6 @@ def test_losses_are_counted_once() -> None:
         text = metrics.text().decode()
         for lost in ("draft", "target"):
             assert f'ssd:{lost}_losses_total{{model_name="{manager.config.target_name}"}} 1.0\n' in text
+        assert f'ssd:draft_openings_total{{model_name="{manager.config.target_name}"}} 1.0\n' in text
 
     with_manager(body)

@@ -74,4 +74,6 @@ def test_a_round_crosses_few_files(tmp_path: Path, speculation: Speculation, mos
     print(len(max(rounds, key=len)), *sorted(max(rounds, key=len)), sep="\n")
     assert median(map(len, rounds)) <= most
     # Now and then the tuner plans anew, by the theorems of the paper.
-    assert max(len(files - {"tuning/choice.py", "tuning/tuner.py", "speculation/fan_out.py"}) for files in rounds) <= most
+    assert (
+        max(len(files - {"tuning/choice.py", "tuning/tuner.py", "speculation/fan_out.py"}) for files in rounds) <= most
+    )

@@ -49,7 +49,7 @@ def becomes(pid: int, stopped: bool) -> bool:
 
 
 def stopping(pid: int, fault: Fault) -> AbstractContextManager[threading.Event]:
-    return faulty_draft._stopping(cast(Engine, SimpleNamespace(pids={"draft": pid})), fault)
+    return faulty_draft.disturbed(cast(Engine, SimpleNamespace(pids={"draft": pid})), fault)
 
 
 def test_a_stopped_draft_stays_stopped_until_the_end(process: int) -> None:

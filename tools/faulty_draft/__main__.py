@@ -10,6 +10,7 @@ are read before they are timed. Two runs before the fault warm up engine and tun
 healthy       no fault
 stopped       SIGSTOP, and any draft that takes its place too
 duty          stopped and running in turn, 50 ms each
+hog           a process that only counts comes to the draft's cores and goes, 5 s each
 slow 1, ...   every forward pass of the draft takes so many milliseconds more
 lying         random weights: well-formed nonsense
 """
@@ -21,16 +22,20 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import click
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import track
 
@@ -43,6 +48,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from ssd.llm import running
 
@@ -51,11 +57,14 @@ _WARM_UP_RUNS = 2
 
 
 class Fault(NamedTuple):
-    """A fault. `stopped` and `runs`: seconds for which the draft is stopped and continued in turn."""
+    """A fault. `stopped` and `runs`: seconds for which the draft is stopped and continued in turn.
+
+    `hog`: seconds for which another process keeps the draft's cores busy, and for which it is away."""
 
     failpoints: str = ""
     stopped: float = 0.0
     runs: float = 0.0
+    hog: float = 0.0
     lying: bool = False
 
 
@@ -63,6 +72,7 @@ FAULTS = {
     "healthy": Fault(),
     "stopped": Fault(stopped=0.05),
     "duty": Fault(stopped=0.05, runs=0.05),
+    "hog": Fault(hog=5.0),
     "slow 1": Fault("draft.step=delay:1"),
     "slow 20": Fault("draft.step=delay:20"),
     "slow 500": Fault("draft.step=delay:500"),
@@ -90,20 +100,30 @@ class Pair(NamedTuple):
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1), default=(1, 4), show_default=True)
 @click.option("--pairs", "count", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--tokens", type=click.IntRange(1), default=96, show_default=True)
+@click.option("-k", "lookahead", type=click.IntRange(0), default=0, help="draft tokens; 0: chosen automatically")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
-    dataset: str, names: tuple[str, ...], batches: tuple[int, ...], count: int, tokens: int, out: Path | None
+    dataset: str,
+    names: tuple[str, ...],
+    batches: tuple[int, ...],
+    count: int,
+    tokens: int,
+    lookahead: int,
+    out: Path | None,
 ) -> None:
-    config = resolve(EngineOptions(max_num_seqs=max(batches)))
+    options = EngineOptions(max_num_seqs=max(batches), num_speculative_tokens=lookahead)
+    config = resolve(options, ServerOptions(port=0))
     prompts = datasets.prompts(dataset, (count + _WARM_UP_RUNS) * max(batches), config.vocab_size)
     rows = []
     for name in names or FAULTS:
         with _engine(config, FAULTS[name]) as (engine, client):
             for batch in batches:
-                with _stopping(engine, FAULTS[name]) as begin:
+                before = openings(engine)
+                with disturbed(engine, FAULTS[name]) as begin:
                     pairs = _pairs(client, _batches(prompts, batch), count, tokens, begin, f"{name}, batch {batch}")
-                rows.append(figures(name, batch, pairs))
-    columns = ["fault", "batch", "ar tok/s", "ssd tok/s", "ratio", "quartiles", "tok/round", "step ms", "equal"]
+                rows.append(figures(name, batch, pairs) | {"openings": openings(engine) - before})
+    columns = ["fault", "batch", "ar tok/s", "ssd tok/s", "ratio", "quartiles", "tok/round", "step ms", "opened"]
+    columns.append("equal")
     Console(width=120).print(grid(f"ssd over ar; wanted: {WANTED}", columns, map(_cells, rows)))
     if out is not None:
         out.write_text(json.dumps({"environment": environment(), "tokens": tokens, "rows": rows}, indent=1))
@@ -178,7 +198,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ratio = f"{row['ratio']:.3f}" + ("" if row["ratio"] >= WANTED else " !")
     equal = f"{row['equal']}/{row['answers']}"
     draft = [f"{row['acceptance_length']:.2f}", f"{row['draft_step_ms']:.1f}"]
+    draft.append(str(row["openings"]))
     return [row["fault"], str(row["batch"]), *speeds, ratio, f"{low:.3f}-{high:.3f}", *draft, equal]
+
+
+def openings(engine: Engine) -> int:
+    """Return how often the circuit breaker has given the draft up so far."""
+    with urlopen(f"{engine.url}/metrics") as response:
+        families = text_string_to_metric_families(response.read().decode())
+    return sum(int(f.samples[0].value) for f in families if f.name == "ssd:draft_openings")
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -215,10 +243,11 @@ def lying_copy(source: Path, copy: Path) -> Path:
 
 
 @contextmanager
-def _stopping(engine: Engine, fault: Fault) -> Iterator[threading.Event]:
-    """Stop and continue the current draft, from when the event is set until the block ends."""
+def disturbed(engine: Engine, fault: Fault) -> Iterator[threading.Event]:
+    """Disturb the current draft, from when the event is set until the block ends."""
     begin, end = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_stop_and_continue, args=(engine, fault, begin, end))
+    disturb = _crowd if fault.hog else _stop_and_continue
+    thread = threading.Thread(target=disturb, args=(engine, fault, begin, end))
     thread.start()
     try:
         yield begin
@@ -237,6 +266,28 @@ def _stop_and_continue(engine: Engine, fault: Fault, begin: threading.Event, end
             _signal(engine, signal.SIGCONT)
             end.wait(fault.runs)
     _signal(engine, signal.SIGCONT)
+
+
+def _crowd(engine: Engine, fault: Fault, begin: threading.Event, end: threading.Event) -> None:
+    begin.wait()
+    while not end.is_set():
+        with hog(engine.config.draft_cpus):
+            end.wait(fault.hog)
+        end.wait(fault.hog)
+
+
+@contextmanager
+def hog(cpus: Collection[int]) -> Iterator[None]:
+    """Keep each of the cores busy with a process that counts, for as long as the block lasts."""
+    found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in cpus]
+    try:
+        for process, cpu in zip(found, cpus, strict=True):
+            os.sched_setaffinity(process.pid, {cpu})
+        yield
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
 
 
 def _signal(engine: Engine, number: signal.Signals) -> None:
