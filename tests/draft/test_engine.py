@@ -270,7 +270,7 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(world: World, mo
     # One in a round, as each has a text to read.
     told_at = sorted(len(message.token_ids) for message in admits)
     assert [told - read for told, read in zip(told_at, sorted(map(len, LONG_PROMPTS)), strict=True)] == [0, 2, 1]
-    assert all(m.accepted_tokens > 20 for m in texts.metrics)
+    assert all(m.accepted_tokens > 5 for m in texts.metrics)
     draft.assert_empty()
 
 

@@ -18,6 +18,7 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
+from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
@@ -244,3 +245,22 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
     assert len(rankings) > 40 and all(ranking.ids.shape[-1] == 17 for ranking in rankings)
     results = [grown(drafter, trees_of(drafter, [WARM], [9], settings.speculation)) for drafter in (ragged, fixed)]
     assert results[0] == results[1]
+
+
+def test_rehearsed_steps_are_those_of_a_real_tree(world: World) -> None:
+    """What the target measures before the first request; nothing of it stays."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    for each in (world.draft, static(world.draft.model, settings)):
+        draft = Draft(settings, each)
+        for rows in (1, 4, 16):
+            before = draft.board.telemetry()
+            draft.engine.handle(Rehearse(rows))
+            assert [draft.engine.step() for _ in range(3)] == [True] * 3
+            after = draft.board.telemetry()
+            assert (after.steps - before.steps, after.grown - before.grown) == (3, 3 * rows)
+            assert after.step_seconds > before.step_seconds
+        draft.engine.handle(Rehearse(0))
+        assert not draft.engine.step()
+        draft.assert_empty()
+        texts = Pair(settings, world.target, draft).run([tiny.token_ids(30, 3)], params(1, 24))
+        assert texts.ids == plainly(world, [tiny.token_ids(30, 3)], 0.0, 24).ids
