@@ -148,7 +148,7 @@ def _setup(
     misses: tuple[float, float],
 ) -> Setup:
     plain = AcceptanceLaw(acceptance)
-    if not fan_out:
+    if isinstance(fan_out, str) or not fan_out:
         try:
             fan_out = optimal_fan_out(plain.rate(lookahead), misses[1], lookahead, budget or 3 * (lookahead + 1))
         except ValueError as error:
