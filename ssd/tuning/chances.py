@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,8 +10,8 @@ from typing import NamedTuple
 from ssd.speculation.ngram import Copied
 from ssd.tuning.learner import Mean
 
-# Log-odds of the predictions of which a calibration learns how often they came true.
-_POINTS = tuple(float(x) for x in range(-6, 6))
+# Log-odds of the predictions of which a calibration learns how often they came true: 1 apart, for `_place`.
+_POINTS = range(-6, 6)
 # How many samples a first belief counts as, and how fast old samples fade.
 _SAMPLES, _SMOOTHING = 16, 0.005
 # What a repetition of so many tokens is worth at first: (the draft's best candidate is another token, is this one).
@@ -50,12 +49,13 @@ class Calibration:
 
     def __call__(self, predicted: float) -> float:
         """How often such a prediction comes true."""
+        if predicted <= _LEAST:
+            return self._rates[0] * predicted / _LEAST
         index, share = _place(predicted)
-        rate = self._rates[index] * (1 - share) + self._rates[index + 1] * share
-        return rate * min(1.0, predicted / _LEAST)
+        return self._rates[index] * (1 - share) + self._rates[index + 1] * share
 
     def note(self, predicted: float, true: bool) -> None:
-        """Learn whether a prediction came true; the two points beside it share the sample."""
+        """Learn whether a prediction above the lowest point came true. The points beside it share the sample."""
         index, share = _place(predicted)
         for point, weight in ((index, 1 - share), (index + 1, share)):
             self._counts[point] += weight
@@ -73,9 +73,9 @@ _LEAST, _MOST = _probability(_POINTS[0]), _probability(_POINTS[-1])
 def _place(predicted: float) -> tuple[int, float]:
     """The point at or below a prediction, not the last one, and the share of the way to the next point."""
     predicted = min(max(predicted, _LEAST), _MOST)
-    log_odds = math.log(predicted / (1 - predicted))
-    index = min(len(_POINTS) - 2, max(0, bisect_right(_POINTS, log_odds) - 1))
-    return index, log_odds - _POINTS[index]
+    above = math.log(predicted / (1 - predicted)) - _POINTS[0]
+    index = min(len(_POINTS) - 2, max(0, int(above)))
+    return index, above - index
 
 
 class _Law:
@@ -119,7 +119,8 @@ class Chances:
             law.first.note(share, first == token)
         if first != token:
             for candidate, share in others.items():
-                law.others.note(share, candidate == token)
+                if share > _LEAST:
+                    law.others.note(share, candidate == token)
         if node.copied is not None:
             law.copied[_kind(node)].note(float(node.copied.token == token))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from msgspec.structs import replace
 
 from ssd import LLM
@@ -19,6 +20,7 @@ from ssd.config.params import MAX_FAN_OUT, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.draft.process import load
 from ssd.draft.tree import Tree, agreed
+from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardWriter, size_bytes
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Release, Retune, Verified
@@ -54,10 +56,10 @@ class _Counts:
     chains: int = 0
 
 
-def record(dataset: Sequence[str], prompts: int, temperature: float, tokens: int) -> list[Answer]:
+def record(datasets: Sequence[str], prompts: int, tokens: int, temperature: float) -> list[Answer]:
     """Return the built-in target's answers to the first `prompts` prompts of each data set."""
     with LLM(mode="ar") as llm:
-        found = [text for name in dataset for text in texts(name, prompts)]
+        found = [text for name in datasets for text in texts(name, prompts)]
         return paths(llm, found, temperature, tokens)
 
 
@@ -126,13 +128,14 @@ class Replay:
             pass
 
 
+@torch.inference_mode()
 def replayed(
     answers: Callable[[float], list[Answer]], temperatures: Sequence[float], budgets: Sequence[int], lookahead: int
 ) -> list[Replayed]:
-    """Return what each allocation of each budget brings; `answers` are those at a temperature."""
-    most = max(budgets)
-    options = EngineOptions(num_speculative_tokens=lookahead, budget=most, max_num_seqs=1, mode="ssd")
-    config = resolve(options)
+    """Return what each allocation of each budget brings; `answers` are those at a temperature. Raises UsageError."""
+    if min(budgets) <= lookahead:
+        raise UsageError(f"a budget is at least one chain for each of {lookahead + 1} accepted lengths")
+    config = resolve(EngineOptions(num_speculative_tokens=lookahead, budget=max(budgets), max_num_seqs=1))
     runners, found = load(config), list[Replayed]()
     for temperature in temperatures:
         told = answers(temperature)
