@@ -130,6 +130,16 @@ def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
     assert scheduler.fork([tree]) == []
 
 
+def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
+    """Scores are the same after every accepted length."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(5)
+    tree.computed += 3
+    tree.guesses = {fork: guess([fork + 1, 10, 11, 12], [2.0, 1.9, 1.8, 1.7]) for fork in range(4)}
+    ((_, chains),) = scheduler.fork([tree])
+    assert [c.fork for c in chains] == [0, 0, 0, 1, 1]
+
+
 def test_a_later_fork_takes_the_cells_of_less_likely_chains() -> None:
     """One that has no token leaves the board, too. The others keep what they have."""
     scheduler, forgotten = scheduler_of(8)
