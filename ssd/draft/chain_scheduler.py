@@ -96,12 +96,15 @@ class ChainScheduler:
 
     def _likeliest(self, tree: Tree) -> list[Chain]:
         """The outcomes that are among the `budget` likeliest of the whole trunk, likeliest first.
-        Older chains that are no longer among them give up their cells, those without a token also their entries."""
+        Older chains that are no longer among them give up their cells, those without a token also their entries. Under
+        the ratio rule chains with a token stay: there are draft probabilities for `budget` entries alone."""
         new = [Chain(fork, [token], None, _NEXT, chance) for fork, token, chance in tree.new_outcomes(self._chances)]
         if not new:
             return []
-        placed = [chain for chain in tree.chains if chain.cell is not None]
-        kept = nlargest(tree.speculation.budget, [*placed, *new], key=lambda chain: chain.probability)
+        staying = {chain.entry for chain in tree.chains if tree.ratio_rule and chain.computed}
+        placed = [chain for chain in tree.chains if chain.cell is not None and chain.entry not in staying]
+        room = max(0, tree.speculation.budget - len(staying))
+        kept = nlargest(room, [*placed, *new], key=lambda chain: chain.probability)
         chosen = {id(chain) for chain in kept}
         lost = [chain for chain in placed if id(chain) not in chosen]
         cells = [chain.cell for chain in lost if chain.cell is not None]
@@ -109,11 +112,11 @@ class ChainScheduler:
         self._forget(cells)
         for chain in lost:
             chain.cell = None
-        entries = [chain.entry for chain in lost if not chain.computed]
-        tree.chains = [chain for chain in tree.chains if chain.entry not in entries]
         found = [chain for chain in kept if chain.entry == _NEXT]
-        for chain, entry in zip(found, entries, strict=False):
-            chain.entry = entry
+        empty = [chain for chain in lost if not chain.computed]
+        for chain, before in zip(found, empty, strict=False):
+            chain.entry = before.entry
+            tree.chains.remove(before)
         return found
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ssd.config.params import Speculation
 from ssd.draft.chain_scheduler import ChainScheduler
@@ -157,6 +158,24 @@ def test_a_later_fork_takes_the_cells_of_less_likely_chains() -> None:
     assert early[1].cell is None and early[1] in tree.chains and early[2] not in tree.chains
     entries = [chain.entry for chain in tree.chains]
     assert entries == sorted(set(entries)) == [0, 1, 2, 3]
+
+
+def test_under_the_ratio_rule_entries_never_exceed_the_budget() -> None:
+    """Their draft probabilities would have no place. What has a token keeps its cell."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(3)
+    tree.law = tree.law._replace(temperature=1.0)
+    tree.speculation = replace(tree.speculation, sampler="rejection")
+    tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
+    ((_, early),) = scheduler.fork([tree])
+    early[2].computed = 1
+    for node in (1, 2, 3):
+        tree.computed += 1
+        tree.guesses[node] = guess([node + 1, 20, 21, 22], [9.0, 8.9, 8.8, 8.7])
+        scheduler.fork([tree])
+        assert sorted(chain.entry for chain in tree.chains) == [0, 1, 2]
+        assert early[2] in tree.chains and early[2].cell is not None
+    assert {chain.fork for chain in tree.chains} != {0}
 
 
 def test_what_the_text_repeats_is_an_outcome_of_its_fork() -> None:
