@@ -31,7 +31,7 @@ def described(setting: Setting, temperature: float) -> Row:
         return row
     row |= {"k": speculation.num_speculative_tokens or "auto", "sampler": speculation.sampler}
     if speculation.mode == "ssd":
-        row |= {"fan_out": fan_out_text(speculation.fan_out), "backup": speculation.backup}
+        row |= {"fan_out": fan_out_text(speculation.fan_out_choice), "backup": speculation.backup}
     return row
 
 

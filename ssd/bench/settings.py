@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.config.params import FanOut, Mode, SamplingParams, Speculation
+from ssd.config.params import FanOutChoice, Mode, SamplingParams, Speculation, fan_out_fields
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import speculators
 
@@ -26,7 +26,7 @@ class Sweep(NamedTuple):
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...] = ()
-    fan_outs: tuple[FanOut, ...] = ()
+    fan_outs: tuple[FanOutChoice, ...] = ()
     backups: tuple[str, ...] = ()
 
     def settings(self, base: Speculation) -> list[Setting]:
@@ -35,7 +35,7 @@ class Sweep(NamedTuple):
         The rest comes from `base`. Raises UsageError if no mode uses a swept value, or values do not fit together."""
         self._check()
         lookaheads = self.lookaheads or (base.num_speculative_tokens,)
-        whole = product(lookaheads, self.fan_outs or (base.fan_out,), self.backups or (base.backup,))
+        whole = product(lookaheads, self.fan_outs or (base.fan_out_choice,), self.backups or (base.backup,))
         found = []
         for mode in dict.fromkeys(self.modes):
             if mode == "ar":
@@ -58,7 +58,7 @@ class Sweep(NamedTuple):
         if unknown:
             raise UsageError(f"no backup {min(unknown)!r}; there are {', '.join(speculators.names())}")
 
-    def _setting(self, base: Speculation, mode: Mode, lookahead: int, fan_out: FanOut, backup: str) -> Setting:
+    def _setting(self, base: Speculation, mode: Mode, lookahead: int, fan_out: FanOutChoice, backup: str) -> Setting:
         parts: list[str] = [mode]
         if len(self.lookaheads) > 1:
             parts.append(f"K={lookahead or 'auto'}")
@@ -66,7 +66,8 @@ class Sweep(NamedTuple):
             parts.append(f"F={fan_out_text(fan_out)}")
         if mode == "ssd" and len(self.backups) > 1:
             parts.append(backup)
-        speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=fan_out, backup=backup)
+        asked = fan_out_fields(fan_out)
+        speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, backup=backup, **asked)
         try:
             speculation.check()
         except RequestError as error:
@@ -74,9 +75,9 @@ class Sweep(NamedTuple):
         return Setting(" ".join(parts), speculation)
 
 
-def fan_out_text(fan_out: FanOut) -> str:
+def fan_out_text(fan_out: FanOutChoice) -> str:
     """Return a fan-out as `--fan-out` takes it."""
-    return ",".join(map(str, fan_out)) or "auto"
+    return fan_out if isinstance(fan_out, str) else ",".join(map(str, fan_out)) or "auto"
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:

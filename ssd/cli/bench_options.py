@@ -17,8 +17,7 @@ from ssd.bench.quantities import Real, Times
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.options import FanOut, Lookahead
 from ssd.config.emulation import DeviceTimes, ForwardTime
-from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, Mode
-from ssd.config.params import FanOut as FanOutList
+from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
 from ssd.emulation.agreement import agreement_of
 from ssd.emulation.devices import PRESETS, Preset
 from ssd.errors import UsageError
@@ -88,7 +87,7 @@ class BenchOptions(NamedTuple):
     tokens: int
     modes: tuple[Mode, ...] | None
     lookaheads: tuple[int, ...]
-    fan_outs: tuple[FanOutList, ...]
+    fan_outs: tuple[FanOutChoice, ...]
     backups: tuple[str, ...]
     temperatures: tuple[float, ...]
     chat: bool | None
@@ -281,6 +280,6 @@ def emulation(
 def _lengths(asked: BenchOptions) -> tuple[int, int]:
     """Return the K and F for which acceptance length and hit rate are stated. Raises UsageError."""
     lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
-    if not lookahead or len(fan_out) != 1:
+    if not lookahead or isinstance(fan_out, str) or len(fan_out) != 1:
         raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
     return lookahead, fan_out[0]

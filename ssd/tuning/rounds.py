@@ -52,6 +52,13 @@ class PlanKey(NamedTuple):
         return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
 
 
+def setting_of(followed: Speculation) -> Setting:
+    """The setting of the plan that a request follows."""
+    if followed.mode not in DRAFTED:
+        return followed.mode, 0, 0
+    return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
+
+
 class DecodingRound(NamedTuple):
     """A verification of `batch` decoding rows and nothing else.
 
@@ -163,6 +170,9 @@ class Tuning:
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
+        if plan.mode == "ssd" and not asked.fan_out and asked.allocation == "joint":
+            chains = sum(plan.fan_out)  # the draft spreads them
+            return replace(asked, mode="ssd", num_speculative_tokens=plan.lookahead, budget=chains)
         return replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
 
     def plan(self, key: PlanKey) -> SpeculationPlan:

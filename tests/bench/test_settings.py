@@ -26,7 +26,7 @@ def test_a_mode_is_a_row_and_is_named_after_what_is_swept() -> None:
         "ssd K=4 jit",
         "ssd K=4 none",
     ]
-    assert names(Sweep(("ssd",), (2,), ((3, 2, 1), ()))) == ["ssd F=3,2,1", "ssd F=auto"]
+    assert names(Sweep(("ssd",), (2,), ((3, 2, 1), (), "theorem"))) == ["ssd F=3,2,1", "ssd F=auto", "ssd F=theorem"]
 
 
 def test_what_is_not_swept_is_as_the_engine_has_it() -> None:
@@ -34,6 +34,9 @@ def test_what_is_not_swept_is_as_the_engine_has_it() -> None:
     ar, sd, ssd = Sweep(ALL, lookaheads=(5,)).settings(base)
     assert ar.speculation == Speculation("ar")
     assert ssd.speculation == Speculation("ssd", 5, (2,), "none", "rejection", 0.5, 20)
+    by_theorem = Speculation("ssd", 3, (), "none", allocation="theorem")
+    assert Sweep(("ssd",)).settings(by_theorem)[0].speculation == by_theorem
+    assert Sweep(("ssd",), (), ((),)).settings(by_theorem)[0].speculation.allocation == "joint"
     assert (sd.speculation.mode, sd.speculation.num_speculative_tokens) == ("sd", 5)
 
 

@@ -24,7 +24,7 @@ from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
-from tests.draft.steps import DEPTH, TRUNK, grown, trees_of
+from tests.draft.steps import DEPTH, TRUNK, assert_alike, grown, trees_of
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
@@ -70,7 +70,7 @@ def check(model: Model, configuration: EngineConfig, laws: Sequence[Law], length
     ragged, fixed = drafters(model, configuration, **how)
     for drafter in (ragged, fixed):
         results.append(grown(drafter, trees_of(drafter, laws, lengths, configuration.speculation)))
-    assert results[0] == results[1]
+    assert_alike(*results)
     assert isinstance(fixed.runner, Counting)
     prompts = max(lengths) + TRUNK > 16
     assert len(fixed.runner.taken) == DEPTH + 2 - prompts
@@ -117,7 +117,7 @@ def test_more_chains_than_a_row_holds(world: World) -> None:
         alone = ChainRows(trees[0], ChainTokens(trees[0].table.pages, trees[0].base))
         alone.tokens.add(1, 100, 0, [7])
         results.append([*found, list(drafter.forward([], [alone]))])
-    assert results[0] == results[1]
+    assert_alike(*results)
     assert isinstance(drafter.runner, Counting) and len(drafter.runner.taken) == DEPTH + 3
 
 
@@ -128,7 +128,7 @@ def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
         results.append(grown(drafter, trees_of(drafter, [WARM] * 8, [5] * 8, settings.speculation), copies=12))
     assert isinstance(drafter.runner, Counting)
     assert len(drafter.runner.taken) == 2, "the paths before and after"
-    assert results[0] == results[1]
+    assert_alike(*results)
 
 
 def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: World) -> None:
@@ -171,8 +171,13 @@ def touched(before: torch.Tensor, after: torch.Tensor) -> set[int]:
 
 @pytest.mark.parametrize(
     "speculation",
-    [Speculation("ssd", 4, (3,)), Speculation("ssd", 8, (1,)), Speculation("sd", 4)],
-    ids=lambda s: f"{s.mode} {s.num_speculative_tokens}",
+    [
+        Speculation("ssd", 4, (3,)),
+        Speculation("ssd", 8, (1,)),
+        Speculation("ssd", 4, (), budget=12),
+        Speculation("sd", 4),
+    ],
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}",
 )
 @pytest.mark.parametrize("levels", [1, 2], ids=["alone", "helped"])
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
@@ -244,7 +249,7 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
     rankings = [ranking for step in fixed.runner._steps.values() for ranking in step.ranked]
     assert len(rankings) > 40 and all(ranking.ids.shape[-1] == 17 for ranking in rankings)
     results = [grown(drafter, trees_of(drafter, [WARM], [9], settings.speculation)) for drafter in (ragged, fixed)]
-    assert results[0] == results[1]
+    assert_alike(*results)
 
 
 def test_rehearsed_steps_are_those_of_a_real_tree(world: World) -> None:

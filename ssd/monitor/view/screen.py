@@ -99,7 +99,8 @@ def _head(figures: Figures, look: Look) -> Text:
     speculation = figures.speculation
     how: str = speculation.mode
     if speculation.mode != "ar":
-        fan_out = ",".join(map(str, speculation.fan_out)) or "auto"
+        choice = speculation.fan_out_choice
+        fan_out = choice if isinstance(choice, str) else ",".join(map(str, choice)) or "auto"
         how += f" K {speculation.num_speculative_tokens or 'auto'} F {fan_out} backup {speculation.backup}"
     head = Text("ssd top  ", "bold", no_wrap=True, overflow="ellipsis")
     head.append(f"{figures.model}{' + ' + figures.draft if figures.draft else ''}  {how}  {figures.state}", "")
