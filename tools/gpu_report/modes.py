@@ -86,7 +86,7 @@ def _compared(job: Job, case: _Case, batches: tuple[int, ...], tokens: int) -> I
                 if job.left() < _CASE_S and not job.tiny:
                     return
                 protocol = Protocol(tokens, chat=False)
-                runs = throughput({False: client}, prompts, settings, temperature, protocol, batch, repeats=2)
+                runs = throughput(client, prompts, settings, temperature, protocol, batch, repeats=2)
                 for row in figures.rows(settings, runs, temperature):
                     found = {key: row[key] for key in _SHOWN if row.get(key) is not None}
                     yield {"name": f"{case.name}, batch {batch}, T = {temperature:g}, {row['mode']}", **found}
