@@ -94,7 +94,7 @@ def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path, undisturbed: d
 
 
 def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr(undisturbed: dict[str, Any]) -> None:
-    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80"]
+    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80", "--mode", "ssd"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
     begun = process.stdout.read(20)  # the answer has begun

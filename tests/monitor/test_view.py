@@ -42,7 +42,7 @@ def test_what_the_tuner_chose_has_a_line_of_its_own(of_demo: Figures, width: int
     lines = drawn(of_demo, width, 24, "paused")
     assert lines[1].startswith("now: ssd, K 5, 24 c") and {len(text) for text in lines} == {width}
     assert len(lines) == 24 and ("paused" in lines[0]) == (width >= 80)
-    assert ("128 with sd" in lines[1]) == (width >= 80)
+    assert ("141 with sd" in lines[1]) == (width >= 80)
     assert "auto" in lines[0] or width < 40
     without = drawn(replace(of_demo, plan=""), width, 24, "paused")
     assert not any("now:" in text for text in without) and without[0] == lines[0]

@@ -94,7 +94,7 @@ class Pair(NamedTuple):
 def main(
     dataset: str, names: tuple[str, ...], batches: tuple[int, ...], count: int, tokens: int, out: Path | None
 ) -> None:
-    config = resolve(EngineOptions(max_num_seqs=max(batches)))
+    config = resolve(EngineOptions(mode="ssd", max_num_seqs=max(batches)))
     prompts = datasets.prompts(dataset, (count + _WARM_UP_RUNS) * max(batches), config.vocab_size)
     rows = []
     for name in names or FAULTS:

@@ -57,7 +57,7 @@ def _cases(job: Job, folder: Path, most: int) -> Iterator[_Case]:
     if job.tiny:
         pairs = [("tiny", TINY, replace(TINY.sizes, num_hidden_layers=1))]
     common = {"device": job.device, "max_num_seqs": most, "max_model_len": 1024, "num_speculative_tokens": LOOKAHEAD}
-    common |= {"dtype": "bfloat16", "fan_out": (FAN_OUT,)}
+    common |= {"dtype": "bfloat16", "fan_out": (FAN_OUT,), "mode": "ssd"}
     for device in job.draft_devices:
         if not job.tiny:
             name = f"{Path(job.target).name}, draft {Path(job.draft).name} on {device}"
