@@ -282,10 +282,7 @@ def test_the_help_of_the_group_loads_no_command() -> None:
 # -- with a running engine --------------------------------------------------------------------------------------------
 
 TOKENIZER = Tokenizer(MODEL)
-PLAN = "sd, K 3, in turn on 2 cores: 180 tok/s expected"
-METRICS = Metrics(
-    "auto", 3, hits=1, misses=3, mean_acceptance_length=1.5, hit_rate=0.25, tokens_per_second=40.0, plan=PLAN
-)
+METRICS = Metrics("auto", 3, 0, 0, 1, 3, 1.5, hit_rate=0.25, tokens_per_second=40.0, plan="sd, K 3: 180 tok/s")
 
 
 def echo(submit: Submit) -> Iterator[Emission]:
@@ -313,7 +310,7 @@ def test_text_goes_to_stdout_and_the_numbers_to_stderr(engine: ScriptedEngine) -
     assert result.exit_code == 0
     assert result.stdout == "hello there 5 2\n"
     line, plan = result.stderr.splitlines()
-    assert "40.0 tok/s, auto" in line and plan == PLAN
+    assert "40.0 tok/s, auto" in line and plan == METRICS.plan
     assert "acceptance length 1.50" in line
     assert "hit rate 25%" in line
 
