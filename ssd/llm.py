@@ -67,8 +67,9 @@ class LLM:
       does.
     - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
       belongs to the latter.
-    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: cores, as "0-2,5".
-      `tensor_parallel_size` splits the target; `nnodes`, `node_rank` and `rdzv_endpoint` over several machines.
+    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: the cores that each keeps to, as
+      "0-2,5"; None: all, which only mode "ssd" divides. `tensor_parallel_size` splits the target; `nnodes`,
+      `node_rank` and `rdzv_endpoint` over several machines.
     - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `revision`, `draft_revision`: of
       models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.

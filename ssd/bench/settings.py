@@ -8,21 +8,20 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.config.params import FanOutChoice, Mode, SamplingParams, Speculation, fan_out_fields
+from ssd.config.params import DRAFTED, FanOutChoice, Mode, SamplingParams, Speculation, fan_out_fields
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import speculators
 
 
 class Setting(NamedTuple):
-    """A row of a comparison. With `all_cores` it runs on the engine whose target has all cores."""
+    """A row of a comparison."""
 
     name: str
     speculation: Speculation
-    all_cores: bool = False
 
 
 class Sweep(NamedTuple):
-    """Modes, and the values to run each with. Where there are no values, the engine's own are used."""
+    """Modes, and the values to run `sd` and `ssd` with. Where there are no values, the engine's own are used."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...] = ()
@@ -42,8 +41,10 @@ class Sweep(NamedTuple):
                 found.append(Setting("ar", Speculation("ar")))
             elif mode == "sd":
                 found += [self._setting(base, "sd", lookahead, (), base.backup) for lookahead in lookaheads]
-            else:
+            elif mode == "ssd":
                 found += [self._setting(base, "ssd", *values) for values in whole]
+            else:
+                found.append(Setting(mode, replace(base, mode=mode)))
         return found
 
     def _check(self) -> None:
@@ -81,14 +82,18 @@ def fan_out_text(fan_out: FanOutChoice) -> str:
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
-    """Return what an engine must be started with to have room for all settings."""
-    speculating = [setting.speculation for setting in settings if setting.speculation.mode != "ar"]
+    """Return what an engine must be started with to have room for all settings.
+
+    One of mode `auto` measures its forwards before it is ready."""
+    modes = {setting.speculation.mode for setting in settings}
+    speculating = [each.speculation for each in settings if each.speculation.mode in (*DRAFTED, "auto")]
     if not speculating:
-        return Speculation("ar")
+        return Speculation("ngram" if "ngram" in modes else "ar")
     longest = max(speculation.longest for speculation in speculating)
     chains = max(base.budget, *(speculation.chains for speculation in speculating))
     lookahead = 0 if longest == replace(base, num_speculative_tokens=0).longest else longest
-    return replace(base, mode="ssd", num_speculative_tokens=lookahead, fan_out=(), budget=chains)
+    mode: Mode = "auto" if "auto" in modes else "ssd"
+    return replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=(), budget=chains)
 
 
 class Protocol(NamedTuple):

@@ -206,7 +206,7 @@ class Job:
         """Return acceptance and hit rates on each set of prompts, and the times of a tree step and a verification."""
         answers: list[tuple[str, float, list[Answer]]] = []
         devices = {"device": self.device, "draft_device": self.device}
-        with LLM(self.target, str(self.out), max_num_seqs=16, **devices) as llm:
+        with LLM(self.target, str(self.out), mode="ssd", max_num_seqs=16, **devices) as llm:
             for name, prompts in sets.items():
                 answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in (0.0, 0.7, 1.0)]
             params = SamplingParams(max_tokens=64, ignore_eos=True)
