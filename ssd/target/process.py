@@ -107,17 +107,15 @@ class Target:
             self._read()
 
     def _prepare(self, experience: Experience) -> None:
-        """Use a time without requests: write what was learned; measure what is wanting, until a request comes."""
+        """Use a time without requests: measure what is wanting, until a request comes; write what was learned."""
+        if experience.wanting and self._draft and self._board is not None:
+            board = self._board.session.board
+            for _ in rehearse(self._rehearsal, experience.tuning.costs, self._to_draft, board, self._team):
+                self._child.beat()
+                self._read()
+                if self.engine.busy:
+                    return
         experience.save()
-        if not experience.wanting or not self._draft or self._board is None:
-            return
-        for _ in rehearse(
-            self._rehearsal, experience.tuning.costs, self._to_draft, self._board.session.board, self._team
-        ):
-            self._child.beat()
-            self._read()
-            if self.engine.busy:
-                break
 
     def turn(self) -> None:
         """Read what has arrived and take a step; without work, wait a moment for it."""

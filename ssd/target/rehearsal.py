@@ -49,9 +49,9 @@ class Experience:
         known = read(self._file)
         prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE)
         # Where nothing was measured yet, plans are tried out.
-        self.tuning = Tuning(config.one_bus, None if known is not None else Random())
+        self.tuning = Tuning(config.one_bus, None if known is not None and known.tables else Random())
         self.tuning.recall(known or Knowledge(), prior)
-        self._written, self._due = self.tuning.rounds, 0.0
+        self._written, self._due = -1 if self.wanting else 0, 0.0
 
     @property
     def wanting(self) -> bool:

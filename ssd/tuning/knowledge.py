@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,8 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
     types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.deterministic]
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels, __version__]
-    described = repr((pair, types, places, ways))
+    processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    described = repr((pair, types, places, ways, processor and processor[0], os.cpu_count()))
     return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
 
 
