@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD
+from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
 from ssd.execution.meanwhile import Task
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Launch
 from ssd.ipc.trace_ring import State, TraceRing
 from ssd.speculation.ngram import PromptLookup
-from ssd.speculation.speculators import MOST_EVIDENCE, Speculator
+from ssd.speculation.speculators import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for
 from ssd.target.draft_session import DraftSession
 from ssd.target.sequence import Sequence
@@ -223,6 +223,19 @@ class Lookup(ModelFree):
 
     def __init__(self) -> None:
         super().__init__(PromptLookup)
+
+
+def load_policy(mode: Mode, backup: str) -> MissPolicy:
+    """Returns a new policy for a mode, or for `--backup` in mode `ssd`. A plugin that fails becomes `none`."""
+    if mode in ("sd", "ngram"):
+        return WaitForK() if mode == "sd" else Lookup()
+    built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
+    try:
+        make = built_in.get(backup) or load(BACKUPS, backup)
+        return make() if make else ModelFree(load(SPECULATORS, backup))
+    except Exception:
+        log.exception("the backup %s failed; requests go without it", backup)
+        return MissPolicy()
 
 
 class MissedRow(NamedTuple):

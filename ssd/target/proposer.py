@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from ssd.config.params import DRAFTED, Speculation
+from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Cached, Key
@@ -17,19 +17,8 @@ from ssd.ipc.messages import DraftState, Launched, Outcomes, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.speculators import BACKUPS, SPECULATORS, load
 from ssd.target.draft_session import DraftSession
-from ssd.target.misses import (
-    Auto,
-    JustInTime,
-    Lookup,
-    MissedRow,
-    MissedRows,
-    MissPolicy,
-    ModelFree,
-    WaitCosts,
-    WaitForK,
-)
+from ssd.target.misses import Lookup, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.target.sequence import Cache, Sequence
 from ssd.tuning.learner import Learner
 from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, kind_of, setting_of
@@ -107,17 +96,6 @@ class NoProposer(Proposer):
     """Plain decoding."""
 
 
-def load_backup(name: str) -> MissPolicy:
-    """Returns a new policy for `--backup NAME`. In place of a plugin that cannot be loaded it is `none`."""
-    built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
-    try:
-        make = built_in.get(name) or load(BACKUPS, name)
-        return make() if make else ModelFree(load(SPECULATORS, name))
-    except Exception:
-        log.exception("the backup %s failed; requests go without it", name)
-        return MissPolicy()
-
-
 class BoardProposer(Proposer):
     """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
 
@@ -139,7 +117,7 @@ class BoardProposer(Proposer):
         self._trace, self.tuning, self._team = trace, tuning or Tuning(), team
         self._costs = WaitCosts(self.tuning)
         self._misses = MissedRows(self.session, self._costs, trace)
-        self._policies: dict[str, MissPolicy] = {}
+        self._policies: dict[tuple[Mode, str], MissPolicy] = {}
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
         self._running, self._sequences = list[int](), 0
@@ -230,10 +208,9 @@ class BoardProposer(Proposer):
 
     def _policy(self, speculation: Speculation) -> MissPolicy:
         """What a row does after a miss."""
-        own = {"sd": WaitForK, "ngram": Lookup}.get(speculation.mode)
-        name = f"--mode {speculation.mode}" if own else speculation.backup
+        name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
         if name not in self._policies:
-            self._policies[name] = own() if own else load_backup(name)
+            self._policies[name] = load_policy(*name)
         return self._policies[name]
 
     def _track(self, sequence: Sequence) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from ssd.config.params import Speculation
 from ssd.speculation import speculators
-from ssd.target import proposer as proposers
+from ssd.target import misses
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -26,7 +26,7 @@ class WaitForOne(MissPolicy):
         self.asked |= {sequence.request for sequence in rows}
         return {sequence.request: min(1, sequence.lookahead) for sequence in rows}
 
-    def propose(self, sequence, token_price):
+    def propose(self, sequence, costs):
         return [7, 131, 7]
 
 class Broken(MissPolicy):
@@ -64,7 +64,7 @@ def test_it_decides_what_missed_rows_do_and_changes_no_token(world: World, steps
     pair = Pair(settings, world.target, Draft(settings, world.draft, steps=steps))
     texts = pair.run(PROMPTS, params(2, 30))
     assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
-    policy = pair.proposer._policies["one"]
+    policy = pair.proposer._policies["ssd", "one"]
     assert policy.asked == {0, 1}  # type: ignore[attr-defined]
     assert sum(metrics.drafted_tokens for metrics in texts.metrics) > 0
 
@@ -73,4 +73,4 @@ def test_one_that_is_broken_is_none_and_replaces_no_other(world: World) -> None:
     settings = config(Speculation("ssd", 4, (1,), "broken"))
     pair = Pair(settings, world.target, Draft(settings, world.draft))
     assert pair.run(PROMPTS, params(2, 30)).ids == plainly(world, PROMPTS, 0.0, 30).ids
-    assert isinstance(proposers.load_backup("jit"), proposers.JustInTime)
+    assert isinstance(misses.load_policy("ssd", "jit"), misses.JustInTime)
