@@ -247,7 +247,7 @@ def _sentences(report: PlanReport) -> Iterator[str]:
         yield "The best K is the largest one asked for: a wider range, such as -k 1-16, may hold a better one."
     paper = [_said(figure) for figure, source in report.sources.items() if source == PAPER.name]
     if report.tables is not None:
-        yield f"Forwards were measured on this machine when this pair started first: {report.tables}."
+        yield f"Forwards were measured on this machine when this pair started; delete {report.tables} to measure again."
         yield "Where both models work at once (verify, step) they are slower than in turn (verify-alone, step-alone)."
     if paper:
         yield f"{', '.join(paper)}: {PAPER.name}'s, not your machine's. Give a --profile or options."

@@ -200,7 +200,7 @@ def test_it_plans_with_what_the_engine_has_measured(here: Here) -> None:
         assert entry["ssd"] == as_read([setting._asdict() for setting in expected.settings])
     assert found["sources"]["verify"] == found["sources"]["acceptance"] == "this machine"
     words = " ".join(here.plan().stdout.split())
-    assert f"measured on this machine when this pair started first: {here.file}" in words
+    assert f"measured on this machine when this pair started; delete {here.file} to" in words
     assert "14ms for 1, 15ms for 4" in words and "not your machine's" not in words
 
 
