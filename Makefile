@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 pull: venv ## fetch the built-in model pair (93 MB, once)
 	$(BIN)/ssd pull smollm2
 
-demo: venv ## one prompt answered in ssd mode and in ar mode, with the figures
+demo: venv ## one prompt answered in mode auto and by plain decoding, with the figures
 	$(BIN)/ssd demo
 
 test: venv pull ## run the tests, in two processes

@@ -63,11 +63,13 @@ class LLM:
       models, smallest first (a cascade). None is the built-in draft, for the built-in target.
     - `mode`: "ar" (plain decoding), "ngram" (with prompt lookup), "sd", "ssd", or "auto": whatever is fastest.
       `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of them. "auto" leaves either to the tuner, with
-      at most `budget` outcomes a round. `backup`: what a miss does.
+      at most `budget` outcomes a round; so does the fan-out "theorem", with lists by Theorem 12. `backup`: what a miss
+      does.
     - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
       belongs to the latter.
-    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: cores, as "0-2,5".
-      `tensor_parallel_size` splits the target; `nnodes`, `node_rank` and `rdzv_endpoint` over several machines.
+    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: the cores that each keeps to, as
+      "0-2,5"; None: all, which only mode "ssd" divides. `tensor_parallel_size` splits the target; `nnodes`,
+      `node_rank` and `rdzv_endpoint` over several machines.
     - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `revision`, `draft_revision`: of
       models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.
@@ -86,7 +88,7 @@ class LLM:
         *,
         mode: Mode = "auto",
         num_speculative_tokens: int | Literal["auto"] = "auto",
-        fan_out: int | Sequence[int] | Literal["auto"] = "auto",
+        fan_out: int | Sequence[int] | Literal["auto", "theorem"] = "auto",
         backup: Backup = "auto",
         sampler: Sampler = "coupled",
         saguaro_c: float = 1.0,
@@ -125,7 +127,9 @@ class LLM:
         drafts = (draft,) if isinstance(draft, str | PathLike) else draft or ()
         options |= {"target": fspath(target), "draft": tuple(fspath(each) for each in drafts)}
         options["num_speculative_tokens"] = 0 if num_speculative_tokens == "auto" else num_speculative_tokens
-        options["fan_out"] = () if fan_out == "auto" else (fan_out,) if isinstance(fan_out, int) else tuple(fan_out)
+        if fan_out != "theorem":
+            numbers = () if fan_out == "auto" else fan_out
+            options["fan_out"] = (numbers,) if isinstance(numbers, int) else tuple(numbers)
         with ExitStack() as stack:
             self.engine, self.client = stack.enter_context(running(resolve(EngineOptions(**options))))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.

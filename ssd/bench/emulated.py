@@ -64,7 +64,7 @@ class Emulation(NamedTuple):
         return found
 
     def _late(self, row: Row) -> bool:
-        lookahead = row.get("k", 0)
+        lookahead = row.get("k", 0 if row["mode"] == "ar" else "auto")
         if self.times is None or lookahead == "auto":
             return False
         tokens = row.get("batch_size", 1) * (1 + lookahead)

@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ssd.config import gpus
 from ssd.config.engine import Cpus, EngineConfig
+from ssd.config.params import Mode
 
 
 def environment() -> dict[str, Any]:
@@ -36,23 +38,54 @@ def engine_facts(config: EngineConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in (*names, *more)}
 
 
-def own_cores(config: EngineConfig) -> bool:
-    """Return whether target and draft each have CPU cores of their own."""
-    on_cpu = config.device == config.draft_device == "cpu"
-    return on_cpu and bool(config.draft_cpus) and not set(config.target_cpus) & set(config.draft_cpus)
+def runs_on(config: EngineConfig, mode: Mode) -> str:
+    """Return where a mode computes: "2 cores", "1+1 cores" (the target's and the draft's), "cuda:0+cuda:1".
+
+    Empty for emulated devices."""
+    if config.emulate is not None:
+        return ""
+    target, draft = set(config.target_cpus) or os.sched_getaffinity(0), set(config.draft_cpus)
+    drafts = config.draft is not None and mode not in ("ar", "ngram")
+    if config.device == config.draft_device == "cpu":
+        if config.elastic_cores and mode != "ssd":
+            return _count(len(target | draft))
+        apart = drafts and draft and not target & draft
+        return f"{len(target)}+{len(draft)} cores" if apart else _count(len(target | draft if drafts else target))
+    here, there = _place(config.device, target, len(config.ranks)), _place(config.draft_device, draft, 1)
+    return f"{here}+{there}" if drafts and here != there else here
 
 
-def hardware(config: EngineConfig, all_cores: bool) -> str:
+def hardware(config: EngineConfig) -> str:
     """Return a sentence that says whether the modes are compared on equal hardware."""
     if config.draft is None:
         return ""
-    target, draft = config.device, config.draft_device
-    if own_cores(config):
-        target, draft = _cores(config.target_cpus), _cores(config.draft_cpus)
-    elif target == draft:
-        return f"Equal hardware: in every mode target and draft share {'the cores' if target == 'cpu' else target}."
-    said = f"Extra hardware: the target has {target} in every mode, sd and ssd have {draft} for the draft as well"
-    return f"{said}. Equal hardware: against the rows with all cores." if all_cores else f"{said}."
+    if config.emulate is not None:
+        return "Extra hardware: the draft has a device of its own, which ar and ngram do not use."
+    if config.elastic_cores:
+        every = _cores(tuple(sorted({*config.target_cpus, *config.draft_cpus})))
+        parts = f"{_cores(config.target_cpus)} for the target and {_cores(config.draft_cpus)} for the draft"
+        return f"Equal hardware: every mode has {every}. ssd divides them: {parts}."
+    apart = bool(config.draft_cpus) and not set(config.target_cpus) & set(config.draft_cpus)
+    if config.device == config.draft_device and not (config.device == "cpu" and apart):
+        shared = "the cores" if config.device == "cpu" else config.device
+        return f"Equal hardware: in every mode target and draft share {shared}."
+    target, draft = (
+        _cores(cpus) if device == "cpu" and cpus else device
+        for device, cpus in ((config.device, config.target_cpus), (config.draft_device, config.draft_cpus))
+    )
+    return f"Extra hardware: the target has {target} in every mode, modes with a draft have {draft} as well."
+
+
+def _place(device: str, cpus: set[int], ranks: int) -> str:
+    """Return a device, with its number of cores or of GPUs."""
+    if device == "cpu":
+        return _count(len(cpus or os.sched_getaffinity(0)))
+    numbers = gpus.of_ranks(device, ranks)
+    return f"cuda:{numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else "")
+
+
+def _count(cores: int) -> str:
+    return "1 core" if cores == 1 else f"{cores} cores"
 
 
 def _cores(cpus: Cpus) -> str:

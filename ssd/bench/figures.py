@@ -9,6 +9,7 @@ from typing import Any
 from ssd.bench.runs import Runs, Turn
 from ssd.bench.settings import Setting, fan_out_text
 from ssd.client import Completion
+from ssd.config.params import DRAFTED
 from ssd.ipc.public import Metrics
 from ssd.speculation.theory import speedup_sd, speedup_ssd
 
@@ -29,9 +30,11 @@ def described(setting: Setting, temperature: float) -> Row:
     row: Row = {"mode": setting.name, "temperature": temperature}
     if speculation.mode == "ar":
         return row
-    row |= {"k": speculation.num_speculative_tokens or "auto", "sampler": speculation.sampler}
-    if speculation.mode == "ssd":
-        row |= {"fan_out": fan_out_text(speculation.fan_out), "backup": speculation.backup}
+    row["sampler"] = speculation.sampler
+    if speculation.mode != "ngram":
+        row["k"] = speculation.num_speculative_tokens or "auto"
+    if speculation.mode in ("ssd", "auto"):
+        row |= {"fan_out": fan_out_text(speculation.fan_out_choice), "backup": speculation.backup}
     return row
 
 
@@ -52,7 +55,9 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
         "wait_ms": _mean(metrics, "draft_wait_ms"),
         "overhead_ms": _mean(metrics, "round_overhead_ms"),
     }
-    if all(m.verify_ms for m in metrics):
+    if plan := metrics[-1].plan:
+        row["plan"] = plan
+    if setting.speculation.mode != "auto" and all(m.verify_ms for m in metrics):  # no theory of mixed modes
         row["measured_over_predicted"] = statistics.median(m.tokens_per_second / predicted(m) for m in metrics)
     reference = plain(settings)
     if reference is not None:
@@ -77,9 +82,9 @@ def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
     found = {}
     for other in settings:
         mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens
-        same = setting.speculation.mode != "ar" and setting.speculation.num_speculative_tokens == lookahead
-        if mode == "ar" or (mode == "sd" and same):
-            found[f"over_{mode}{'_all_cores' if other.all_cores else ''}"] = other.name
+        drafts = setting.speculation.mode in (*DRAFTED, "auto")
+        if mode == "ar" or (mode == "sd" and drafts and setting.speculation.num_speculative_tokens == lookahead):
+            found[f"over_{mode}"] = other.name
     return found
 
 
@@ -111,12 +116,12 @@ def differing(found: Sequence[Row]) -> list[str]:
 def predicted(m: Metrics) -> float:
     """Return the tokens per second that theory gives for the measured parts of a round.
 
-    `ssd`: Theorem 7 of arXiv 2603.03251; `sd`: E / (1 + T)."""
+    `ssd`: Theorem 7 of arXiv 2603.03251; `sd` and `ngram`: E / (1 + T)."""
     per_second = 1e3 / m.verify_ms
     if m.mode == "ar":
         return per_second
     wait = m.draft_wait_ms / m.verify_ms
-    if m.mode == "sd" or not m.hits:  # no hits: plain decoding, or only misses
+    if not m.hits:  # one mode for all rounds, or only misses
         return per_second * speedup_sd(m.mean_acceptance_length, wait)
     # Filling the cache overlaps with the verification; only misses wait, and the mean wait is over all rounds.
     on_miss = wait / max(1e-9, 1 - m.hit_rate)

@@ -221,6 +221,7 @@ def _speculation(answers: Sequence[Answer]) -> Row:
         return {}
     looked_up = sum(m.hits + m.misses for m in metrics)
     return {
+        **({"plan": metrics[-1].plan} if metrics[-1].plan else {}),
         "acceptance_length": 1 + sum(m.accepted_tokens for m in metrics) / rounds,
         "hit_rate": sum(m.hits for m in metrics) / looked_up if looked_up else None,
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-COLOURS = {"ar": "tab:gray", "sd": "tab:blue", "ssd": "tab:orange"}
+COLOURS = {"ar": "tab:gray", "ngram": "tab:olive", "sd": "tab:blue", "ssd": "tab:orange", "auto": "tab:green"}
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _Item = TypeVar("_Item")
 

@@ -90,4 +90,4 @@ def _name(row: Row) -> str:
 
 
 def _colour(row: Row) -> str:
-    return COLOURS.get(row["mode"].split()[0].rstrip(","), "tab:green")
+    return COLOURS.get(row["mode"].split()[0], "tab:brown")

@@ -12,7 +12,7 @@ from ssd.bench.figures import metrics_by_name
 from ssd.bench.runs import Runs
 from ssd.bench.settings import Setting
 from ssd.config.emulation import ForwardTime
-from ssd.config.params import Speculation
+from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import UsageError
 from ssd.ipc.public import Metrics
 from ssd.planning import profile
@@ -28,7 +28,7 @@ def fan_out_settings(settings: Sequence[Setting], base: Speculation) -> dict[int
     """Return the extra runs that a profile needs, by fan-out: `ssd`, to see how the miss rate falls with the fan-out.
 
     Raises UsageError if `settings` cannot make a profile."""
-    lookaheads = {s.speculation.num_speculative_tokens for s in settings if s.speculation.mode != "ar"}
+    lookaheads = {s.speculation.num_speculative_tokens for s in settings if s.speculation.mode in DRAFTED}
     if not {"ar", "sd"} <= {setting.name for setting in settings} or 0 in lookaheads:
         raise UsageError("--write-profile needs the modes ar and sd, one K and one temperature: -k 4 --temperature 0")
     (lookahead,) = lookaheads  # with several, "sd" would not be the whole name

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 # Title of a table ("" is the first) -> its columns: key of a row -> heading.
 _TABLES = {
     "": {
+        "runs_on": "runs on",
         "tok_s": "tok/s",
         "tok_s_quartiles": "quartiles",
         "over_ar": "over ar",
         "over_sd": "over sd",
-        "over_ar_all_cores": "over ar, all cores",
-        "over_sd_all_cores": "over sd, all cores",
         "request_throughput": "requests/s",
         "output_throughput": "tok/s",
         "max_concurrent_requests": "most open",
@@ -128,7 +127,8 @@ def sentences(report: BenchReport) -> list[str]:
     place = "on" if "device" in facts else "asked from"
     about = f"{pair} {place} {ran_on}; {versions}, torch {machine['torch']}, Python {machine['python']}."
     emulated = report.emulation.notes(report.rows) if report.emulation else []
-    return [*filter(None, [report.hardware]), *report.notes, *emulated, about]
+    plans = [f"{row['mode']} at {_case(row)}, in the end: {row['plan']}." for row in report.rows if row.get("plan")]
+    return [*filter(None, [report.hardware]), *plans, *report.notes, *emulated, about]
 
 
 def _case(row: Row) -> str:

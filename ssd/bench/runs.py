@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from ssd.bench.outputs import watched
 from ssd.bench.settings import Protocol, Setting
 from ssd.client import Client, Completion, Prompt
-from ssd.config.params import SamplingParams, Speculation
+from ssd.config.params import Mode, SamplingParams, Speculation
 
-Clients: TypeAlias = Mapping[bool, Client]  # by Setting.all_cores
 WARM_UP: list[int] = [1, 2, 3]  # token ids, as there may be no tokenizer
+READ_TOKENS = 3  # of a request that has a prompt read: a draft has to answer it
 _WARM_UP_TOKENS = 16
+_READERS: tuple[Mode, ...] = ("ar", "ngram", "auto", "ssd", "sd")  # `sd` waits until the draft has read the prompt
 _SCORE = SamplingParams(max_tokens=1, prompt_logprobs=0, speculation=Speculation("ar"))
 
 
@@ -30,29 +31,29 @@ class Turn(NamedTuple):
 Runs: TypeAlias = dict[str, list[Turn]]  # by Setting.name; the n-th turns of all settings belong together
 
 
-def warm_up(clients: Clients, settings: Sequence[Setting]) -> None:
+def warm_up(client: Client, settings: Sequence[Setting]) -> None:
     for setting in settings:
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True, speculation=setting.speculation)
-        clients[setting.all_cores].generate([WARM_UP], params)
+        client.generate([WARM_UP], params)
 
 
 def latency(
-    clients: Clients, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
+    client: Client, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
 ) -> Runs:
     """Run one request at a time. A turn is one prompt; its speed is that of decoding, without the prompt."""
     runs: Runs = {setting.name: [] for setting in settings}
-    warm_up(clients, settings)
+    warm_up(client, settings)
     for index, prompt in enumerate(watched(prompts, f"T = {temperature:g}")):
-        _read(clients, [prompt], settings, protocol)
+        _read(client, [prompt], settings, protocol)
         for setting in settings:
             params = protocol.params(setting, temperature, index)
-            (completion,) = clients[setting.all_cores].generate([prompt], params, chat=protocol.chat)
+            (completion,) = client.generate([prompt], params, chat=protocol.chat)
             runs[setting.name].append(Turn([completion], completion.metrics.tokens_per_second))
     return runs
 
 
 def throughput(
-    clients: Clients,
+    client: Client,
     prompts: Sequence[Prompt],
     settings: Sequence[Setting],
     temperature: float,
@@ -64,18 +65,18 @@ def throughput(
 
     A turn is all prompts once; its speed is all their tokens over the time of their batches."""
     runs: Runs = {setting.name: [] for setting in settings}
-    warm_up(clients, settings)
+    warm_up(client, settings)
     batches = range(0, len(prompts), batch_size)
     for _ in watched(range(repeats), f"batch {batch_size}, T = {temperature:g}"):
         done: dict[str, list[Completion]] = {setting.name: [] for setting in settings}
         seconds = dict.fromkeys(done, 0.0)
         for start in batches:
             batch = prompts[start : start + batch_size]
-            _read(clients, batch, settings, protocol)
+            _read(client, batch, settings, protocol)
             for setting in settings:
                 params = [protocol.params(setting, temperature, start + index) for index in range(len(batch))]
                 began = time.perf_counter()
-                done[setting.name] += clients[setting.all_cores].generate(batch, params, chat=protocol.chat)
+                done[setting.name] += client.generate(batch, params, chat=protocol.chat)
                 seconds[setting.name] += time.perf_counter() - began
         for name, completions in done.items():
             tokens = sum(len(completion.token_ids) for completion in completions)
@@ -83,17 +84,15 @@ def throughput(
     return runs
 
 
-def readers(settings: Sequence[Setting]) -> Sequence[Setting]:
-    """Return one setting for each engine, with a draft if any has one: it makes target and draft read a prompt."""
-    by_engine = {setting.all_cores: setting for setting in sorted(settings, key=lambda each: each.speculation.mode)}
-    return list(by_engine.values())  # "ar" sorts first, so that a mode with a draft replaces it
+def reader(settings: Sequence[Setting]) -> Setting:
+    """Return the setting that makes target and draft read a prompt: one with a draft if there is any."""
+    return max(settings, key=lambda each: _READERS.index(each.speculation.mode))
 
 
-def _read(clients: Clients, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
+def _read(client: Client, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
     """Let target and draft read the prompts, which they then keep, so that no setting's turn has to."""
-    for setting in readers(settings):
-        params = replace(protocol.params(setting, 0.0, 0), max_tokens=2)
-        clients[setting.all_cores].generate(batch, params, chat=protocol.chat)
+    params = replace(protocol.params(reader(settings), 0.0, 0), max_tokens=READ_TOKENS)
+    client.generate(batch, params, chat=protocol.chat)
 
 
 def perplexities(client: Client, runs: Runs) -> dict[str, float]:

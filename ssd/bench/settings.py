@@ -8,25 +8,24 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.config.params import FanOut, Mode, SamplingParams, Speculation
+from ssd.config.params import DRAFTED, FanOutChoice, Mode, SamplingParams, Speculation, fan_out_fields
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import speculators
 
 
 class Setting(NamedTuple):
-    """A row of a comparison. With `all_cores` it runs on the engine whose target has all cores."""
+    """A row of a comparison."""
 
     name: str
     speculation: Speculation
-    all_cores: bool = False
 
 
 class Sweep(NamedTuple):
-    """Modes, and the values to run each with. Where there are no values, the engine's own are used."""
+    """Modes, and the values to run `sd` and `ssd` with. Where there are no values, the engine's own are used."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...] = ()
-    fan_outs: tuple[FanOut, ...] = ()
+    fan_outs: tuple[FanOutChoice, ...] = ()
     backups: tuple[str, ...] = ()
 
     def settings(self, base: Speculation) -> list[Setting]:
@@ -35,15 +34,17 @@ class Sweep(NamedTuple):
         The rest comes from `base`. Raises UsageError if no mode uses a swept value, or values do not fit together."""
         self._check()
         lookaheads = self.lookaheads or (base.num_speculative_tokens,)
-        whole = product(lookaheads, self.fan_outs or (base.fan_out,), self.backups or (base.backup,))
+        whole = product(lookaheads, self.fan_outs or (base.fan_out_choice,), self.backups or (base.backup,))
         found = []
         for mode in dict.fromkeys(self.modes):
             if mode == "ar":
                 found.append(Setting("ar", Speculation("ar")))
             elif mode == "sd":
                 found += [self._setting(base, "sd", lookahead, (), base.backup) for lookahead in lookaheads]
-            else:
+            elif mode == "ssd":
                 found += [self._setting(base, "ssd", *values) for values in whole]
+            else:
+                found.append(Setting(mode, replace(base, mode=mode)))
         return found
 
     def _check(self) -> None:
@@ -58,7 +59,7 @@ class Sweep(NamedTuple):
         if unknown:
             raise UsageError(f"no backup {min(unknown)!r}; there are {', '.join(speculators.names())}")
 
-    def _setting(self, base: Speculation, mode: Mode, lookahead: int, fan_out: FanOut, backup: str) -> Setting:
+    def _setting(self, base: Speculation, mode: Mode, lookahead: int, fan_out: FanOutChoice, backup: str) -> Setting:
         parts: list[str] = [mode]
         if len(self.lookaheads) > 1:
             parts.append(f"K={lookahead or 'auto'}")
@@ -66,7 +67,8 @@ class Sweep(NamedTuple):
             parts.append(f"F={fan_out_text(fan_out)}")
         if mode == "ssd" and len(self.backups) > 1:
             parts.append(backup)
-        speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=fan_out, backup=backup)
+        asked = fan_out_fields(fan_out)
+        speculation = replace(base, mode=mode, num_speculative_tokens=lookahead, backup=backup, **asked)
         try:
             speculation.check()
         except RequestError as error:
@@ -74,20 +76,24 @@ class Sweep(NamedTuple):
         return Setting(" ".join(parts), speculation)
 
 
-def fan_out_text(fan_out: FanOut) -> str:
+def fan_out_text(fan_out: FanOutChoice) -> str:
     """Return a fan-out as `--fan-out` takes it."""
-    return ",".join(map(str, fan_out)) or "auto"
+    return fan_out if isinstance(fan_out, str) else ",".join(map(str, fan_out)) or "auto"
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
-    """Return what an engine must be started with to have room for all settings."""
-    speculating = [setting.speculation for setting in settings if setting.speculation.mode != "ar"]
+    """Return what an engine must be started with to have room for all settings.
+
+    One of mode `auto` measures its forwards before it is ready."""
+    modes = {setting.speculation.mode for setting in settings}
+    speculating = [each.speculation for each in settings if each.speculation.mode in (*DRAFTED, "auto")]
     if not speculating:
-        return Speculation("ar")
+        return Speculation("ngram" if "ngram" in modes else "ar")
     longest = max(speculation.longest for speculation in speculating)
     chains = max(base.budget, *(speculation.chains for speculation in speculating))
     lookahead = 0 if longest == replace(base, num_speculative_tokens=0).longest else longest
-    return replace(base, mode="ssd", num_speculative_tokens=lookahead, fan_out=(), budget=chains)
+    mode: Mode = "auto" if "auto" in modes else "ssd"
+    return replace(base, mode=mode, num_speculative_tokens=lookahead, fan_out=(), budget=chains)
 
 
 class Protocol(NamedTuple):

@@ -17,9 +17,6 @@ from ssd.cli.options import engine_options_but
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 
-_ALL_CORES = click.option(
-    "--all-cores", is_flag=True, help="Add ar and sd on an engine whose target has the draft's cores too."
-)
 _PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
 
 
@@ -33,14 +30,12 @@ def bench() -> None:
 @bench.command()
 @bench_options
 @emulation_options
-@_ALL_CORES
 @_PERPLEXITY
 @click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
 @engine_options_but(*SWEPT)
 def latency(
     asked: BenchOptions,
     emulation: Emulation | None,
-    all_cores: bool,
     perplexity: bool,
     profile: Path | None,
     engine: EngineOptions,
@@ -58,9 +53,9 @@ def latency(
         if len(asked.temperatures) != 1:
             raise UsageError("--write-profile needs one temperature")
         settings += misses.values()
-    with measuring("latency", asked, asked.texts(), engine, settings, all_cores, emulation) as job:
+    with measuring("latency", asked, asked.texts(), engine, settings, emulation) as job:
         for temperature in asked.temperatures:
-            runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol)
+            runs = run(job.client, job.prompts, job.settings, temperature, job.protocol)
             job.report.rows += job.rows(runs, temperature, perplexity)
     publish(job.report, asked, f"medians over {len(job.prompts)} prompts, {asked.tokens} tokens each")
     if profile is not None:
@@ -86,7 +81,6 @@ def latency(
     help="Requests at the same time; may be given several times, for a table each.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")
-@_ALL_CORES
 @_PERPLEXITY
 @engine_options_but(*SWEPT)
 def throughput(
@@ -94,7 +88,6 @@ def throughput(
     emulation: Emulation | None,
     batch_sizes: tuple[int, ...],
     repeats: int,
-    all_cores: bool,
     perplexity: bool,
     engine: EngineOptions,
 ) -> None:
@@ -107,10 +100,10 @@ def throughput(
     if max(batch_sizes) > count:
         raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
     engine = replace(engine, max_num_seqs=max(engine.max_num_seqs, *batch_sizes))
-    with measuring("throughput", asked, texts, engine, settings, all_cores, emulation) as job:
+    with measuring("throughput", asked, texts, engine, settings, emulation) as job:
         for temperature in asked.temperatures:
             for size in batch_sizes:
-                runs = run(job.clients, job.prompts, job.settings, temperature, job.protocol, size, repeats)
+                runs = run(job.client, job.prompts, job.settings, temperature, job.protocol, size, repeats)
                 found = job.rows(runs, temperature, perplexity)
                 job.report.rows += [row | {"batch_size": size} for row in found]
     about = f"medians over {repeats} runs of {len(job.prompts)} prompts, {asked.tokens} tokens each"

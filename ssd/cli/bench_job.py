@@ -11,12 +11,12 @@ import click
 from msgspec.structs import replace
 
 from ssd.bench.emulated import Emulation, scripted
-from ssd.bench.environment import engine_facts, hardware, own_cores
+from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.outputs import console
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import BenchOptions
 from ssd.config.engine import EngineConfig
-from ssd.config.params import Speculation
+from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A benchmark to run: engines by `Setting.all_cores`, prompts, settings, and the report to fill."""
+    """A benchmark to run: the engine's configuration and client, prompts, settings, and the report to fill."""
 
-    clients: dict[bool, Client]
+    config: EngineConfig
+    client: Client
     prompts: list[Prompt]
     settings: list[Setting]
     protocol: Protocol
@@ -42,9 +43,12 @@ class Job:
         from ssd.bench.figures import rows
         from ssd.bench.runs import perplexities
 
-        found = rows(self.settings, runs, temperature)
+        found = [
+            {**row, "runs_on": runs_on(self.config, setting.speculation.mode) or None}
+            for setting, row in zip(self.settings, rows(self.settings, runs, temperature), strict=True)
+        ]
         if perplexity:
-            by_name = perplexities(self.clients[False], runs)
+            by_name = perplexities(self.client, runs)
             found = [row | {"perplexity": by_name[row["mode"]]} for row in found]
         return found
 
@@ -56,10 +60,15 @@ def base_speculation(engine: EngineOptions) -> Speculation:
 
 
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
-    """Return the options of an engine with room for all settings, and with a draft if one needs it."""
+    """Return the options of an engine with room for all settings, and with a draft if one needs it.
+
+    Raises UsageError if there is none to be had."""
     room = widest(settings, base_speculation(engine))
-    if room.mode == "ar":
-        return replace(engine, mode="ar")
+    drafting = [setting.name for setting in settings if setting.speculation.mode in DRAFTED]
+    if drafting and not engine.drafts:
+        raise UsageError(f"{drafting[0]} needs a draft for target {engine.target}: give --draft, or --modes ar,ngram")
+    if room.mode in ("ar", "ngram"):
+        return replace(engine, mode=room.mode)
     names = ("mode", "num_speculative_tokens", "fan_out", "backup", "budget")
     return replace(engine, **{name: getattr(room, name) for name in names})
 
@@ -71,34 +80,27 @@ def measuring(
     texts: list[str] | None,
     engine: EngineOptions,
     settings: list[Setting],
-    all_cores: bool,
     emulation: Emulation | None,
 ) -> Iterator[Job]:
-    """Yield a job whose engines run while the block lasts: one, and with `all_cores` another for `ar` and `sd`."""
+    """Yield a job whose engine runs while the block lasts."""
     from ssd.bench.report import BenchReport
     from ssd.cli.session import process_setup, session
     from ssd.launch.resolve import resolve
 
-    if emulation is not None and emulation.times is not None and all_cores:
-        raise UsageError("--all-cores: what is emulated is as fast on any cores")
     with ExitStack() as stack:
         options = sized(engine, settings)
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
         config = resolve(options)
-        stack.enter_context(process_setup())
-        configs = {False: config}
-        if all_cores:
-            configs[True], more = _on_all_cores(options, config, settings)
-            settings = settings + more
         if emulation is not None:
-            configs = {key: _emulating(each, emulation) for key, each in configs.items()}
-        clients = {key: stack.enter_context(session(each)) for key, each in configs.items()}
-        protocol = asked.protocol(clients[False].describe().chat)
+            config = _emulating(config, emulation)
+        stack.enter_context(process_setup())
+        client = stack.enter_context(session(config))
+        protocol = asked.protocol(client.describe().chat)
         prompts = asked.requests(texts, config.vocab_size)
-        workload, equal = asked.workload(protocol, len(prompts)), hardware(config, all_cores)
-        report = BenchReport(benchmark, engine_facts(config), workload, equal, emulation)
-        yield Job(clients, prompts, settings, protocol, report)
+        workload = asked.workload(protocol, len(prompts))
+        report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), emulation)
+        yield Job(config, client, prompts, settings, protocol, report)
 
 
 def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
@@ -106,25 +108,6 @@ def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
         # A stated agreement lies in the weights of the scripted pair.
         return replace(config, emulate=emulation.times, elastic_cores=False)
     return replace(config, synthetic=emulation.stated)
-
-
-def _on_all_cores(
-    options: EngineOptions, config: EngineConfig, settings: Sequence[Setting]
-) -> tuple[EngineConfig, list[Setting]]:
-    """Return an engine whose target has the draft's cores too, and the settings to run on it. Raises UsageError."""
-    from ssd.launch.resolve import resolve
-
-    if not own_cores(config):
-        raise UsageError("--all-cores: target and draft have no cores of their own here, so that it changes nothing")
-    cpus = ",".join(map(str, sorted({*config.target_cpus, *config.draft_cpus})))
-    more = [
-        Setting(f"{setting.name}, all cores", setting.speculation, True)
-        for setting in settings
-        if setting.speculation.mode != "ssd"
-    ]
-    if not more:
-        raise UsageError("--all-cores adds ar and sd, and neither is among the modes")
-    return resolve(replace(options, target_cpus=cpus, draft_cpus=cpus)), more
 
 
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:

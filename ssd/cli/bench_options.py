@@ -17,14 +17,16 @@ from ssd.bench.quantities import Real, Times
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.options import FanOut, Lookahead
 from ssd.config.emulation import DeviceTimes, ForwardTime
-from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, Mode
-from ssd.config.params import FanOut as FanOutList
+from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
 from ssd.emulation.agreement import agreement_of
 from ssd.emulation.devices import PRESETS, Preset
 from ssd.errors import UsageError
 
 if TYPE_CHECKING:
     from ssd.client import Prompt
+
+ROWS: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd", "auto")
+"""The modes that are compared if none are named: the reference first, then the candidates of `auto`, then `auto`."""
 
 SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_acceptance_length", "synthetic_hit_rate")
 """Engine options for which a benchmark has options of its own: with several values, or for emulated devices too."""
@@ -36,7 +38,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Modes(click.ParamType):
-    """Modes such as "ar,sd,ssd"; the value is a tuple, each mode once."""
+    """Modes such as "ar,sd,auto"; the value is a tuple, each mode once."""
 
     name = "MODE,MODE,..."
 
@@ -88,7 +90,7 @@ class BenchOptions(NamedTuple):
     tokens: int
     modes: tuple[Mode, ...] | None
     lookaheads: tuple[int, ...]
-    fan_outs: tuple[FanOutList, ...]
+    fan_outs: tuple[FanOutChoice, ...]
     backups: tuple[str, ...]
     temperatures: tuple[float, ...]
     chat: bool | None
@@ -115,7 +117,7 @@ class BenchOptions(NamedTuple):
             return list(texts)
         return list(datasets.random_ids(self.prompts, self.input_len, vocabulary, self.seed, self.range_ratio))
 
-    def sweep(self, modes: tuple[Mode, ...] = get_args(Mode)) -> Sweep:
+    def sweep(self, modes: tuple[Mode, ...] = ROWS) -> Sweep:
         """Return the sweep that was asked for, over `modes` if --modes is not given."""
         return Sweep(self.modes or modes, self.lookaheads, self.fan_outs, self.backups)
 
@@ -174,16 +176,16 @@ _OPTIONS: list[Callable[..., Any]] = [
         help="Random prompts have --input-len tokens, more or less by up to this share.",
     ),
     _count("--tokens", "--output-len", "--random-output-len", "tokens", default=128, least=2, text="New tokens each."),
-    click.option("--modes", type=Modes(), help="Modes to compare. Default: ar,sd,ssd."),
+    click.option("--modes", type=Modes(), help=f"Modes to compare. Default: {','.join(ROWS)}."),
     _several(
         "-k",
         "--num-speculative-tokens",
         "lookaheads",
         type=Lookahead(1, MAX_LOOKAHEAD),
         envvar="SSD_NUM_SPECULATIVE_TOKENS",
-        text="Tokens the draft proposes per round (auto)",
+        text="Tokens the draft proposes per round in sd and ssd (auto)",
     ),
-    _several("-f", "--fan-out", "fan_outs", type=FanOut(), envvar="SSD_FAN_OUT", text="Guesses prepared (auto)"),
+    _several("-f", "--fan-out", "fan_outs", type=FanOut(), envvar="SSD_FAN_OUT", text="Guesses of ssd (auto)"),
     _several("--backup", "backups", envvar="SSD_BACKUP", text="What ssd does on a miss (auto)"),
     _several("--temperature", "temperatures", type=Real(0, 100), default=(0.0,), show_default=True, text="0 is greedy"),
     click.option(
@@ -281,6 +283,6 @@ def emulation(
 def _lengths(asked: BenchOptions) -> tuple[int, int]:
     """Return the K and F for which acceptance length and hit rate are stated. Raises UsageError."""
     lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
-    if not lookahead or len(fan_out) != 1:
+    if not lookahead or isinstance(fan_out, str) or len(fan_out) != 1:
         raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
     return lookahead, fan_out[0]

@@ -11,13 +11,14 @@ import click
 from click.core import ParameterSource
 from msgspec.structs import replace
 
-from ssd.bench.environment import engine_facts, hardware
+from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import address_options, engine_options_but, speculation_changes
-from ssd.config.params import Speculation
+from ssd.config.engine import EngineConfig
+from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -103,7 +104,7 @@ def serve(
             served = client.describe()
             settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
             job = _at_engine(asked, traffic, texts, settings, client, keys)
-            _report(job, {"target_name": served.model, "draft_name": served.draft, "address": address}, "")
+            _report(job, {"target_name": served.model, "draft_name": served.draft, "address": address})
     else:
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
@@ -112,7 +113,7 @@ def serve(
         config = resolve(sized(engine, settings))
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)
-            _report(job, engine_facts(config), hardware(config, False))
+            _report(job, engine_facts(config), config)
 
 
 def _refuse_engine_options(context: click.Context) -> None:
@@ -131,7 +132,7 @@ def _at_server(asked: BenchOptions, traffic: _Traffic, url: str, key: str | None
     protocol = asked.protocol(chat=False)
     server = Http(url, traffic.concurrency or len(texts), protocol.chat, key)
     job = _LoadTest(asked, traffic, server, list(texts), [_AS_SERVED], protocol)
-    _report(job, {"target_name": server.model, "url": url}, "")
+    _report(job, {"target_name": server.model, "url": url})
 
 
 def _at_engine(
@@ -142,33 +143,37 @@ def _at_engine(
     client: Client,
     keys: Path | None,
 ) -> _LoadTest:
-    """Return the load test for an engine that serves. Raises UsageError if a setting needs a draft and it has none."""
+    """Return the load test for an engine that serves. Raises UsageError if it cannot work in the mode of a setting."""
     from ssd.bench.load import ZeroMQ
 
     served = client.describe()
-    drafting = [setting.name for setting in settings if setting.speculation.mode != "ar"]
-    if drafting and not served.draft:
-        raise UsageError(f"mode {drafting[0]} needs a draft, and the engine of --address runs without one")
+    for setting in settings:
+        if setting.speculation.mode in DRAFTED and not served.draft:
+            raise UsageError(f"mode {setting.name} needs a draft, and the engine of --address runs without one")
+        if setting.speculation.mode != "ar" and served.speculation.mode == "ar" and not served.draft:
+            raise UsageError(f"mode {setting.name} needs an engine that was not started with --mode ar")
     protocol = asked.protocol(served.chat)
     endpoint = ZeroMQ(client.address, keys, protocol.chat)
     return _LoadTest(asked, traffic, endpoint, asked.requests(texts, served.vocab_size), settings, protocol)
 
 
-def _report(job: _LoadTest, facts: dict[str, Any], equal_hardware: str) -> None:
-    """Measure, then print and write the report. `facts` describe the engine."""
+def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None = None) -> None:
+    """Measure, then print and write the report. `facts` describe the engine, `config` is that of one of our own."""
     from ssd.bench.figures import described, plain
     from ssd.bench.load import equal_answers, load_figures
     from ssd.bench.report import BenchReport
 
     asked, traffic, settings = job.asked, job.traffic, job.settings
     workload = asked.workload(job.protocol, len(job.prompts)) | traffic.as_json()
-    report = BenchReport("serve", facts, workload, equal_hardware)
+    report = BenchReport("serve", facts, workload, "" if config is None else hardware(config))
     read = len(settings) * traffic.repeats * len(asked.temperatures) > 1
     for temperature in asked.temperatures:
         passes = asyncio.run(_measure(job, temperature, read))
         reference = plain(settings) if len(settings) > 1 else None
         for setting in settings:
             row = described(setting, temperature) | traffic.as_json() | load_figures(passes[setting.name])
+            if config is not None:
+                row["runs_on"] = runs_on(config, setting.speculation.mode)
             if reference is not None and not setting.speculation.ratio_rule(temperature):
                 row |= equal_answers(passes[setting.name], passes[reference.name])
             report.rows.append(row)
@@ -186,7 +191,7 @@ async def _measure(job: _LoadTest, temperature: float, read: bool) -> dict[str, 
 
     With `read`, prompts are read before, so that no setting's pass has to read them."""
     from ssd.bench.load import drive, poisson
-    from ssd.bench.runs import WARM_UP, readers
+    from ssd.bench.runs import READ_TOKENS, WARM_UP, reader
 
     endpoint, prompts, settings, params = job.endpoint, job.prompts, job.settings, job.protocol.params
     most = job.traffic.concurrency
@@ -194,8 +199,8 @@ async def _measure(job: _LoadTest, temperature: float, read: bool) -> dict[str, 
         warm_up: Prompt = "Warm up." if isinstance(prompts[0], str) else WARM_UP  # a server may take one kind only
         for setting in settings:
             await endpoint(warm_up, replace(params(setting, 0.0, 0), max_tokens=16))
-        for setting in readers(settings) if read else ():
-            short = replace(params(setting, 0.0, 0), max_tokens=2)
+        if read:
+            short = replace(params(reader(settings), 0.0, 0), max_tokens=READ_TOKENS)
             await drive(endpoint, [(prompt, short) for prompt in prompts], [0.0] * len(prompts), most, "prompts")
         arrivals = poisson(len(prompts), job.traffic.rate, job.protocol.seed)
         passes: dict[str, list[Pass]] = {setting.name: [] for setting in settings}

@@ -122,13 +122,13 @@ class _Chat:
         click.secho("stopped" if completion is None else self._counted(completion), dim=True, err=True)
 
     def _counted(self, completion: Completion) -> str:
-        """Count an answer, and return the line under it."""
+        """Count an answer, and return what is said under it."""
         tokens, why = completion.usage.completion_tokens, ""
         self._conversation.count(tokens, completion.metrics)
         if completion.finish_reason == "length":
             at_most = tokens >= self._conversation.params.max_tokens
             why = "; cut at max_tokens" if at_most else "; the context is full, /clear begins a new conversation"
-        return summary(tokens, completion.metrics) + why
+        return summary(tokens, completion.metrics, why)
 
     def _stats(self) -> str:
         conversation = self._conversation
@@ -304,4 +304,5 @@ def _merged(a: Metrics, b: Metrics) -> Metrics:
         verify_ms=mean("verify_ms"),
         draft_wait_ms=mean("draft_wait_ms"),
         round_overhead_ms=mean("round_overhead_ms"),
+        plan=b.plan or a.plan,
     )

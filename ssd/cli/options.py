@@ -17,14 +17,15 @@ from click.core import ParameterSource
 from msgspec import inspect
 
 from ssd.bench.quantities import Real
-from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, Speculation
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Speculation, fan_out_fields
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)
 
-_SPECULATION = Speculation.__struct_fields__  # the engine options that a single request may set too
+# The engine options that a single request may set too. The allocation is part of --fan-out.
+_SPECULATION = tuple(name for name in Speculation.__struct_fields__ if name != "allocation")
 
 _MAIN = "target draft mode num_speculative_tokens device draft_device max_model_len max_num_seqs"
 _HEADINGS = {
@@ -79,13 +80,14 @@ class Names(click.types.StringParamType):
 
 
 class FanOut(click.ParamType):
-    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple."""
+    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple, "theorem" stays."""
 
-    name = "auto|N|list"
+    name = "auto|theorem|N|list"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FanOutChoice:
+        if isinstance(value, tuple) or value == "theorem":
+            choice: FanOutChoice = value
+            return choice
         if value in ("auto", ""):
             return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
@@ -158,7 +160,8 @@ _ENGINE = {
     "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
     "mode": "ar: plain. ngram: with prompt lookup. sd, ssd: with a draft, in turn or ahead. auto: whatever is fastest.",
     "num_speculative_tokens": "K: tokens the draft proposes per round.",
-    "fan_out": "Outcomes prepared for each accepted length: one number, or K + 1 numbers for 0 to K accepted tokens.",
+    "fan_out": "Outcomes prepared for each accepted length: one number, or K + 1 numbers for 0 to K accepted tokens. "
+    "auto: the likeliest of all lengths; theorem: lists by Theorem 12.",
     "budget": "Most outcomes prepared per round when the fan-out is auto.",
     "backup": "What a cache miss does: auto, jit (wait for the draft), ngram, none, or a plugin's name.",
     "sampler": "At temperature > 0. coupled: the very tokens of ar. rejection: the same distribution, other tokens.",
@@ -176,8 +179,8 @@ _ENGINE = {
     "nnodes": "Machines to split the target over, with equally many ranks each.",
     "node_rank": "This machine's number. Only number 0 takes requests.",
     "rdzv_endpoint": "Where the machines meet: HOST:PORT, an address of machine 0.",
-    "target_cpus": "The target's cores, as 0-2,5. Default: all but the draft's.",
-    "draft_cpus": "The draft's cores.",
+    "target_cpus": "The target's own cores, as 0-2,5. Default: all; in mode ssd all but the draft's.",
+    "draft_cpus": "The draft's own cores. Default: those that ssd leaves it; in mode sd all.",
     "device": "Where the target runs: cpu, cuda or cuda:N.",
     "draft_device": "Where the draft runs.",
     "deterministic": "Make results independent of batch shapes. Slower.",
@@ -236,7 +239,8 @@ def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[s
         if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
             raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
     unsaid = (ParameterSource.DEFAULT, None)  # None: the command has no such option
-    return {name: getattr(engine, name) for name in _SPECULATION if sources[name] not in unsaid}
+    changes = {name: getattr(engine, name) for name in _SPECULATION if sources[name] not in unsaid}
+    return changes | (fan_out_fields(changes["fan_out"]) if "fan_out" in changes else {})
 
 
 def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:

@@ -77,16 +77,16 @@ def speculating(params: SamplingParams, served: Description, changes: dict[str, 
     return replace(params, speculation=replace(served.speculation, **changes)) if changes else params
 
 
-def summary(tokens: int, metrics: Metrics) -> str:
-    """Return what `tokens` tokens took, in a line."""
+def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
+    """Return what `tokens` tokens took, in a line that ends with `note`, and the tuner's plan in another."""
     parts = [f"{tokens} tokens", f"{metrics.tokens_per_second:.1f} tok/s", metrics.mode]
     if metrics.rounds and metrics.mode != "ar":
         parts.append(f"acceptance length {metrics.mean_acceptance_length:.2f}")
-    if metrics.mode == "ssd":
+    if metrics.hits + metrics.misses:
         parts.append(f"hit rate {metrics.hit_rate:.0%}")
     parts += [f"verify {metrics.verify_ms:.1f} ms", f"wait {metrics.draft_wait_ms:.1f} ms"]
     parts.append(f"overhead {metrics.round_overhead_ms:.2f} ms")
-    return ", ".join(parts) + (f"\n{metrics.plan}" if metrics.plan else "")
+    return ", ".join(parts) + note + (f"\n{metrics.plan}" if metrics.plan else "")
 
 
 def spinner(text: str) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
 """Modes that need a draft model."""
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
+Allocation = Literal["joint", "theorem"]
 
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = MOST
@@ -31,6 +32,16 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
+FanOutChoice = FanOut | Literal["theorem"]
+"""What an option takes: numbers, () for a joint allocation, or lists by Theorem 12."""
+
+
+def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
+    """Return the fields of `Speculation` that an option sets."""
+    if asked == "theorem":
+        return {"fan_out": (), "allocation": "theorem"}
+    return {"fan_out": asked, "allocation": "joint"}
+
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one request is speculated on. It changes the speed, never the distribution of the tokens.
@@ -40,9 +51,10 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `mode` is plain decoding (`ar`), the same with proposals from prompt lookup (`ngram`), speculative decoding with a
     draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or whatever is fastest (`auto`).
     `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. K = 0
-    and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains. `backup` is auto, jit, none
-    or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro sampling, for the
-    sampler `rejection`; 1 is ordinary sampling."""
+    and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains: by `allocation` joint the
+    likeliest outcomes of all accepted lengths get them, by theorem each length its share (Theorem 12). `backup` is
+    auto, jit, none or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro
+    sampling, for the sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 4
@@ -51,6 +63,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampler: Sampler = "coupled"
     saguaro_c: Share = 1.0
     budget: Budget = 32
+    allocation: Allocation = "joint"
 
     def check(self) -> None:
         """Raise RequestError where the fields contradict each other."""
@@ -70,6 +83,11 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.saguaro_c != 1.0 and self.sampler != "rejection":
             return "saguaro-c belongs to the sampler rejection"
         return None
+
+    @property
+    def fan_out_choice(self) -> FanOutChoice:
+        """The fan-out as an option takes it."""
+        return "theorem" if self.allocation == "theorem" and not self.fan_out else self.fan_out
 
     @property
     def auto(self) -> bool:

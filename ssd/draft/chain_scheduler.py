@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS
 from ssd.draft.tree import Chain, Tree
 from ssd.draft.tree_attention import ChainCache
+from ssd.tuning.chances import Chances, Node
 from ssd.tuning.eviction import gain, outcome_probability, worth_growing
 from ssd.tuning.learner import Learner, LinearFit
+
+_NEXT = -1  # an entry of the board that is still to be given
 
 
 class Growing(NamedTuple):
@@ -23,11 +27,12 @@ class Growing(NamedTuple):
 
 class ChainScheduler:
     """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
+    With fan-outs the chances of outcomes are those of Theorem 12's laws, in a joint allocation `ssd.tuning.chances`.
     `forget` hears of cells that are taken from a chain and given to another."""
 
     def __init__(self, chain_cache: ChainCache, max_position: int, forget: Callable[[Sequence[int]], None]) -> None:
         self._chain_cache, self._max_position, self._forget = chain_cache, max_position, forget
-        self._learner, self._step = Learner(), LinearFit(slope=0.0)
+        self._learner, self._chances, self._step = Learner(), Chances(), LinearFit(slope=0.0)
 
     def note_step(self, chains: int, seconds: float) -> None:
         """Learn that a step which grew so many chains, and did nothing else, took so long."""
@@ -37,6 +42,14 @@ class ChainScheduler:
         """Learn that the bonus token was `token` where these, best first, were prepared."""
         if prepared:
             self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
+
+    def note_outcome(self, nodes: Mapping[int, Node], accepted: int, token: int) -> None:
+        """Learn that `accepted` trunk tokens were right and then `token` came; `nodes` are by accepted length."""
+        for fork, node in nodes.items():
+            if fork == accepted:
+                self._chances.learn(node, token)
+            elif fork < accepted and node.in_flight is not None:
+                self._chances.learn(node, node.in_flight)
 
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
         """The chains that the next step makes longer: those that are worth its time."""
@@ -49,18 +62,9 @@ class ChainScheduler:
 
     def fork(self, trees: Collection[Tree]) -> list[Growing]:
         """Start a chain for every outcome that has become predictable, likeliest first; returns the new ones."""
-        misses, found = self._learner.misses(), list[tuple[Tree, Chain]]()
-        new: dict[int, Growing] = {}
-        for tree in trees:
-            forks, ranks = tree.new_forks(), Counter[int]()
-            fan_outs = Counter(fork for fork, _ in forks)
-            for fork, token in forks:
-                ranks[fork] += 1
-                rank = ranks[fork]
-                chance = outcome_probability(fork, tree.verified, rank, tree.acceptance.value, misses)
-                found.append((tree, Chain(fork, [token], None, tree.entries, chance, rank, fan_outs[fork])))
-                tree.entries += 1
+        found = [(tree, chain) for tree in trees for chain in self._new_chains(tree)]
         found.sort(key=lambda new: new[1].probability, reverse=True)
+        new: dict[int, Growing] = {}
         cells = self._cells(trees)
         for tree, chain in found:
             if chain.entry < MAX_CHAINS:
@@ -69,6 +73,51 @@ class ChainScheduler:
                     insort(tree.chains, chain, key=lambda one: one.entry)
                     new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
         return list(new.values())
+
+    def _new_chains(self, tree: Tree) -> list[Chain]:
+        """Chains for the new outcomes, without cells."""
+        found = self._likeliest(tree) if tree.joint else self._listed(tree)
+        fan_outs, ranks = Counter(chain.fork for chain in found), Counter[int]()
+        for chain in found:
+            ranks[chain.fork] += 1
+            chain.rank, chain.fan_out = ranks[chain.fork], fan_outs[chain.fork]
+            if chain.entry == _NEXT:
+                chain.entry, tree.entries = tree.entries, tree.entries + 1
+        return found
+
+    def _listed(self, tree: Tree) -> list[Chain]:
+        """So many outcomes of each accepted length."""
+        ranks, found, misses = Counter[int](), list[Chain](), self._learner.misses()
+        for fork, token in tree.new_forks():
+            ranks[fork] += 1
+            chance = outcome_probability(fork, tree.verified, ranks[fork], tree.acceptance.value, misses)
+            found.append(Chain(fork, [token], None, _NEXT, chance))
+        return found
+
+    def _likeliest(self, tree: Tree) -> list[Chain]:
+        """The outcomes that are among the `budget` likeliest of the whole trunk, likeliest first.
+        Older chains that are no longer among them give up their cells, those without a token also their entries. Under
+        the ratio rule chains with a token stay: there are draft probabilities for `budget` entries alone."""
+        new = [Chain(fork, [token], None, _NEXT, chance) for fork, token, chance in tree.new_outcomes(self._chances)]
+        if not new:
+            return []
+        staying = {chain.entry for chain in tree.chains if tree.ratio_rule and chain.computed}
+        placed = [chain for chain in tree.chains if chain.cell is not None and chain.entry not in staying]
+        room = max(0, tree.speculation.budget - len(staying))
+        kept = nlargest(room, [*placed, *new], key=lambda chain: chain.probability)
+        chosen = {id(chain) for chain in kept}
+        lost = [chain for chain in placed if id(chain) not in chosen]
+        cells = [chain.cell for chain in lost if chain.cell is not None]
+        self._chain_cache.give_back(cells)
+        self._forget(cells)
+        for chain in lost:
+            chain.cell = None
+        found = [chain for chain in kept if chain.entry == _NEXT]
+        empty = [chain for chain in lost if not chain.computed]
+        for chain, before in zip(found, empty, strict=False):
+            chain.entry = before.entry
+            tree.chains.remove(before)
+        return found
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
         """A function that gives a cell to a chain: a free one, or that of a less likely chain.

@@ -148,15 +148,15 @@ class DraftSampler:
         parts, raw = logits.split([len(own.positions) for own in rows]), logits
         if cpu.serve(logits) and not any(own.tree.ratio_rule or own.tree.law.filters for own in rows):
             warm = [row for own in rows for row in warmth(own.tree.law, own.positions, self._noise)]
-            candidates = cpu.rank(logits, min(count, logits.shape[1]), warm)
+            found = cpu.rank(logits, min(count, logits.shape[1]), warm)
         else:
             if sampled:
                 parts = tuple(self._scores(part, own) for part, own in zip(parts, rows, strict=True))
                 logits = torch.cat(parts)
-            candidates = ranked(logits.float().contiguous(), count)
-        guesses = [Guess(found[0], found) for found in candidates]
+            found = ranked(logits.float().contiguous(), count)
+        guesses = [Guess(ids[0], ids, scores=scores) for ids, scores in zip(*found, strict=True)]
         if outcome.NEEDS_PROBABILITIES:
-            chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(candidates, device=raw.device)).tolist()
+            chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(found.ids, device=raw.device)).tolist()
             guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
         start = 0
         for part, own in zip(parts, rows, strict=True):
@@ -179,7 +179,8 @@ class DraftSampler:
     def _drawn(self, scaled: Tensor, rows: LogitRows, guesses: Sequence[Guess]) -> list[Guess]:
         """The guesses with tokens drawn by Saguaro sampling, and the draft probabilities of each."""
         tree = rows.tree
-        fan_outs = [fan_out_at(node, tree.lookahead, tree.speculation.fan_out) for node in rows.nodes]
+        fan_out = tree.speculation.fan_out or (max(1, tree.speculation.budget // (tree.lookahead + 1)),)
+        fan_outs = [fan_out_at(node, tree.lookahead, fan_out) for node in rows.nodes]
         lowered = saguaro(scaled, fan_outs, tree.speculation.saguaro_c)
         seed = stream_seed(tree.law.seed, Stream.DRAFT)
         noise = torch.stack([self._noise(seed, position) for position in rows.positions])

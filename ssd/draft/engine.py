@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ssd import failpoints
 from ssd.config.engine import EngineConfig
@@ -100,6 +101,7 @@ class DraftEngine:
     def _outcome(self, tree: Tree, row: Verified) -> None:
         self._trace.enter(State.PROMOTE, tree.request)
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
+        nodes = tree.nodes
         try:
             winner = tree.outcome(row)
             if winner is not None:
@@ -109,6 +111,7 @@ class DraftEngine:
             self._drop(tree.request)
             return
         self._scheduler.note_bonus(prepared, row.token)
+        self._scheduler.note_outcome(nodes, row.accepted, row.token)
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
@@ -189,7 +192,9 @@ class DraftEngine:
         rest = iter(found)
         for (tree, row), guesses in zip(paths, rest, strict=False):
             grew = tree.extended(len(row.token_ids), guesses[: row.outputs])
-            for guess in guesses[row.outputs :]:
+            for before, guess in pairwise(guesses[row.outputs - 1 :]):
+                if tree.trunk[-1] != before.token:  # corrected: what the smaller draft guessed after it is void
+                    break
                 grew = tree.extended(1, [guess]) or grew
             if grew:
                 self._publish_trunk(tree)
@@ -198,8 +203,8 @@ class DraftEngine:
 
     def _extend_chains(self, tree: Tree, chains: Sequence[Chain], found: Sequence[list[Guess]]) -> None:
         news = []
-        for chain, guesses in zip(chains, found, strict=True):
-            before = chain.computed
+        for chain, drafted in zip(chains, found, strict=True):
+            before, guesses = chain.computed, tree.corrected_chain(chain, drafted)
             chain.computed += len(guesses)
             chain.guesses += guesses
             chain.tokens += [guess.token for guess in guesses]

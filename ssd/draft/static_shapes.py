@@ -26,6 +26,7 @@ from ssd.execution.graphs import GraphPool, once
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables
+from ssd.kernels.cpu import Ranked
 from ssd.layers.attention import PLAIN, Scores, merge
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Model
@@ -176,12 +177,12 @@ class StaticTreeContext(TableContext):
 
 class _RankedStep:
     """A step in one shape.
-    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first. If `warm`, they are those of the
-    logits with temperature and noise; else the logits also go to the first rows of `kept`."""
+    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`. If `warm`,
+    these are the logits with temperature and noise; else the logits also go to the first rows of `kept`."""
 
     def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, warm: bool) -> None:
         self._runner, self._batch, self._kept, self._warm = runner, batch, kept, warm
-        self.ids = torch.empty(0)
+        self.ids = self.scores = torch.empty(0)
         self.run: Callable[[], None] = self._compute
 
     def _compute(self) -> None:
@@ -194,7 +195,7 @@ class _RankedStep:
             scores = warmed(scores, inverse, gumbels_of(keys, scores.shape[1]))
         else:
             self._kept[: len(logits)] = logits
-        self.ids = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
+        self.ids, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
 
 
 class _ShapeSteps:
@@ -232,12 +233,11 @@ class TreeRunner(Runner):
         return smallest_fitting([len(row.token_ids) for row in rows], self._steps)
 
     @torch.inference_mode()
-    def ranked(self, rows: Sequence[TreeRow], shape: GraphShape) -> list[list[int]]:
+    def ranked(self, rows: Sequence[TreeRow], shape: GraphShape) -> Ranked:
         """Run a step without filters: the likeliest ids after each token, best first."""
         warm = any(row.tree.law.temperature > 0.0 for row in rows)
-        ids = self._run(rows, shape, warm).ids[: sum(len(row.token_ids) for row in rows)]
-        found: list[list[int]] = ids.tolist()
-        return found
+        step, count = self._run(rows, shape, warm), sum(len(row.token_ids) for row in rows)
+        return Ranked(step.ids[:count].tolist(), step.scores[:count].tolist())
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[TreeRow], shape: GraphShape) -> Tensor:
@@ -281,5 +281,5 @@ class StaticDrafter(Drafter):
         trees = [row.tree for row in rows]
         if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.law.filters for tree in trees):
             return iter(self._guesses(runner.logits(rows, shape)[wanted], paths, chains))
-        found, count = runner.ranked(rows, shape), candidates_of(trees)
-        return iter([Guess(found[index][0], found[index][:count]) for index in wanted])
+        (ids, scores), count = runner.ranked(rows, shape), candidates_of(trees)
+        return iter([Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted])

@@ -9,7 +9,7 @@ Plain values only, no tensors but what a guess carries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -22,7 +22,9 @@ from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.speculation import outcome as outcomes
 from ssd.speculation.acceptance import coupled
+from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
 from ssd.speculation.sampling import Law
+from ssd.tuning.chances import Chances, Node
 from ssd.tuning.learner import Mean
 
 # Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
@@ -30,16 +32,18 @@ _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 
 
 class Guess(NamedTuple):
-    """What may follow a token: the next `token`, and `candidates` for a bonus token, best first.
+    """What may follow a token: the next `token`, and `candidates` for a bonus token, best first, with their `scores`.
     `draft_probs` [V] are what the token was drawn from, None without the ratio rule. `feature` [width] is what an
     EAGLE-3 head made of the token before; it goes on from that. `probabilities` are the draft's, of the candidates, if
-    the fan-out policy needs them (`ssd.speculation.outcome`)."""
+    the fan-out policy needs them (`ssd.speculation.outcome`). A `token` that the text itself suggested need not be a
+    candidate."""
 
     token: int
     candidates: list[int]
     draft_probs: Tensor | None = None
     feature: Tensor | None = None
     probabilities: Sequence[float] = ()
+    scores: Sequence[float] = ()
 
 
 def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
@@ -98,12 +102,19 @@ class Tree:
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the trunk answers
         self.entries = 0  # how many board entries chains got in this round
-        self._epoch, self._forked = epoch, 0
+        self.nodes: dict[int, Node] = {}  # by fork, what a joint allocation of this round knew of the next token
+        self._reached = 1.0  # the chance that the trunk tokens before the next fork are right
+        self._epoch, self._forked, self._lookup = epoch, 0, PromptLookup()
 
     @property
     def ratio_rule(self) -> bool:
         """True if the ratio rule decides about this sequence's tokens."""
         return self.speculation.ratio_rule(self.law.temperature)
+
+    @property
+    def joint(self) -> bool:
+        """True if the likeliest outcomes of the whole trunk get chains, not so many of each accepted length."""
+        return self.speculation.mode == "ssd" and not self.speculation.fan_out
 
     @property
     def path(self) -> list[int]:
@@ -143,6 +154,7 @@ class Tree:
         self.computed = min(self.computed, self.base + (0 if self.recurrent else accepted))
         self.tokens += [*self.trunk[:accepted], token]
         self.trunk, self.guesses, self._forked, self.entries = [], {}, 0, 0
+        self.nodes, self._reached = {}, 1.0
         self.round += 1
         self.in_flight = None if row.in_flight < 0 else row.in_flight
         self.answers = key if self.in_flight is None else None
@@ -196,8 +208,35 @@ class Tree:
         length = len(self.trunk)
         if self.in_flight is not None or self.computed < self.base + length or length >= self.lookahead:
             return False
+        self.guesses[length] = self.corrected(self.guesses[length], self.trunk)
         self.trunk.append(self.guesses[length].token)
         return True
+
+    def corrected(self, guess: Guess, tokens: Sequence[int]) -> Guess:
+        """The guess about what follows the committed tokens and `tokens`, with the token of a long repetition instead
+        of the draft's: it is right far more often. Under the ratio rule a token stays as it was drawn."""
+        copied = self._copied(tokens, LONGEST) if self._corrects else None
+        return guess if copied is None else guess._replace(token=copied.token)
+
+    def corrected_chain(self, chain: Chain, guesses: Sequence[Guess]) -> list[Guess]:
+        """`corrected` guesses about what follows a chain, up to the first that is not the draft's own."""
+        if not self._corrects:
+            return list(guesses)
+        found, text = list[Guess](), [*self.trunk[: chain.fork], *chain.tokens]
+        for guess in guesses:
+            found.append(self.corrected(guess, text))
+            if found[-1].token != guess.token:
+                break
+            text.append(guess.token)
+        return found
+
+    @property
+    def _corrects(self) -> bool:
+        return self.joint and not self.ratio_rule
+
+    def _copied(self, tokens: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
+        self._lookup.extend(self.tokens[len(self._lookup) :])
+        return self._lookup.after(tokens, shortest)
 
     def outputs(self, count: int) -> int:
         """How many of the next `count` path tokens need guesses: the last committed one and those after it."""
@@ -205,14 +244,35 @@ class Tree:
 
     def new_forks(self) -> list[tuple[int, int]]:
         """(fork, token) of each outcome that has become predictable and has no chain yet."""
-        if self.in_flight is None or self.speculation.mode != "ssd":
-            return []
         found: list[tuple[int, int]] = []
-        in_flight = self.trunk[: self.in_flight]
+        for fork in self._new_nodes():
+            guess, fan_out = self.guesses[fork], self.speculation.fan_out
+            in_flight = self.trunk[: self.in_flight]
+            found += outcomes.forks(fork, in_flight, guess.candidates, guess.probabilities, fan_out)
+        return found
+
+    def new_outcomes(self, chances: Chances) -> list[tuple[int, int, float]]:
+        """(fork, token, probability) of each outcome that has become predictable, in a joint allocation."""
+        found: list[tuple[int, int, float]] = []
+        for fork in self._new_nodes():
+            guess = self.guesses[fork]
+            in_flight = self.trunk[fork] if fork < self.verified else None
+            copied = self._copied(self.trunk[:fork])
+            node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.ratio_rule)
+            self.nodes[fork] = node
+            likely = chances.of(node)
+            # A token of the target's own need not be a candidate.
+            accepted = self.acceptance.value if in_flight is None else likely.pop(in_flight, self.acceptance.value)
+            found += [(fork, token, self._reached * chance) for token, chance in likely.items() if chance > 0]
+            self._reached *= accepted
+        return found
+
+    def _new_nodes(self) -> Iterator[int]:
+        """How many accepted tokens have become predictable and have no chain yet."""
+        if self.in_flight is None or self.speculation.mode != "ssd":
+            return
         # A winner that lost its cell has its guesses, but its keys and values are not computed again yet.
         known = min(self.in_flight, self.computed - self.base)
         while self._forked <= known and self._forked in self.guesses:
-            guess, fan_out = self.guesses[self._forked], self.speculation.fan_out
-            found += outcomes.forks(self._forked, in_flight, guess.candidates, guess.probabilities, fan_out)
+            yield self._forked
             self._forked += 1
-        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int64, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,12 +112,21 @@ def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
     return list(ids)
 
 
-def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> list[list[int]]:
-    """The ids of the `count` largest logits of each row of [n, V], lower ids first on a tie, NaNs last; count <= V."""
+class Ranked(NamedTuple):
+    """For each of n rows its best ids, best first, and their scores."""
+
+    ids: list[list[int]]
+    scores: list[list[float]]
+
+
+def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
+    """The `count` largest logits of each row of [n, V], lower ids first on a tie, NaNs last and as -inf; count <= V."""
     logits, stride = _rows(logits, logits.shape[1])
-    ids = (c_int64 * (len(logits) * count))()
-    call().rank(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, count, *logits.shape)
-    return [ids[start : start + count] for start in range(0, len(ids), count)]
+    size = len(logits) * count
+    ids, best = (c_int64 * size)(), (c_float * size)()
+    call().rank(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, best, count, *logits.shape)
+    places = [slice(start, start + count) for start in range(0, size, count)]
+    return Ranked([ids[place] for place in places], [best[place] for place in places])
 
 
 def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:

@@ -14,11 +14,12 @@ void rotate(const float *x, int64_t stride, const float *cos, const float *sin, 
 void gumbel(const int32_t *keys, int32_t first, float *y, int64_t rows, int64_t size);
 
 /* sampling.c: the ids of the largest of each row's logits, divided by its temperature and shifted by its noise [size]
-   where it has any; -1 where no number is the largest. And of its `count` largest, [rows, count], largest first. */
+   where it has any; -1 where no number is the largest. And of its `count` largest, [rows, count], largest first, with
+   those numbers in `best`. */
 void draw(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
           int64_t rows, int64_t size);
 void rank(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
-          int64_t count, int64_t rows, int64_t size);
+          float *best, int64_t count, int64_t rows, int64_t size);
 
 /* attention.c: keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in
    `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own; `longest` is the largest count. */

@@ -80,7 +80,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
     "draw": (*_SCORES, *_ROWS),
-    "rank": (*_SCORES, c_int64, *_ROWS),
+    "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "pack_groups": (c_void_p, *_ROWS, c_int64, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),

@@ -53,10 +53,10 @@ static inline int any(places where) {
     return ((part[0] | part[1]) | (part[2] | part[3]) | (part[4] | part[5]) | (part[6] | part[7])) != 0;
 }
 
-/* The ids of the `count` largest of a row, the first of equals first, NaNs last. */
-static void largest_few(const float *x, int64_t size, float temperature, const float *noise, int64_t *ids,
+/* The `count` largest of a row and their ids, the first of equals first, NaNs last and as -inf. */
+static void largest_few(const float *x, int64_t size, float temperature, const float *noise, int64_t *ids, float *best,
                         int64_t count) {
-    float best[count], scores[BLOCK];
+    float scores[BLOCK];
     int64_t found = 0;
     for (int64_t begin = 0; begin < size; begin += BLOCK) {
         const int64_t here = size - begin < BLOCK ? size - begin : BLOCK;
@@ -73,9 +73,9 @@ static void largest_few(const float *x, int64_t size, float temperature, const f
 }
 
 void rank(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
-          int64_t count, int64_t rows, int64_t size) {
-    for (int64_t row = 0; row < rows; row++, logits += stride, ids += count)
-        largest_few(logits, size, noise ? temperatures[row] : 1.0f, noise ? noise[row] : NULL, ids, count);
+          float *best, int64_t count, int64_t rows, int64_t size) {
+    for (int64_t row = 0; row < rows; row++, logits += stride, ids += count, best += count)
+        largest_few(logits, size, noise ? temperatures[row] : 1.0f, noise ? noise[row] : NULL, ids, best, count);
 }
 
 void draw(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,

@@ -11,7 +11,18 @@ from msgspec import Meta
 
 from ssd.config.emulation import Agreement
 from ssd.config.engine import MAX_RANKS, CommonOptions, DType, Nodes, Positive, Quantize, RankCount
-from ssd.config.params import MAX_LOOKAHEAD, Backup, Budget, FanOut, Lookahead, Mode, Sampler, Share, Speculation
+from ssd.config.params import (
+    MAX_LOOKAHEAD,
+    Backup,
+    Budget,
+    FanOutChoice,
+    Lookahead,
+    Mode,
+    Sampler,
+    Share,
+    Speculation,
+    fan_out_fields,
+)
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.listening import is_loopback
@@ -35,7 +46,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     draft: _Texts = ()
     mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 0
-    fan_out: FanOut = ()
+    fan_out: FanOutChoice = ()
     backup: Backup = "auto"
     sampler: Sampler = "coupled"
     saguaro_c: Share = 1.0
@@ -73,7 +84,8 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     def speculation(self) -> Speculation:
         """Return how requests are speculated on by default. Raises UsageError."""
-        speculation = Speculation(**{name: getattr(self, name) for name in Speculation.__struct_fields__})
+        names = set(Speculation.__struct_fields__) - {"fan_out", "allocation"}
+        speculation = Speculation(**{name: getattr(self, name) for name in names}, **fan_out_fields(self.fan_out))
         if self.backup not in speculators.names():
             raise UsageError(f"no backup {self.backup!r}; there are {', '.join(speculators.names())}")
         try:
@@ -93,7 +105,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
             raise UsageError(
                 "--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do"
             )
-        if not self.num_speculative_tokens or len(self.fan_out) != 1:
+        if not self.num_speculative_tokens or isinstance(self.fan_out, str) or len(self.fan_out) != 1:
             raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
         return agreement_of(length, hit_rate, self.num_speculative_tokens, self.fan_out[0])
 

@@ -21,6 +21,7 @@ _Event = TypeVar("_Event", RoundEvent, EndEvent)
 _PERIOD_S, _PAST_S = 0.1, 65.0
 _MS = 1_000_000
 _K, _ROWS = 5, 3
+_PLAN = "ssd, K 5, 24 chains: 228 tok/s expected, 141 with sd, K 3"
 _MISSES = ("token_not_covered", "token_not_covered", "k_not_covered", "late")
 
 
@@ -53,13 +54,13 @@ class Demo:
             self._step()
         first, self._first = self._first, False
         processes = [("supervisor", 180), ("target", 760), ("frontend", 210), ("draft", 330)]
-        load = Load(running=_ROWS, kv_cache_usage=0.31)
+        load = Load(running=_ROWS, kv_cache_usage=0.31, plan=_PLAN)
         return Snapshot(
             engine="demo",
             at=now,
             model="smollm2",
             draft="smollm2-draft",
-            speculation=Speculation("ssd"),
+            speculation=Speculation("auto"),
             whole=first,
             processes=[Process(role, 4000 + mib, "up", mib * 2**20, 0.0) for role, mib in processes],
             traces=[TraceNews("target", self._taken("target", now)), TraceNews("draft", self._taken("draft", now))],

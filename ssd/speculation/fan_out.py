@@ -43,9 +43,12 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
 def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
     """Returns F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
 
+    An empty `fan_out` fixes no number: 0.
     One number serves every k. The last of a list belongs to full acceptance. With fewer than K tokens in flight, full
     acceptance also gets the numbers of the lengths that cannot occur, up to `MOST` in all: it is as likely then as
     those lengths together. More than K may be in flight after K has become smaller."""
+    if not fan_out:
+        return 0
     last = len(fan_out) - 1
     if last == 0:
         return fan_out[0]
@@ -55,8 +58,8 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
 
 
 def most_candidates(fan_out: Sequence[int]) -> int:
-    """Returns the largest F_k, whatever is in flight."""
-    return max(*fan_out, fan_out_at(0, 0, fan_out))
+    """Returns the largest F_k, whatever is in flight; `MOST` if none is fixed."""
+    return max(*fan_out, fan_out_at(0, 0, fan_out)) if fan_out else MOST
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:

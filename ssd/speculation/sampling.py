@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.kernels.cpu import Ranked
 
 _BLOCK = 128
 _NUCLEUS = 256
@@ -152,24 +153,25 @@ def warmed(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tenso
     return torch.where(inverse > 0, scores * inverse + noise, scores)
 
 
-def ranked(scores: Tensor, count: int) -> list[list[int]]:
+def ranked(scores: Tensor, count: int) -> Ranked:
     """Returns the `count` best ids of each row of [n, V], at most V, best first; equals in no particular order."""
     count = min(count, scores.shape[1])
     if cpu.serve(scores):
         return cpu.rank(scores, count)
-    ids: list[list[int]] = highest(scores, count).tolist()
-    return ids
+    ids, values = highest(scores, count)
+    return Ranked(ids.tolist(), values.tolist())
 
 
-def highest(scores: Tensor, count: int) -> Tensor:
-    """`ranked` as a tensor int64 [n, count], without waiting for the device; `count` is at most V.
+def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`ranked` as tensors, ids int64 [n, count] and their scores, without waiting for the device; `count` is at most V.
 
     Exact: the best tokens lie in the blocks with the best maxima."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
-        return torch.topk(scores, count).indices
+        found = torch.topk(scores, count)
+        return found.indices, found.values
     blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
     chosen = torch.topk(blocks.amax(-1), count).indices.sort(-1).values
     inside = blocks.gather(1, chosen[..., None].expand(rows, count, _BLOCK)).reshape(rows, -1)
-    best = torch.topk(inside, count).indices
-    return chosen.gather(1, best // _BLOCK) * _BLOCK + best % _BLOCK
+    found = torch.topk(inside, count)
+    return chosen.gather(1, found.indices // _BLOCK) * _BLOCK + found.indices % _BLOCK, found.values

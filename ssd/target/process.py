@@ -29,11 +29,11 @@ from ssd.target.proposer import BoardProposer, NoProposer, Proposer
 from ssd.target.ranks import Leader, follow, meet
 from ssd.target.rehearsal import Experience, TargetRehearsal, rehearse
 from ssd.target.verification import FeatureExport, PlainVerification, Verification
-from ssd.tuning.costs import Costs
 
 log = logging.getLogger("ssd.target")
 
-# How long a loaded target waits for its draft, which loads beside it, before it measures both.
+# How long a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
+# comes later is measured while there is no request.
 _DRAFT_LOADS_S = 5.0
 
 
@@ -90,23 +90,34 @@ class Target:
         self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
 
     def serve(self) -> None:
-        if self._experience is not None and self._experience.wanting:
-            self._rehearse(self._experience.tuning.costs)
+        if self._experience is not None:
+            self._await_draft(self._experience)
+            self._prepare(self._experience)
+            self._experience.tuning.prepare(self._child.config.speculation)
         self._child.ready()
         while True:
             self.turn()
 
-    def _rehearse(self, costs: Costs) -> None:
-        """Measure what forwards take, once the draft is there; without it the tuner leaves it alone."""
-        assert self._board is not None
+    def _await_draft(self, experience: Experience) -> None:
+        """Wait a while for a draft that must be measured."""
         deadline = time.monotonic() + _DRAFT_LOADS_S
-        while not self._draft and time.monotonic() < deadline:
+        while experience.wanting and not self._draft and time.monotonic() < deadline:
             self._child.beat()
             self._socket.poll(IDLE_MS)
             self._read()
-        if self._draft:
-            for _ in rehearse(self._rehearsal, costs, self._to_draft, self._board.session.board, self._team):
-                self._child.beat()
+
+    def _prepare(self, experience: Experience) -> None:
+        """Use a time without requests: write what was learned; measure what is wanting, until a request comes."""
+        experience.save()
+        if not experience.wanting or not self._draft or self._board is None:
+            return
+        for _ in rehearse(
+            self._rehearsal, experience.tuning.costs, self._to_draft, self._board.session.board, self._team
+        ):
+            self._child.beat()
+            self._read()
+            if self.engine.busy:
+                break
 
     def turn(self) -> None:
         """Read what has arrived and take a step; without work, wait a moment for it."""
@@ -114,7 +125,7 @@ class Target:
         if not self.engine.busy:
             self._child.trace.enter(State.IDLE)
             if self._experience is not None:
-                self._experience.save()
+                self._prepare(self._experience)
             self._socket.poll(IDLE_MS)
         self._read()
         if self.engine.busy:

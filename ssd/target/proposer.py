@@ -32,7 +32,7 @@ from ssd.target.misses import (
 )
 from ssd.target.sequence import Cache, Sequence
 from ssd.tuning.learner import Learner
-from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, kind_of
+from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, kind_of, setting_of
 from ssd.tuning.tuner import Setting
 
 log = logging.getLogger("ssd.target")
@@ -369,7 +369,7 @@ class BoardProposer(Proposer):
             without = row.speculation.mode in DRAFTED and row.request not in self.session.tracked
             if not row.tuned or row.speculation != first or without:
                 return None
-        return first.mode, *((first.num_speculative_tokens, sum(first.fan_out)) if first.mode in DRAFTED else (0, 0))
+        return setting_of(first)
 
     def _learner(self, sequence: Sequence) -> Learner:
         return self.tuning.learners[kind_of(sequence.law.temperature)]

@@ -19,22 +19,12 @@ _MODE_ERROR: dict[Mode, float] = {"ngram": 0.01, "sd": 0.05, "ssd": 0.07}
 _PLAN_ERROR, _WINDOW_ERROR, _TOKEN_ERROR = 0.02, 0.03, 0.6
 # How much a window widens what is believed of all plans: what was true may change.
 _FORGETTING = 1e-5
-_CANDIDATES = 6
+# Candidates are the first so many plans of a ranking, unless they are believed to be slower by this share.
+_CANDIDATES, _HOPELESS = 6, 0.3
 # A change of plan must promise this much: the draft has a text to read, or outcomes to prepare anew.
 _STAY = 0.01
 # Work of a draft must promise this much: it takes power and memory, and nobody may be slower than without it.
 _DRAFTED = 0.02
-
-
-def candidates(plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
-    """Those of `plans`, fastest first, that may be chosen: the first few, each mode's first, and the present one."""
-    modes = set[Mode]()
-    found = []
-    for rank, plan in enumerate(plans):
-        if rank < _CANDIDATES or plan.mode not in modes or plan.setting == present:
-            found.append(plan)
-        modes.add(plan.mode)
-    return found
 
 
 class Belief:
@@ -73,6 +63,18 @@ class Chooser:
     def expected(self, plan: SpeculationPlan) -> float:
         """Returns the tokens per second that a plan is believed to bring."""
         return plan.speed * math.exp(self._modes[plan.mode].mean + self._plan(plan).mean)
+
+    def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
+        """Those of `plans`, fastest first, that are worth a closer look: the present one, and of the first few and the
+        first of each mode those that are not hopeless."""
+        modes, found = set[Mode](), list[SpeculationPlan]()
+        least = (1 - _HOPELESS) * max(map(self.expected, plans))
+        for rank, plan in enumerate(plans):
+            first = rank < _CANDIDATES or plan.mode not in modes
+            if plan.setting == present or (first and self.expected(plan) >= least):
+                found.append(plan)
+            modes.add(plan.mode)
+        return found
 
     def choose(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> SpeculationPlan:
         """Returns the plan to follow next."""

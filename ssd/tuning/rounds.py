@@ -9,14 +9,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
-from ssd.tuning.choice import Chooser, candidates
+from ssd.tuning.choice import Chooser
 from ssd.tuning.costs import Costs
 from ssd.tuning.knowledge import Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
 from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, SpeculationPlan, ranked_plans, speed_of
 
-# Rounds that follow one plan before it is judged; windows between two rankings of all plans, which take milliseconds.
-_WINDOW, _RANK_EVERY = 16, 8
+# Rounds that follow one plan before it is judged. After so many windows all plans are ranked anew, which takes
+# milliseconds, and before that after 1, 2, 4, ... of them.
+_WINDOW, _RANK_EVERY = 16, 64
 _RECENT = 0.03  # how fast the long-run speed follows
 # Kinds of requests whose plans are remembered.
 _REMEMBERED = 8
@@ -51,6 +52,13 @@ class PlanKey(NamedTuple):
         return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
 
 
+def setting_of(followed: Speculation) -> Setting:
+    """The setting of the plan that a request follows."""
+    if followed.mode not in DRAFTED:
+        return followed.mode, 0, 0
+    return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
+
+
 class DecodingRound(NamedTuple):
     """A verification of `batch` decoding rows and nothing else.
 
@@ -83,6 +91,14 @@ def _cores(count: int) -> str:
     return "1 core" if count == 1 else f"{count} cores"
 
 
+class _Place(NamedTuple):
+    """What a plan is for: a class of batch sizes, with a draft to use or without, and a kind of request."""
+
+    batch: int
+    draft: bool
+    key: PlanKey
+
+
 class _Window:
     """Rounds in a row that followed one setting at one batch size."""
 
@@ -111,8 +127,8 @@ class Tuning:
         self.learners = [Learner() for _ in range(len(_KINDS) + 1)]
         self._lookups = [_Lookup() for _ in self.learners]
         self._choosers: dict[int, Chooser] = {}
-        self._ranked: dict[tuple[int, PlanKey], list[SpeculationPlan]] = {}
-        self._plans: dict[tuple[int, PlanKey], SpeculationPlan] = {}
+        self._ranked: dict[_Place, list[SpeculationPlan]] = {}
+        self._plans: dict[_Place, SpeculationPlan] = {}
         self._batch, self._kinds, self._draft = 1, list[int]([0]), False
         self._window, self.windows = _Window(0, None), 0
         self._recent = 0, Mean(0.0), Mean(0.0)
@@ -147,9 +163,6 @@ class Tuning:
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""
-        if draft != self._draft:
-            self._ranked.clear()
-            self._plans.clear()
         self._batch, self._kinds, self._draft = batch_class(max(1, len(kinds))), list(kinds) or [0], draft
 
     def current(self, asked: Speculation) -> Speculation:
@@ -157,17 +170,27 @@ class Tuning:
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
+        if plan.mode == "ssd" and not asked.fan_out and asked.allocation == "joint":
+            chains = sum(plan.fan_out)  # the draft spreads them
+            return replace(asked, mode="ssd", num_speculative_tokens=plan.lookahead, budget=chains)
         return replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """The plan in force for a kind of request at the present batch size."""
-        place = self._batch, key
+        place = _Place(self._batch, self._draft, key)
         if place not in self._plans:
             if len(self._plans) > _REMEMBERED * 8:
                 self._plans.clear()
                 self._ranked.clear()
             self._plans[place] = self._chosen(place, None)
         return self._plans[place]
+
+    def prepare(self, asked: Speculation) -> None:
+        """Rank the plans of a single request, so that the first one need not wait for that."""
+        if asked.auto and self.costs.of("verify") is not None:
+            self._draft = True
+            self.plan(PlanKey.of(asked))
+            self._draft = False
 
     @property
     def speed(self) -> float:
@@ -215,7 +238,7 @@ class Tuning:
         followed = [
             (place, plan)
             for place, plan in self._plans.items()
-            if place[0] == window.batch and plan.setting == window.setting
+            if (place.batch, place.draft, plan.setting) == (window.batch, self._draft, window.setting)
         ]
         if not followed:
             return
@@ -230,19 +253,20 @@ class Tuning:
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
-    def _chosen(self, place: tuple[int, PlanKey], present: Setting | None) -> SpeculationPlan:
+    def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
         """What to follow next; without measurements what costs least if it is wrong."""
-        batch, key = place
+        batch, _, key = place
         measured = self._measurements(batch)
         choices = self._choices(key)
         if measured is None:
             lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
             return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
-        if place not in self._ranked or self.windows % _RANK_EVERY == 0:
+        seldom = self.windows % _RANK_EVERY == 0 or self.windows & (self.windows - 1) == 0
+        if place not in self._ranked or (present is not None and seldom):
             self._ranked[place] = ranked_plans(measured, batch, choices)
-        near = candidates(self._ranked[place], present)
-        near = [plan._replace(speed=speed_of(measured, batch, plan)) for plan in near]
-        return self._chooser(batch).choose(near, present)
+        chooser = self._chooser(batch)
+        near = chooser.candidates(self._ranked[place], present)
+        return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present)
 
     def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
         """Says what is in force for a kind of request at the present batch size, and why: what is expected of it, and
@@ -253,7 +277,9 @@ class Tuning:
             return f"{said}: nothing is measured yet"
         said += f": {chooser.expected(plan):.0f} tok/s expected"
         measured = self._measurements(self._batch)
-        others = [other for other in self._ranked.get((self._batch, key), []) if other.mode != plan.mode]
+        others = [
+            other for other in self._ranked.get(_Place(self._batch, self._draft, key), []) if other.mode != plan.mode
+        ]
         if not self._draft and key.mode == "auto":
             return f"{said}; there is no draft in use"
         if measured is None or not others:

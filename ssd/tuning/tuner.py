@@ -137,8 +137,8 @@ def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[
 
 
 def _budgets(fewest: int, most: int) -> Iterator[int]:
-    """Numbers of chains from `fewest` on, each a quarter more than the one before."""
+    """Numbers of chains from `fewest` on, each half more than the one before."""
     budget = fewest
     while budget <= most:
         yield budget
-        budget += max(2, budget // 4)
+        budget += max(2, budget // 2)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from msgspec.structs import replace
 
 from ssd.bench.figures import differing, predicted, quartiles, rows
+from ssd.bench.outputs import COLOURS
+from ssd.bench.report import BenchReport, sentences
 from ssd.bench.runs import Turn
 from ssd.bench.settings import Setting
-from ssd.config.params import Speculation
+from ssd.config.params import Mode, Speculation
 from ssd.ipc.public import Metrics
 from tests.bench.runs import completion, turns
 
 AR = Setting("ar", Speculation("ar"))
 SD2, SD4 = Setting("sd K=2", Speculation("sd", 2)), Setting("sd K=4", Speculation("sd", 4))
 SSD = Setting("ssd", Speculation("ssd", 4))
+AUTO = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
 
 
 def test_speeds_are_medians_and_ratios_are_of_turns_that_belong_together() -> None:
@@ -31,11 +37,24 @@ def test_sd_is_what_it_is_over_the_same_k_only() -> None:
     assert found == {"ar": None, "sd K=2": 1, "sd K=4": 1, "ssd": 1.5}
 
 
-def test_rows_with_all_cores_are_compared_under_a_name_of_their_own() -> None:
-    whole = [Setting("ar, all cores", AR.speculation, True), Setting("sd K=4, all cores", SD4.speculation, True)]
-    runs = {"ar": turns(10), "ssd": turns(60), whole[0].name: turns(30), whole[1].name: turns(40)}
-    ssd = rows([AR, SSD, *whole], runs, 0.0)[1]
-    assert (ssd["over_ar"], ssd["over_ar_all_cores"], ssd["over_sd_all_cores"]) == (6, 2, 1.5)
+def test_what_auto_chose_is_told_and_has_no_prediction() -> None:
+    """Its rounds are of several modes, for which no theory is one number."""
+    said = "sd, K 2: 30 tok/s expected, 20 with plain decoding with prompt lookup"
+    looked_up = turns(30, mode="ngram", mean_acceptance_length=1.2)
+    runs = {"ar": turns(10), "sd": turns(20, mean_acceptance_length=2.0), "ngram": looked_up}
+    runs["auto"] = turns(40, plan=said)
+    settings = [AR, *(Setting(mode, replace(AUTO, mode=mode)) for mode in ("sd", "ngram", "auto"))]
+    _, sd, ngram, auto = found = rows(settings, runs, 0.0)
+    assert (auto["plan"], auto["k"], auto["over_ar"], auto["over_sd"]) == (said, "auto", 4, 2)
+    assert "measured_over_predicted" not in auto and "plan" not in ngram
+    assert ngram["measured_over_predicted"] == pytest.approx(0.5) and sd["over_sd"] == 1 and "over_sd" not in ngram
+    assert "k" not in ngram and all(row["equal_to_ar"] == 1 for row in found)
+    report = BenchReport("latency", {"device": "cpu"}, {}, "Equal hardware.", rows=found)
+    assert sentences(report)[:2] == ["Equal hardware.", f"auto at T = 0, in the end: {said}."]
+
+
+def test_every_mode_has_a_colour_of_its_own() -> None:
+    assert set(COLOURS) == set(get_args(Mode)) and len(set(COLOURS.values())) == len(COLOURS)
 
 
 def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:

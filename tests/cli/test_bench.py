@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from tests.cli.launched import running
 from tests.faults.engine import running_engine
 from tests.models import tiny
 
-MODES = ["ar", "sd", "ssd"]
+MODES = ["ar", "ngram", "sd", "ssd", "auto"]
 SMALL = ("--prompts", "3", "--tokens", "12")
 
 
@@ -76,19 +78,22 @@ def test_latency_has_every_figure_and_a_profile(
         runs, "latency", lambda *given: {name: list(map(drafted, turns)) for name, turns in latency(*given).items()}
     )
     made = tmp_path / "profile.json"
-    more = ("--temperature", "1", "-k", "3", "--all-cores", "--perplexity", "--write-profile", made)
+    more = ("--temperature", "1", "-k", "3", "--perplexity", "--write-profile", made)
     found = measured(tmp_path, "latency", *pair, "--dataset", texts, *SMALL, *more)
     rows = found["rows"]
     fan_outs = [f"ssd F={count}" for count in (1, 2, 4)]
-    assert [row["mode"] for row in rows] == [*MODES, *fan_outs, "ar, all cores", "sd, all cores"]
+    assert [row["mode"] for row in rows] == [*MODES, *fan_outs]
+    cores = len(os.sched_getaffinity(0))
     for row in rows:
         assert row["temperature"] == 1 and row["equal_to_ar"] == row["answers"] == 3
-        assert row["tok_s"] > 0 and row["verify_ms"] > 0 and row["over_ar"] > 0 and row["over_ar_all_cores"] > 0
+        assert row["tok_s"] > 0 and row["verify_ms"] > 0 and row["over_ar"] > 0
+        assert sum(map(int, re.findall(r"\d+", row["runs_on"]))) == cores
+        assert ("+" in row["runs_on"]) == (row["mode"].startswith("ssd") and cores > 1)
         assert row["perplexity"] == rows[0]["perplexity"] > 1  # that of the same tokens
     assert found["workload"] | {"prompts": 3, "tokens": 12, "chat": True, "ignore_eos": True} == found["workload"]
     assert found["environment"]["cores"] and found["engine"]["target_name"] == "target"
-    assert "Extra hardware: the target has core" in found["hardware"]
-    for words in ("T = 1", "over sd, all", "ids = ar", "3/3", "perplexity", "Equal hardware"):
+    assert rows[MODES.index("auto")]["plan"]
+    for words in ("T = 1", "over sd", "runs on", "ids = ar", "3/3", "perplexity", "Equal hardware", "auto at T = 1"):
         assert words in found["stdout"]
     written = profile.read(made)
     assert written.verify.fixed_s > 0 and (written.source["k"], written.source["prompts"]) == ("3", "3")
@@ -147,7 +152,7 @@ def test_a_synthetic_pair_is_as_right_as_stated_and_named_so(tmp_path: Path, mon
     assert [title.endswith(f"({words})") for title in titles] == [True]
     assert "Synthetic: the texts of a script mean nothing" in found["stdout"]
     assert found["workload"]["dataset"] == "random" and found["engine"]["draft_dtype"] == "float32"
-    assert [row["equal_to_ar"] for row in found["rows"]] == [4] * 6
+    assert [row["equal_to_ar"] for row in found["rows"]] == [4] * 2 * len(MODES)
     assert all(row["acceptance_length"] > 1 for row in found["rows"] if row["mode"] == "sd")
 
 
@@ -163,7 +168,7 @@ def test_a_preset_brings_its_pair(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(pair: list[str]) -> Iterator[Engine]:
-    with running_engine(target=pair[1], draft=(pair[3],), num_speculative_tokens=2) as engine:
+    with running_engine(target=pair[1], draft=(pair[3],), mode="ssd", num_speculative_tokens=2) as engine:
         yield engine
 
 
@@ -228,11 +233,12 @@ def test_modes_take_turns_on_the_same_prompts_and_seeds(served: Engine, monkeypa
         return generate(client, batch, params, **more)
 
     monkeypatch.setattr(Client, "generate", noted)
-    settings, prompts = Sweep(("ar", "sd", "ssd")).settings(Speculation(num_speculative_tokens=2)), [[5, 6], [7, 8]]
+    settings = Sweep(("ar", "ngram", "sd", "ssd", "auto")).settings(Speculation(num_speculative_tokens=2))
+    prompts: list[Any] = [[5, 6], [7, 8]]
     with Client(served.address) as client:
         protocol = Protocol(5, chat=False, seed=3)
-        runs.latency({False: client}, prompts, settings, 0.0, protocol)
-        runs.throughput({False: client}, prompts, settings, 0.0, protocol, batch_size=1, repeats=2)
+        runs.latency(client, prompts, settings, 0.0, protocol)
+        runs.throughput(client, prompts, settings, 0.0, protocol, batch_size=1, repeats=2)
     once = [(mode, prompt, 3 + number) for number, prompt in enumerate(prompts) for mode in MODES]
     assert asked == once * 3
 
@@ -284,8 +290,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--json", "nowhere/x.json"], ["nowhere is no folder"]),
         (["latency", "--plot", "nowhere/x.png"], ["--plot", "nowhere is no folder"]),
         (["latency", "--write-profile", "x.json"], ["--write-profile", "-k 4 --temperature 0"]),
-        (["latency", "--modes", "ssd", "--all-cores"], ["--all-cores adds ar and sd"]),
-        (["latency", "--all-cores", "--target-cpus", "0", "--draft-cpus", "0"], ["no cores of their own"]),
+        (["latency", "--modes", "auto", "-k", "2", "-k", "4"], ["-k has several values"]),
+        (["latency", "--draft", ""], ["sd needs a draft", "--modes ar,ngram"]),
         (["latency", "--emulate", "lama"], ["'lama' is neither a preset (llama, qwen)"]),
         (["latency", "--emulate", "verify=1ms"], ["lacks the time of depth"]),
         (["latency", "--emulate", "verify=1ms,verify=1ms,depth=0"], ["'verify' is given twice"]),
@@ -295,7 +301,6 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--emulate", "llama", "--temperature", "0.5"], ["no acceptance at temperature 0.5"]),
         (["latency", "--emulate", "llama", "--temperature", "0", "--temperature", "1"], ["needs one temperature"]),
         (["latency", "--emulate", "llama", "--dataset", "humaneval"], ["a scripted pair reads no texts"]),
-        (["latency", "--emulate", "verify=1ms,depth=0", "--all-cores"], ["--all-cores"]),
         (["latency", "--synthetic-acceptance-length", "2", "-k", "4", "-f", "3"], ["needs --emulate"]),
         (["latency", "--emulate", "llama", "--synthetic-hit-rate", ".5"], ["needs --synthetic-acceptance-length"]),
         (["latency", "--emulate", "verify=1ms,depth=0", "--synthetic-acceptance-length", "2"], ["needs -k and -f"]),
@@ -315,7 +320,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_measured_is_refused_in_one_line(
     no_engine: None, pair: list[str], arguments: list[str], words: list[str]
 ) -> None:
-    models = [] if {"--url", "--address"} & set(arguments) else pair
+    models = [] if {"--url", "--address"} & set(arguments) else pair[:2] if "--draft" in arguments else pair
     dataset = [] if "--dataset" in arguments or arguments[-1] == "ftp://x" else ["--dataset", "random"]
     result = bench(*arguments, *models, *dataset)
     assert result.exit_code == 2, (result.output, result.exception)

@@ -177,7 +177,7 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path
 
 
 def test_speculation_without_a_draft_is_refused() -> None:
-    assert_refused(ssd("generate", "hello", "--target", TARGET), "needs a draft", "--mode ar")
+    assert_refused(ssd("generate", "hello", "--target", TARGET, "--mode", "ssd"), "needs a draft", "--mode auto")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_the_help_of_the_group_loads_no_command() -> None:
 # -- with a running engine --------------------------------------------------------------------------------------------
 
 TOKENIZER = Tokenizer(MODEL)
-METRICS = Metrics(mode="ssd", rounds=3, mean_acceptance_length=1.5, hit_rate=0.25, tokens_per_second=40.0)
+METRICS = Metrics("auto", 3, 0, 0, 1, 3, 1.5, hit_rate=0.25, tokens_per_second=40.0, plan="sd, K 3: 180 tok/s")
 
 
 def echo(submit: Submit) -> Iterator[Emission]:
@@ -309,8 +309,8 @@ def test_text_goes_to_stdout_and_the_numbers_to_stderr(engine: ScriptedEngine) -
     result = ssd("generate", "hello there", "--raw", "--seed", "5", "--address", engine.address)
     assert result.exit_code == 0
     assert result.stdout == "hello there 5 2\n"
-    (line,) = result.stderr.splitlines()
-    assert "40.0 tok/s" in line
+    line, plan = result.stderr.splitlines()
+    assert "40.0 tok/s, auto" in line and plan == METRICS.plan
     assert "acceptance length 1.50" in line
     assert "hit rate 25%" in line
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ssd.cli.chat import Conversation
 from ssd.config.params import SamplingParams, Speculation
@@ -124,7 +125,8 @@ def test_figures_of_a_session_are_weighted_by_what_they_are_means_over() -> None
     chat = conversation()
     first = Metrics("ssd", 10, 40, 20, 6, 3, tokens_per_second=10.0, generation_time_ms=3000.0, verify_ms=10.0)
     second = Metrics("ssd", 30, 120, 0, 0, 29, tokens_per_second=30.0, generation_time_ms=1000.0, verify_ms=20.0)
-    chat.count(31, first)
+    second = replace(second, plan="sd, K 3")
+    chat.count(31, replace(first, plan="ssd, K 2"))
     chat.count(31, second)
     assert (chat.answers, chat.tokens) == (2, 62)
     found = chat.metrics
@@ -133,6 +135,7 @@ def test_figures_of_a_session_are_weighted_by_what_they_are_means_over() -> None
     assert found.hit_rate == pytest.approx(6 / 38)
     assert found.tokens_per_second == pytest.approx(60 / 4)
     assert found.verify_ms == pytest.approx(17.5)
+    assert found.plan == "sd, K 3"  # the present one
 
 
 def test_nothing_counted_is_nothing() -> None:

@@ -56,16 +56,21 @@ def test_json_is_one_object_with_every_promised_field(undisturbed: dict[str, Any
     result = undisturbed
     assert set(result) >= FIELDS
     assert set(result["metrics"]) >= METRICS
-    assert result["metrics"]["mode"] == "ssd"
+    assert result["metrics"]["mode"] == "auto" and result["metrics"]["plan"]
     assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 80}
 
 
-def test_the_demo_compares_with_plain_decoding_on_all_cores() -> None:
-    done = run("demo", PROMPT, "--max-tokens", "8")
+@pytest.mark.parametrize("mode", ["auto", "ssd"])
+def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
+    done = run("demo", PROMPT, "--max-tokens", "8", *(() if mode == "auto" else ("--mode", mode)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("The same tokens.\n")
-    cores = dict(re.findall(r"^│ (\w+) +│ ([\d +]+?) +│", done.stdout, re.MULTILINE))
-    assert int(cores["ar"]) == sum(map(int, cores["ssd"].split("+"))) == len(os.sched_getaffinity(0))
+    assert f"\n{mode}: " in done.stdout  # what the tuner chose
+    shown = dict(re.findall(r"^│ (\w+) +│ ([\d+]+) cores? ", done.stdout, re.MULTILINE))
+    assert {name: sum(map(int, cores.split("+"))) for name, cores in shown.items()} == dict.fromkeys(
+        ("ar", mode), len(os.sched_getaffinity(0))
+    )
+    assert ("+" in shown[mode]) == (mode == "ssd" and len(os.sched_getaffinity(0)) > 1)
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
@@ -89,7 +94,7 @@ def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path, undisturbed: d
 
 
 def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr(undisturbed: dict[str, Any]) -> None:
-    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80"]
+    arguments = ["generate", PROMPT, "--raw", "--ignore-eos", "--max-tokens", "80", "--mode", "ssd"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
     begun = process.stdout.read(20)  # the answer has begun

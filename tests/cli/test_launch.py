@@ -83,6 +83,13 @@ def test_speculation_in_one_object_counts_less_than_flags() -> None:
     assert config["speculation"]["backup"] == "ngram"
 
 
+@pytest.mark.parametrize("given", [("-f", "theorem"), ("--speculative-config", '{"fan_out": "theorem"}')])
+def test_lists_by_theorem_12_are_asked_for_by_name(given: tuple[str, str]) -> None:
+    speculation = resolved(*given, "--budget", "20")["speculation"]
+    assert (speculation["fan_out"], speculation["allocation"], speculation["budget"]) == ([], "theorem", 20)
+    assert resolved()["speculation"]["allocation"] == "joint"
+
+
 def test_speculation_in_one_object_of_the_file_counts_less_than_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "ssd.toml"
     file.write_text('backup = "none"\n[speculative-config]\nnum_speculative_tokens = 3\nbackup = "jit"\nbudget = 7')

@@ -59,6 +59,16 @@ def plainly(world: World, prompts: list[list[int]], temperature: float, tokens: 
     return Pair(config(Speculation("ar")), world.target).run(prompts, params(len(prompts), tokens, temperature))
 
 
+def copied(text: list[int], committed: int, shortest: int = 2) -> int:
+    """What followed the longest suffix of `text`, of 6 tokens to `shortest`, the last time that it ended among its
+    first `committed` tokens; -1 if it never did."""
+    for n in range(6, shortest - 1, -1):
+        for end in range(min(committed, len(text) - 1), n - 1, -1):
+            if text[end - n : end] == text[-n:]:
+                return text[end]
+    return -1
+
+
 class Auditor:
     """Checks the draft after every message and every step: its cache, its candidates, and what the target could read.
     `retuned`: fan-outs and K change while a tree grows, or cells are few, so that counts are not checked."""
@@ -70,6 +80,7 @@ class Auditor:
         self.depths: set[int] = set()
         self.trunks: set[int] = set()
         self.forks: set[tuple[int, int]] = set()
+        self.corrected = 0
         draft.watch = self
 
     def __call__(self, engine: DraftEngine) -> None:
@@ -125,6 +136,9 @@ class Auditor:
     def _check_candidates(self, tree: Tree) -> None:
         """The candidates at each node are the likeliest next tokens, without the token in flight there."""
         in_flight = tree.trunk[: tree.in_flight or 0]
+        if tree.joint:
+            self._check_jointly(tree, in_flight)
+            return
         for fork in {chain.fork for chain in tree.chains}:
             found = [chain.tokens[0] for chain in tree.chains if chain.fork == fork]
             wanted = fan_out_at(fork, len(in_flight), tree.speculation.fan_out)
@@ -135,22 +149,36 @@ class Auditor:
             assert found == expected
             self.forks.add((fork, len(in_flight)))
 
+    def _check_jointly(self, tree: Tree, in_flight: list[int]) -> None:
+        """At most `budget` outcomes have cells; their tokens are among the likeliest, or copied from the text."""
+        assert sum(chain.cell is not None for chain in tree.chains) <= tree.speculation.budget
+        for fork in {chain.fork for chain in tree.chains}:
+            text = tree.tokens + in_flight[:fork]
+            found = {chain.tokens[0] for chain in tree.chains if chain.fork == fork}
+            known = {*self._world.best(tuple(text), tree.law), copied(text, tree.base)} - {*in_flight[fork : fork + 1]}
+            assert found <= known
+            self.forks.add((fork, len(in_flight)))
+
     def _check_published(self, tree: Tree) -> None:
         """What the board says at any depth is what the draft alone would write after that outcome."""
         for chain in tree.chains:
             ids = self._draft.board.lookup(tree.slot, tree.key(chain.fork, chain.tokens[0])) or []
             assert len(ids) == min(chain.computed, tree.lookahead) or (self._retuned and len(ids) <= chain.computed)
-            self._check_text([*tree.tokens, *tree.trunk[: chain.fork], chain.tokens[0]], ids, tree.law)
+            self._check_text(tree, [*tree.tokens, *tree.trunk[: chain.fork], chain.tokens[0]], ids)
             self.depths.add(len(ids))
         if tree.answers is not None:
             ids = self._draft.board.lookup(tree.slot, tree.answers) or []
             assert ids == tree.trunk[: len(ids) if self._retuned else tree.lookahead]
-            self._check_text(tree.tokens, ids, tree.law)
+            self._check_text(tree, tree.tokens, ids)
             self.trunks.add(len(ids))
 
-    def _check_text(self, text: list[int], ids: list[int], law: Law) -> None:
+    def _check_text(self, tree: Tree, text: list[int], ids: list[int]) -> None:
         for index, token in enumerate(ids):
-            assert token == self._world.next((*text, *ids[:index]), law)
+            before = [*text, *ids[:index]]
+            expected = self._world.next(tuple(before), tree.law)
+            repeated = copied(before, tree.base, 6) if tree.joint else -1
+            self.corrected += repeated not in (-1, expected)
+            assert token == (expected if repeated < 0 else repeated)
 
 
 def play(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from ssd.config.params import Speculation
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.tree import Guess, Tree
@@ -16,6 +18,18 @@ from ssd.speculation.sampling import Law
 from tests.models import tiny
 
 TRUNK, FORKS, DEPTH = 3, (0, 1, 3, 3), 4
+
+
+def assert_alike(one: Sequence[Sequence[Guess]], other: Sequence[Sequence[Guess]]) -> None:
+    """The same guesses; their scores differ by rounding at most."""
+    scores = []
+    for steps in (one, other):
+        scores.append([guess.scores for guesses in steps for guess in guesses])
+    assert [[guess._replace(scores=()) for guess in guesses] for guesses in one] == [
+        [guess._replace(scores=()) for guess in guesses] for guesses in other
+    ]
+    for row, wanted in zip(*scores, strict=True):
+        assert len(row) > 1 and row == pytest.approx(wanted, rel=1e-4, abs=1e-4)
 
 
 def trees_of(drafter: Drafter, laws: Sequence[Law], lengths: Sequence[int], speculation: Speculation) -> list[Tree]:

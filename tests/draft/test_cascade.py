@@ -45,8 +45,14 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("levels", [1, 2], ids=["two drafts", "three drafts"])
 @pytest.mark.parametrize(
     "speculation",
-    [Speculation("ssd", 4, (3,)), Speculation("ssd", 8, (1,)), Speculation("sd", 4), Speculation("sd", 8)],
-    ids=lambda s: f"{s.mode} {s.num_speculative_tokens}",
+    [
+        Speculation("ssd", 4, (3,)),
+        Speculation("ssd", 8, (1,)),
+        Speculation("ssd", 4, (), budget=12),
+        Speculation("sd", 4),
+        Speculation("sd", 8),
+    ],
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}",
 )
 def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
     world: World, smaller: list[Runner], speculation: Speculation, levels: int

@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
+from msgspec.structs import replace
 
 from ssd.config.params import Speculation
-from ssd.draft.tree import Chain
+from ssd.draft.chain_scheduler import ChainScheduler
+from ssd.draft.tree import Chain, Guess, Tree
+from ssd.draft.tree_attention import ChainCache
 from tests.draft.audit import GREEDY, Auditor, World, play, world_in
 from tests.draft.pair import Draft, ScriptedTarget, config
+from tests.draft.test_tree import tree_of
 from tests.models import tiny
 
 SPECULATION = Speculation("ssd", 3, (4,))
@@ -86,3 +91,113 @@ def test_a_step_leaves_out_what_would_slow_it_more_than_it_brings(world: World) 
         assert (len(grown) == 4) == everything
         draft.work()  # in the end they all get their turn
         assert {chain.computed for chain in chains} == {SPECULATION.num_speculative_tokens + 1}
+
+
+# -- a joint allocation ----------------------------------------------------------------------------------------------
+
+
+def scheduler_of(cells: int) -> tuple[ChainScheduler, list[int]]:
+    """A scheduler with so many cells, and the cells that it takes back."""
+    forgotten: list[int] = []
+    empty = torch.zeros(1, cells, 1, 1, 1)
+    return ChainScheduler(ChainCache(empty, empty), 200, forgotten.extend), forgotten
+
+
+def joint_tree(budget: int) -> Tree:
+    """A tree with the trunk 1, 2, 3 in flight, without keys and values of the trunk."""
+    tree = tree_of(Speculation("ssd", 3, (), budget=budget))
+    tree.trunk, tree.in_flight, tree.computed = [1, 2, 3], 3, tree.base
+    return tree
+
+
+def guess(candidates: list[int], scores: list[float]) -> Guess:
+    return Guess(candidates[0], candidates, scores=scores)
+
+
+def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
+    """None where the draft is sure of the token in flight, most where it is not; never for that token itself."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(4)
+    tree.computed += 3
+    tree.guesses = {
+        0: guess([1, 10, 11, 12], [9.0, 1.0, 1.0, 1.0]),
+        1: guess([2, 20, 21, 22], [2.0, 1.9, 1.8, 1.7]),
+        2: guess([3, 30, 31, 32], [9.0, 1.0, 1.0, 1.0]),
+        3: guess([40, 41, 42], [5.0, 1.0, 1.0]),
+    }
+    ((_, chains),) = scheduler.fork([tree])
+    assert {(c.fork, c.tokens[0]) for c in chains} == {(1, 20), (1, 21), (1, 22), (3, 40)}
+    assert {(c.tokens[0], c.rank, c.fan_out) for c in chains} == {(20, 1, 3), (21, 2, 3), (22, 3, 3), (40, 1, 1)}
+    assert scheduler.fork([tree]) == []
+
+
+def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
+    """Scores are the same after every accepted length."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(5)
+    tree.computed += 3
+    tree.guesses = {fork: guess([fork + 1, 10, 11, 12], [2.0, 1.9, 1.8, 1.7]) for fork in range(4)}
+    ((_, chains),) = scheduler.fork([tree])
+    assert [c.fork for c in chains] == [0, 0, 0, 1, 1]
+
+
+def test_a_later_fork_takes_the_cells_of_less_likely_chains() -> None:
+    """One that has no token leaves the board, too. The others keep what they have."""
+    scheduler, forgotten = scheduler_of(8)
+    tree = joint_tree(3)
+    tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
+    ((_, early),) = scheduler.fork([tree])
+    assert [c.tokens[0] for c in early] == [10, 11, 12]
+    cells = [c.cell for c in early]
+    early[1].computed = 1
+    tree.computed += 1
+    tree.guesses[1] = guess([2, 20, 21], [2.0, 1.9, 1.8])
+    ((_, late),) = scheduler.fork([tree])
+    assert [(c.fork, c.tokens[0]) for c in late] == [(1, 20), (1, 21)]
+    assert set(forgotten) == set(cells[1:]) and early[0].cell == cells[0]
+    assert early[1].cell is None and early[1] in tree.chains and early[2] not in tree.chains
+    entries = [chain.entry for chain in tree.chains]
+    assert entries == sorted(set(entries)) == [0, 1, 2, 3]
+
+
+def test_under_the_ratio_rule_entries_never_exceed_the_budget() -> None:
+    """Their draft probabilities would have no place. What has a token keeps its cell."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(3)
+    tree.law = tree.law._replace(temperature=1.0)
+    tree.speculation = replace(tree.speculation, sampler="rejection")
+    tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
+    ((_, early),) = scheduler.fork([tree])
+    early[2].computed = 1
+    for node in (1, 2, 3):
+        tree.computed += 1
+        tree.guesses[node] = guess([node + 1, 20, 21, 22], [9.0, 8.9, 8.8, 8.7])
+        scheduler.fork([tree])
+        assert sorted(chain.entry for chain in tree.chains) == [0, 1, 2]
+        assert early[2] in tree.chains and early[2].cell is not None
+    assert {chain.fork for chain in tree.chains} != {0}
+
+
+def test_what_the_text_repeats_is_an_outcome_of_its_fork() -> None:
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(2)
+    tree.tokens = [60, 61, 62, 63, 64, 65, 66, 60, 61, 62, 63, 64, 65]
+    tree.computed = tree.base
+    tree.guesses = {0: guess([1, 10, 11, 12], [3.0, 2.9, 2.8, 2.7])}
+    ((_, chains),) = scheduler.fork([tree])
+    assert chains[0].tokens == [66] and chains[0].probability > 2 * chains[1].probability
+
+
+def test_what_came_true_changes_the_next_allocation() -> None:
+    """The draft was sure of its trunk and always wrong."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(4)
+    tree.computed += 1
+    tree.guesses = {0: guess([1, 10, 11, 12], [6.0, 2.0, 1.9, 1.8]), 1: guess([2, 20, 21, 22], [3.0, 2.9, 2.8, 2.7])}
+    ((_, before),) = scheduler.fork([tree])
+    for _ in range(300):
+        scheduler.note_outcome(tree.nodes, 0, 10)
+    again = joint_tree(4)
+    again.computed, again.guesses = tree.computed, tree.guesses
+    ((_, after),) = scheduler.fork([again])
+    assert sum(c.fork == 0 for c in before) < 3 == sum(c.fork == 0 for c in after)

@@ -20,7 +20,7 @@ from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import Admit, Verified
+from ssd.ipc.messages import Admit, Rehearse, Verified
 from ssd.ipc.public import Metrics
 from ssd.models.eagle3 import Eagle3
 from ssd.speculation.noise import gumbel
@@ -276,4 +276,12 @@ def test_features_that_are_not_there_cost_speed_only(world: World) -> None:
 
     both.between_steps = scribble
     assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
+    draft.assert_empty()
+
+
+def test_steps_of_a_head_can_be_rehearsed(world: World) -> None:
+    draft = Draft(config("ssd"), world.trained)
+    draft.engine.handle(Rehearse(4, in_turn=True))
+    assert draft.engine.step() and draft.board.telemetry().grown == 4
+    draft.engine.handle(Rehearse(0))
     draft.assert_empty()

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from ssd.config.params import DRAFTED, FanOut, Mode, Speculation
+from ssd.config.params import DRAFTED, FanOut, Mode, Sampler, Speculation
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Emission, Submit
 from ssd.ipc.public import Message
+from ssd.speculation.sampling import Law
 from ssd.tuning.learner import Mean
 from ssd.tuning.rounds import Tuning
 from ssd.tuning.tuner import SpeculationPlan
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
+
+WARM = Law(temperature=0.8, seed=77)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,46 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     for target in targets:
         target.release()
     draft.engine.drafter.pool.release(held)
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_joint_allocation_copies_what_the_text_repeats(world: World, steps: int | None) -> None:
+    """Chains say what the text says after six equal tokens, the draft's own word elsewhere."""
+    speculation = Speculation("ssd", 4, (), budget=10)
+    draft = Draft(config(speculation), world.draft, steps=steps)
+    audit, choice = Auditor(world, draft), random.Random(f"joint {steps}")
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12] * 3
+    targets = [ScriptedTarget(draft, index, prompt, law, speculation) for index, law in enumerate((GREEDY, WARM))]
+    for _ in range(12):
+        for target in targets:
+            drive(target, choice)
+    assert audit.corrected > 10
+    assert sum(target.hits for target in targets) > 5
+    for target in targets:
+        target.release()
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("sampler", ["coupled", "rejection"])
+def test_a_joint_allocation_changes_no_token(world: World, temperature: float, sampler: Sampler) -> None:
+    """Only which guesses are verified. The target's tuner asks for lists; here the draft hears of a budget instead."""
+    settings = config(Speculation("ssd", 4, (3,), sampler=sampler))
+    draft = Draft(settings, world.draft)
+    pair = Pair(settings, world.target, draft)
+
+    def jointly(message: Message) -> bool:
+        if isinstance(message, Admit):
+            message = replace(message, speculation=replace(message.speculation, fan_out=(), budget=12))
+        return pair.deliver(message)
+
+    pair.post = jointly
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12] * 3, *PROMPTS[1:]]
+    texts = pair.run(prompts, params(4, 40, temperature))
+    if sampler == "coupled" or temperature == 0.0:
+        assert texts.ids == plainly(world, prompts, temperature, 40).ids
+    assert sum(metrics.hits for metrics in texts.metrics) > 10
     draft.assert_empty()
 
 
@@ -270,7 +314,7 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(world: World, mo
     # One in a round, as each has a text to read.
     told_at = sorted(len(message.token_ids) for message in admits)
     assert [told - read for told, read in zip(told_at, sorted(map(len, LONG_PROMPTS)), strict=True)] == [0, 2, 1]
-    assert all(m.accepted_tokens > 20 for m in texts.metrics)
+    assert all(m.accepted_tokens > 5 for m in texts.metrics)
     draft.assert_empty()
 
 

@@ -118,9 +118,9 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
 
     script = events(pair, every, restart)
     pair.between_steps = lambda: next(script)
-    texts = pair.run(PROMPTS, params(4, 24, temperature))
+    texts = pair.run(PROMPTS, params(4, 40, temperature))
     assert draft.epoch > 2
-    assert texts.ids == plainly(world, PROMPTS, temperature, 24).ids
+    assert texts.ids == plainly(world, PROMPTS, temperature, 40).ids
     assert sum(m.accepted_tokens for m in texts.metrics) > 0
     draft.assert_empty()
     lost = [record for record in caplog.records if record.name == "ssd.draft"]

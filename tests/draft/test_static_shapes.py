@@ -18,12 +18,13 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
+from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
-from tests.draft.steps import DEPTH, TRUNK, grown, trees_of
+from tests.draft.steps import DEPTH, TRUNK, assert_alike, grown, trees_of
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
@@ -69,7 +70,7 @@ def check(model: Model, configuration: EngineConfig, laws: Sequence[Law], length
     ragged, fixed = drafters(model, configuration, **how)
     for drafter in (ragged, fixed):
         results.append(grown(drafter, trees_of(drafter, laws, lengths, configuration.speculation)))
-    assert results[0] == results[1]
+    assert_alike(*results)
     assert isinstance(fixed.runner, Counting)
     prompts = max(lengths) + TRUNK > 16
     assert len(fixed.runner.taken) == DEPTH + 2 - prompts
@@ -116,7 +117,7 @@ def test_more_chains_than_a_row_holds(world: World) -> None:
         alone = ChainRows(trees[0], ChainTokens(trees[0].table.pages, trees[0].base))
         alone.tokens.add(1, 100, 0, [7])
         results.append([*found, list(drafter.forward([], [alone]))])
-    assert results[0] == results[1]
+    assert_alike(*results)
     assert isinstance(drafter.runner, Counting) and len(drafter.runner.taken) == DEPTH + 3
 
 
@@ -127,7 +128,7 @@ def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
         results.append(grown(drafter, trees_of(drafter, [WARM] * 8, [5] * 8, settings.speculation), copies=12))
     assert isinstance(drafter.runner, Counting)
     assert len(drafter.runner.taken) == 2, "the paths before and after"
-    assert results[0] == results[1]
+    assert_alike(*results)
 
 
 def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: World) -> None:
@@ -170,8 +171,13 @@ def touched(before: torch.Tensor, after: torch.Tensor) -> set[int]:
 
 @pytest.mark.parametrize(
     "speculation",
-    [Speculation("ssd", 4, (3,)), Speculation("ssd", 8, (1,)), Speculation("sd", 4)],
-    ids=lambda s: f"{s.mode} {s.num_speculative_tokens}",
+    [
+        Speculation("ssd", 4, (3,)),
+        Speculation("ssd", 8, (1,)),
+        Speculation("ssd", 4, (), budget=12),
+        Speculation("sd", 4),
+    ],
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}",
 )
 @pytest.mark.parametrize("levels", [1, 2], ids=["alone", "helped"])
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
@@ -243,4 +249,23 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
     rankings = [ranking for step in fixed.runner._steps.values() for ranking in step.ranked]
     assert len(rankings) > 40 and all(ranking.ids.shape[-1] == 17 for ranking in rankings)
     results = [grown(drafter, trees_of(drafter, [WARM], [9], settings.speculation)) for drafter in (ragged, fixed)]
-    assert results[0] == results[1]
+    assert_alike(*results)
+
+
+def test_rehearsed_steps_are_those_of_a_real_tree(world: World) -> None:
+    """What the target measures before the first request; nothing of it stays."""
+    settings = config(Speculation("ssd", 4, (3,)))
+    for each in (world.draft, static(world.draft.model, settings)):
+        draft = Draft(settings, each)
+        for rows in (1, 4, 16):
+            before = draft.board.telemetry()
+            draft.engine.handle(Rehearse(rows))
+            assert [draft.engine.step() for _ in range(3)] == [True] * 3
+            after = draft.board.telemetry()
+            assert (after.steps - before.steps, after.grown - before.grown) == (3, 3 * rows)
+            assert after.step_seconds > before.step_seconds
+        draft.engine.handle(Rehearse(0))
+        assert not draft.engine.step()
+        draft.assert_empty()
+        texts = Pair(settings, world.target, draft).run([tiny.token_ids(30, 3)], params(1, 24))
+        assert texts.ids == plainly(world, [tiny.token_ids(30, 3)], 0.0, 24).ids

@@ -217,6 +217,31 @@ def test_after_a_miss_the_trunk_grows_to_the_lookahead_while_the_target_waits() 
     assert tree.pending(100) == []
 
 
+@pytest.mark.parametrize(
+    ("speculation", "temperature", "expected"),
+    [
+        (Speculation("ssd", 3, (), budget=4), 0.0, [50, 51, 52]),
+        (Speculation("ssd", 3, (), budget=4, sampler="rejection"), 0.0, [50, 51, 52]),
+        (Speculation("ssd", 3, (), budget=4, sampler="rejection"), 0.8, [61, 62, 63]),
+        (Speculation("ssd", 3, (2,)), 0.0, [61, 62, 63]),
+    ],
+)
+def test_a_trunk_goes_on_as_the_text_did_unless_its_tokens_were_drawn(
+    speculation: Speculation, temperature: float, expected: list[int]
+) -> None:
+    """After six equal tokens, in a joint allocation. So does a chain; what was guessed after a corrected token goes."""
+    tree = tree_of(speculation)
+    tree.law = tree.law._replace(temperature=temperature)
+    tree.tokens = [50, 51, 52, 53, 54, 55, 56] * 2
+    tree.in_flight = None
+    compute(tree, {0: [61, 70], 1: [62, 70], 2: [63, 70], 3: [64, 70]})
+    assert tree.trunk == expected
+    assert [tree.guesses[node].token for node in range(3)] == expected
+    chain = Chain(0, [50, 51], 0, 0)
+    found = tree.corrected_chain(chain, [Guess(52, [52]), Guess(8, [8]), Guess(9, [9])])
+    assert [guess.token for guess in found] == ([52, 53] if expected[0] == 50 else [52, 8, 9])
+
+
 @pytest.mark.parametrize("taken", [0, 1, 2, 3])
 def test_the_target_takes_as_much_of_the_trunk_as_it_likes(taken: int) -> None:
     tree = after_a_win(in_flight=3)

@@ -98,7 +98,7 @@ def test_ids_are_those_of_the_plain_forward(world: World, mode: Mode, name: str)
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 @pytest.mark.parametrize(
-    ("lookahead", "fan_out"), [(1, (1,)), (1, (2, 3)), (4, (1,)), (8, (3,)), (4, (4, 3, 2, 2, 4)), (16, (2,))]
+    ("lookahead", "fan_out"), [(1, (1,)), (1, (2, 3)), (4, (1,)), (8, (3,)), (4, (4, 3, 2, 2, 4)), (16, (2,)), (4, ())]
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_ids_do_not_depend_on_how_one_speculates(

@@ -318,7 +318,7 @@ def test_models_version_and_server_info(http: HttpEngine) -> None:
     assert http.ask("GET", "/v1/models/other/one")[0] == 404
     assert json.loads(http.ask("GET", "/version")[2])["version"]
     info = http.ask("GET", "/server_info")[2].decode()
-    assert json.loads(info)["state"] == "ready"
+    assert (json.loads(info)["state"], json.loads(info)["plan"]) == ("ready", "")
     assert "/" not in info.replace("+", ""), "no paths"
 
 

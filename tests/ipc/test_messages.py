@@ -51,6 +51,7 @@ TO_DRAFT: list[p.Message] = [
     m.Outcomes([m.Verified(1, 3, 2, 9, -1), m.Verified(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
     m.Retune([(1, Speculation("ssd", 2, (3, 2, 1)))]),
+    m.Rehearse(4, in_turn=True),
     m.Release([1, 2]),
     m.Rejoin(),
 ]

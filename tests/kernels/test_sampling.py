@@ -70,8 +70,10 @@ def test_the_largest_few(size: int, count: int) -> None:
     scores = logits / 0.7 + noise
     scores[::2] = logits[::2]
     warmth = [None if row % 2 == 0 else (0.7, noise[row]) for row in range(40)]
-    expected = scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    assert cpu.rank(logits, count, warmth) == expected.tolist()
+    expected = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).sort(dim=1, descending=True, stable=True)
+    found = cpu.rank(logits, count, warmth)
+    assert found.ids == expected.indices[:, :count].tolist()
+    assert found.scores == expected.values[:, :count].tolist()
 
 
 @pytest.mark.parametrize("noise", [[torch.zeros(9)], [torch.zeros(9), torch.zeros(7)]])

@@ -320,6 +320,19 @@ def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
     assert (config().target_cpus, config().draft_cpus) == ((), ())
 
 
+def test_either_model_borrows_the_others_cores_while_it_rests(cores: set[int]) -> None:
+    """Its own come first. Who names cores, or splits the target, wants just these."""
+    found = config()
+    assert found.elastic_cores
+    assert found.cpus_of("target") == (0, 1, 2, 3, 4, 5, 6, 7) and found.core_counts("target") == (6, 8)
+    assert found.cpus_of("draft") == (6, 7, 0, 1, 2, 3, 4, 5) and found.core_counts("draft") == (2, 8)
+    for options in ({"target_cpus": "0-3"}, {"draft_cpus": "7"}, {"tensor_parallel_size": 2}, {"mode": "ar"}):
+        assert not config(**options).elastic_cores
+    ranks = config(tensor_parallel_size=3)
+    assert [ranks.cpus_of("target", rank) for rank in range(3)] == [(0, 1), (2, 3), (4, 5)]
+    assert ranks.cpus_of("draft") == (6, 7)
+
+
 def test_cores_that_are_given_leave_the_others_to_the_other(cores: set[int]) -> None:
     found = config(target_cpus="0-1, 5")
     assert (found.target_cpus, found.draft_cpus) == ((0, 1, 5), (2, 3, 4, 6, 7))

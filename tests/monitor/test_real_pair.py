@@ -28,7 +28,7 @@ K = 3
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with running_engine(num_speculative_tokens=K, fan_out=(2,), backup="jit") as engine:
+    with running_engine(mode="ssd", num_speculative_tokens=K, fan_out=(2,), backup="jit") as engine:
         yield engine
 
 

@@ -80,13 +80,15 @@ def test_figures_of_a_history() -> None:
     target = trace((0, State.IDLE, 0), (8 * S, State.VERIFY, 5), (10 * S, Mark.HIT, 1), (11 * S, State.IDLE, 0))
     metrics = Metrics(time_to_first_token_ms=500.0, generation_time_ms=1500.0, tokens_per_second=3.0)
     ended = [EndEvent(10 * S, 1, 7, 5, "stop", metrics), EndEvent(10 * S, 2, 7, 0, "abort", Metrics())]
-    report = FrontendReport(Load(running=2, kv_cache_usage=0.5), 5, "ready", [round_(9 * S), round_(11 * S, 5)], ended)
+    report = FrontendReport(
+        Load(running=2, kv_cache_usage=0.5, plan="sd, K 3"), 5, "ready", [round_(9 * S), round_(11 * S, 5)], ended
+    )
     history.add(snapshot(S))
     history.add(snapshot(12 * S, "e", {"target": target}, report))
     found = figures(history, 60)
     assert found.tokens_per_second == 5 / 2
     assert found.per_second[-4:] == [1.0, 0.0, 5.0, 0.0]
-    assert (found.running, found.waiting, found.kv_cache_usage) == (2, 3, 0.5)
+    assert (found.running, found.waiting, found.kv_cache_usage, found.plan) == (2, 3, 0.5, "sd, K 3")
     assert found.end_to_end.p50 == 2.0 and found.end_to_end.count == 1
     assert found.inter_token_latency.p50 == 2 / 5
     assert found.pipeline.shares == {"target": {"idle": 0.7, "verify": 0.3}}

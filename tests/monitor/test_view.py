@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from ssd.monitor.demo import Demo
+from ssd.monitor.history import History
 from ssd.monitor.stalls import Pipeline
+from ssd.monitor.statistics import Figures, figures
 from ssd.monitor.view.pipeline import legend
+from ssd.monitor.view.screen import Look, line, screen
 
 
 def test_depths_are_told_in_their_order() -> None:
     shares = {f"depth {depth}": 0.1 for depth in (1, 10, 11, 2, 9)} | {"promote": 0.5}
     (line,) = legend(Pipeline(10.0, {"draft": shares}))
     assert " ".join(line.plain.split()) == "draft p promote 50% depth 1 10% 2 10% 9 10% 10 10% 11 10%"
+
+
+@pytest.fixture(scope="module")
+def of_demo() -> Figures:
+    history, demo = History(), Demo()
+    snapshot = demo.receive(1.0)
+    assert snapshot is not None
+    history.add(snapshot)
+    return figures(history, 60)
+
+
+def drawn(found: Figures, width: int, height: int, note: str = "") -> list[str]:
+    """The lines of a picture."""
+    console = Console(width=width, height=height, color_system=None)
+    lines = console.render_lines(screen(found, [], Look(note=note), width, height), console.options)
+    return ["".join(segment.text for segment in line) for line in lines]
+
+
+@pytest.mark.parametrize("width", [200, 120, 80, 40, 20])
+def test_what_the_tuner_chose_has_a_line_of_its_own(of_demo: Figures, width: int) -> None:
+    """It takes nothing from the notes, which are above it, and is cut where the terminal ends."""
+    lines = drawn(of_demo, width, 24, "paused")
+    assert lines[1].startswith("now: ssd, K 5, 24 c") and {len(text) for text in lines} == {width}
+    assert len(lines) == 24 and ("paused" in lines[0]) == (width >= 80)
+    assert ("141 with sd" in lines[1]) == (width >= 80)
+    assert "auto" in lines[0] or width < 40
+    without = drawn(replace(of_demo, plan=""), width, 24, "paused")
+    assert not any("now:" in text for text in without) and without[0] == lines[0]
+
+
+def test_one_line_has_what_was_chosen_without_the_reasons(of_demo: Figures) -> None:
+    assert ", plan: ssd, K 5, 24 chains" in line(of_demo) and "expected" not in line(of_demo)
+    assert "plan" not in line(replace(of_demo, plan=""))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.speculation.ngram import PromptLookup
+from ssd.speculation.ngram import Copied, PromptLookup
 
 
 def searched(tokens: list[int], count: int) -> list[int]:
@@ -46,3 +46,18 @@ def test_by_hand(tokens: list[int], expected: list[int]) -> None:
     lookup = PromptLookup()
     lookup.extend(tokens)
     assert lookup.propose(4) == expected
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=9), st.integers(2, 6))
+def test_what_comes_after_tokens_that_are_not_committed(text: list[int], more: list[int], shortest: int) -> None:
+    """The longest suffix of both that ended in the text, at its latest end there, and what is written behind it."""
+    lookup, whole = PromptLookup(), [*text, *more]
+    lookup.extend(text)
+    found = (
+        Copied(whole[end], n)
+        for n in range(6, shortest - 1, -1)
+        for end in range(min(len(text), len(whole) - 1), n - 1, -1)
+        if whole[end - n : end] == whole[-n:]
+    )
+    assert lookup.after(more, shortest) == next(found, None)

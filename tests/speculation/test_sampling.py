@@ -224,7 +224,8 @@ def test_the_only_possible_token_is_the_sample(vocab_size: int) -> None:
 @given(st.one_of(st.sampled_from(VOCABULARIES), st.integers(1, 700)), st.integers(1, 40), st.integers(0, 2**31))
 def test_ranked_is_topk(vocab_size: int, count: int, seed: int) -> None:
     scores = random_scores(3, vocab_size, seed)
-    assert ranked(scores, count) == torch.topk(scores, min(count, vocab_size)).indices.tolist()
+    found, expected = ranked(scores, count), torch.topk(scores, min(count, vocab_size))
+    assert found.ids == expected.indices.tolist() and found.scores == expected.values.tolist()
 
 
 @settings(deadline=None, max_examples=300)
@@ -233,12 +234,12 @@ def test_ranked_with_ties(vocab_size: int, count: int, seed: int, levels: int) -
     """Distinct ids with the values that the best have, best first; impossible tokens come last."""
     scores = torch.randint(levels, (3, vocab_size), generator=torch.Generator().manual_seed(seed)).float()
     scores[1, count // 2 :] = -INF
-    for row, ids in zip(scores, ranked(scores, count), strict=True):
+    for row, ids, best in zip(scores, *ranked(scores, count), strict=True):
         assert len(set(ids)) == count
-        assert row[ids].tolist() == torch.topk(row, count).values.tolist()
+        assert row[ids].tolist() == best == torch.topk(row, count).values.tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [131, 512])
 def test_the_best_rank_is_the_sample(vocab_size: int) -> None:
     scores = random_scores(50, vocab_size, seed=8)
-    assert [ids[0] for ids in ranked(scores, 3)] == argmax(scores)
+    assert [ids[0] for ids in ranked(scores, 3).ids] == argmax(scores)

@@ -284,6 +284,7 @@ class ScriptedProposer:
     state: DraftState = "up"
     rejected = 0
     counters = Counters()
+    plan = ""
 
     def __init__(
         self, texts: Mapping[int, Items[int]], scripts: Mapping[int, str], timing: str = "at once", seed: int = 0

@@ -7,10 +7,17 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from ssd.config.params import Speculation
 from ssd.speculation.fan_out import miss_law
+from ssd.speculation.sampling import Law
+from tests.draft.audit import plainly, world_in
+from tests.draft.pair import config
+from tools.distill.evaluation import Answer
+from tools.distill.shards import Conversation
 from tools.simulate import paper, report, tables
 from tools.simulate.__main__ import main
 from tools.simulate.calibration import inputs
+from tools.simulate.replay import Replay
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +153,24 @@ def test_bad_input_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Error" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("fan_out", [(2,), ()], ids=["listed", "joint"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_replay_plays_the_rounds_of_the_answer(
+    fan_out: tuple[int, ...], temperature: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A draft that is the target is right about all tokens, another one about some."""
+    world = world_in(tmp_path_factory.mktemp("replay"))
+    speculation = Speculation("ssd", 4, fan_out, budget=10)
+    prompt, settings = [5, 6, 7] * 4, config(speculation)
+    (answer,) = plainly(world, [prompt], temperature, 62).ids
+    told = [Answer(Conversation(prompt + answer, len(prompt)), Law(temperature, seed=100))]
+    counts = Replay(settings, [world.target], speculation).run(told)
+    if fan_out:
+        assert (counts.rounds, counts.hits, counts.tokens) == (13, 13, 61)  # nothing is in flight at first
+    else:  # it must learn that such flat scores are right, and may copy what the target would not
+        assert counts.rounds <= 16 and counts.hits > 6
+    assert counts.chains <= 10 * counts.rounds
+    counts = Replay(settings, [world.draft], speculation).run(told)
+    assert 57 <= counts.tokens <= 61 and counts.rounds > 13 and 0 < counts.hits < counts.rounds

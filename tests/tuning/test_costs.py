@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.tuning.choice import Chooser, candidates
+from ssd.tuning.choice import Chooser
 from ssd.tuning.costs import Costs, CostTable
 from ssd.tuning.tuner import SpeculationPlan
 
@@ -105,6 +105,8 @@ def test_plans_in_doubt_are_tried_and_hopeless_ones_are_not() -> None:
 
 
 def test_candidates_are_the_first_ones_the_modes_and_the_present_one() -> None:
-    plans = [AHEAD._replace(lookahead=k, speed=100.0 - k) for k in range(1, 9)] + [PLAIN]
-    found = candidates(plans, plans[7].setting)
-    assert found == [*plans[:6], plans[7], PLAIN]
+    chooser, slow = Chooser(), AHEAD._replace(lookahead=9, speed=50.0)
+    plans = [*(AHEAD._replace(lookahead=k, speed=100.0 - k) for k in range(1, 9)), PLAIN._replace(speed=80.0), slow]
+    assert chooser.candidates(plans, plans[7].setting) == [*plans[:6], plans[7], plans[8]]
+    assert chooser.candidates([PLAIN, slow], None) == [PLAIN]
+    assert chooser.candidates([PLAIN, slow], slow.setting) == [PLAIN, slow]

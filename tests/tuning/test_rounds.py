@@ -11,12 +11,12 @@ import pytest
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Speculation
 from ssd.errors import RequestError
-from ssd.speculation.fan_out import fan_out_at
+from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry
-from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, batch_class, kind_of
+from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, batch_class, kind_of, setting_of
 
 AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=()), Speculation("ssd", 0, ())
 VERIFY, STEP = LinearCost(0.050, 0.0005), LinearCost(0.005, 0.0)
@@ -63,14 +63,16 @@ class World:
     def _drafted(self, now: Speculation) -> None:
         lookahead, in_turn, noise = now.num_speculative_tokens, now.mode == "sd", self.dice.uniform(0.9, 1.1)
         slower = 1.0 if in_turn else self.slower
-        verify, step = slower * self.verify.at(1 + lookahead), slower * self.step.at(sum(now.fan_out))
+        spread = optimal_fan_out(0.5, 0.6, lookahead, now.budget)  # in place of the draft's own
+        fan_out = now.fan_out or tuple(min(MOST, count) for count in spread)
+        verify, step = slower * self.verify.at(1 + lookahead), slower * self.step.at(sum(fan_out))
         depth = lookahead if in_turn else min(lookahead, int(verify / step - 0.5))
         drafted = depth if self.hit or in_turn else 0
         accepted = next((index for index in range(drafted) if self.dice.random() >= self.rate), drafted)
         steps, seconds, grown = self.counters.steps, self.counters.step_seconds, self.counters.grown
-        chains = 1 if in_turn else sum(now.fan_out)
+        chains = 1 if in_turn else sum(fan_out)
         self.counters = DraftTelemetry(0, steps + 4, seconds + 4 * step, grown + 4 * chains)
-        setting = now.mode, lookahead, sum(now.fan_out)
+        setting = setting_of(now)
         waited = lookahead * step if in_turn else 0.0
         self._note(
             1 + drafted, noise * slower * self.verify.at(1 + drafted), waited, 1 + accepted, not in_turn, setting
@@ -79,7 +81,7 @@ class World:
         if not in_turn:
             if not self.hit:
                 learner.missed(1 + accepted, 0.0, drafted)
-            prepared, rank = fan_out_at(accepted, drafted, now.fan_out), self.dice.choice(self.ranks)
+            prepared, rank = fan_out_at(accepted, drafted, fan_out), self.dice.choice(self.ranks)
             learner.looked_up(prepared, rank)
             self.hit = rank is not None and rank <= prepared
         learner.outcome(drafted, accepted)
@@ -107,8 +109,10 @@ def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
             if found.mode in DRAFTED:
                 found.check()
                 assert msgspec.convert(msgspec.to_builtins(found), Speculation) == found
-                assert not found.auto
-                assert len(found.fan_out) == (len(asked.fan_out) or found.num_speculative_tokens + 1)
+                if found.mode == "ssd" and not asked.fan_out:  # the draft spreads the chains
+                    assert found.fan_out == () and found.num_speculative_tokens < found.budget
+                else:
+                    assert len(found.fan_out) == (len(asked.fan_out) or found.num_speculative_tokens + 1)
                 assert found.chains <= asked.chains and found.num_speculative_tokens <= asked.longest
                 assert asked.num_speculative_tokens in (0, found.num_speculative_tokens)
 

@@ -175,7 +175,7 @@ def _gguf(lookup: int = 0) -> Contestant:
 
 def _ours(mode: str, quantize: str = "none") -> Contestant:
     reads = "{blocks}, fp32 arithmetic" if quantize == "none" else "8-bit integers, 16-bit activations"
-    return Contestant(partial(_ssd, mode=mode, quantize=quantize), reads, drafts=mode != "ar")
+    return Contestant(partial(_ssd, mode=mode, quantize=quantize), reads, drafts=mode not in ("ar", "ngram"))
 
 
 REFERENCE = "transformers"
@@ -187,6 +187,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp": _gguf(),
     "llama.cpp-lookup": _gguf(lookup=2),
     "llama.cpp-lookup10": _gguf(lookup=10),
-    **{mode: _ours(mode) for mode in ("ar", "sd", "ssd")},
+    **{mode: _ours(mode) for mode in ("ar", "ngram", "sd", "ssd", "auto")},
     **{f"{mode}-int8": _ours(mode, "int8") for mode in ("ar", "sd", "ssd")},
 }

@@ -212,7 +212,7 @@ class Job:
         what an engine with this draft may begin with: those of all sets under `coupled`."""
         answers: list[tuple[str, float, list[Answer]]] = []
         devices = {"device": self.device, "draft_device": self.device}
-        with LLM(self.target, str(self.out), max_num_seqs=16, **devices) as llm:
+        with LLM(self.target, str(self.out), mode="ssd", max_num_seqs=16, **devices) as llm:
             for name, prompts in sets.items():
                 answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in _TEMPERATURES]
             params = SamplingParams(max_tokens=64, ignore_eos=True)

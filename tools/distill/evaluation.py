@@ -122,7 +122,7 @@ def _coupled(tally: Tally, path: Answer, q: Sequence[Tensor], noise: NoiseCache,
     positions = range(path.text.prompt, len(path.text.token_ids))
     scores = [perturbed(logits, path.law, positions, noise) for logits in q]
     guesses = _for_all([argmax(one) for one in scores], lookahead)
-    candidates = _for_all([ranked(one, max(tally.hits) + 1) for one in scores], lookahead)
+    candidates = _for_all([ranked(one, max(tally.hits) + 1).ids for one in scores], lookahead)
     position = 1  # prefill has emitted the first
     while position < len(own) - lookahead:
         k = next((k for k in range(lookahead) if guesses[k][position + k] != own[position + k]), lookahead)

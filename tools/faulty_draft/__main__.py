@@ -111,7 +111,7 @@ def main(
     lookahead: int,
     out: Path | None,
 ) -> None:
-    options = EngineOptions(max_num_seqs=max(batches), num_speculative_tokens=lookahead)
+    options = EngineOptions(mode="ssd", max_num_seqs=max(batches), num_speculative_tokens=lookahead)
     config = resolve(options, ServerOptions(port=0))
     prompts = datasets.prompts(dataset, (count + _WARM_UP_RUNS) * max(batches), config.vocab_size)
     rows = []

@@ -29,6 +29,7 @@ def rows(job: Job) -> Iterator[Row]:
     options = EngineOptions(
         target=job.target,
         draft=(job.draft,),
+        mode="ssd",
         device=job.device,
         draft_device=job.draft_devices[0],
         dtype=job.dtype,

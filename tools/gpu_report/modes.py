@@ -57,7 +57,7 @@ def _cases(job: Job, folder: Path, most: int) -> Iterator[_Case]:
     if job.tiny:
         pairs = [("tiny", TINY, replace(TINY.sizes, num_hidden_layers=1))]
     common = {"device": job.device, "max_num_seqs": most, "max_model_len": 1024, "num_speculative_tokens": LOOKAHEAD}
-    common |= {"dtype": "bfloat16", "fan_out": (FAN_OUT,)}
+    common |= {"dtype": "bfloat16", "fan_out": (FAN_OUT,), "mode": "ssd"}
     for device in job.draft_devices:
         if not job.tiny:
             name = f"{Path(job.target).name}, draft {Path(job.draft).name} on {device}"
@@ -86,7 +86,7 @@ def _compared(job: Job, case: _Case, batches: tuple[int, ...], tokens: int) -> I
                 if job.left() < _CASE_S and not job.tiny:
                     return
                 protocol = Protocol(tokens, chat=False)
-                runs = throughput({False: client}, prompts, settings, temperature, protocol, batch, repeats=2)
+                runs = throughput(client, prompts, settings, temperature, protocol, batch, repeats=2)
                 for row in figures.rows(settings, runs, temperature):
                     found = {key: row[key] for key in _SHOWN if row.get(key) is not None}
                     yield {"name": f"{case.name}, batch {batch}, T = {temperature:g}, {row['mode']}", **found}

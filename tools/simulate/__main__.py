@@ -3,6 +3,7 @@
 \b
     python -m tools.simulate paper
     python -m tools.simulate run --mode ssd -k 7 --fan-out 3 --batch 4 --drafts 2 --network-delay 0.1ms
+    python -m tools.simulate replay --budget 10 --budget 24 --temperature 0 --temperature 1
     python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
 """
 
@@ -12,15 +13,15 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import click
 
 from ssd.bench.outputs import console
-from ssd.bench.quantities import Duration, Rates, Times, time_text
+from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
 from ssd.cli.options import FanOut
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out
@@ -148,7 +149,7 @@ def _setup(
     misses: tuple[float, float],
 ) -> Setup:
     plain = AcceptanceLaw(acceptance)
-    if not fan_out:
+    if isinstance(fan_out, str) or not fan_out:
         try:
             fan_out = optimal_fan_out(plain.rate(lookahead), misses[1], lookahead, budget or 3 * (lookahead + 1))
         except ValueError as error:
@@ -195,6 +196,34 @@ def cascade(
         _print_json(levels=[p._asdict() | {"sd": sd, "ssd": ssd} for p, sd, ssd in rows])
     else:
         console().print(report.cascade_table(rows))
+
+
+@main.command()
+@click.option("--dataset", "datasets", multiple=True, default=("builtin",), show_default=True, help="As for ssd bench.")
+@click.option("--prompts", type=click.IntRange(1), default=8, show_default=True, help="Of each data set.")
+@click.option("--tokens", type=click.IntRange(8), default=128, show_default=True, help="Longest answer.")
+@click.option("-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(1, MAX_LOOKAHEAD), default=4)
+@click.option("--budget", "budgets", type=click.IntRange(2, MAX_CHAINS), multiple=True, default=(10, 24))
+@click.option("--temperature", "temperatures", type=Real(0, 100), multiple=True, default=(0.0, 1.0))
+@_JSON
+@_refused
+def replay(
+    datasets: tuple[str, ...],
+    prompts: int,
+    tokens: int,
+    lookahead: int,
+    budgets: tuple[int, ...],
+    temperatures: tuple[float, ...],
+    as_json: bool,
+) -> None:
+    """Replay recorded answers to the built-in draft: hit rates by Theorem 12 and by joint allocation."""
+    from tools.simulate.replay import record, replayed
+
+    found = replayed(partial(record, datasets, prompts, tokens), temperatures, budgets, lookahead)
+    if as_json:
+        _print_json(replays=[one._asdict() for one in found])
+    else:
+        console().print(report.replay_table(found))
 
 
 def _print_json(**parts: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -13,6 +13,9 @@ from tools.simulate.calibration import Note
 from tools.simulate.cascade import Prediction
 from tools.simulate.run import Figures
 from tools.simulate.tables import Cell, Drafts
+
+if TYPE_CHECKING:  # it loads torch
+    from tools.simulate.replay import Replayed
 
 EXPLAINED = 0.05  # predicted cells that are further off get a sentence
 
@@ -83,6 +86,15 @@ def cascade_table(rows: Iterable[tuple[Prediction, float, float]]) -> Table:
         for p, sd, ssd in rows
     )
     return grid("tok/s by the levels used, 1 the smallest", columns, lines)
+
+
+def replay_table(found: Iterable[Replayed]) -> Table:
+    columns = ("T", "chains", "allocation", "rounds", "hit rate", "tokens per round", "started")
+    rows = (
+        (f"{r.temperature:g}", str(r.budget), r.allocation, str(r.rounds), *(f"{figure:.2f}" for figure in r[4:]))
+        for r in found
+    )
+    return grid("The built-in draft along the target's answers", columns, rows, left=3)
 
 
 def cell_json(cell: Cell) -> dict[str, Any]:

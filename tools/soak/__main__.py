@@ -95,6 +95,7 @@ def main(
         _end(report, [report], out)
         return
     options = EngineOptions(
+        mode="ssd",
         max_num_seqs=max_num_seqs,
         max_model_len=_LONGEST_PROMPT + longest,
         deterministic=deterministic,

@@ -10,6 +10,7 @@ from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
+from ssd.config.params import DRAFTED
 from ssd.monitor.statistics import Figures
 from ssd.monitor.view import panels
 from ssd.monitor.view.formats import share
@@ -51,7 +52,10 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
     help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
     rows = [help_] if look.help else _rows(figures, pipeline, look.page, width)
-    left, parts = height - 2, [Layout(_head(figures, look), size=1)]
+    parts = [Layout(_head(figures, look), size=1)]
+    if figures.plan:
+        parts.append(Layout(Text(f"now: {figures.plan}", "green", no_wrap=True, overflow="ellipsis"), size=1))
+    left = height - 1 - len(parts)
     for row in rows:
         if (row.height or row.least) <= left:
             part = Layout(size=row.height or left)
@@ -98,13 +102,12 @@ def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) ->
 def _head(figures: Figures, look: Look) -> Text:
     speculation = figures.speculation
     how: str = speculation.mode
-    if speculation.mode != "ar":
-        fan_out = ",".join(map(str, speculation.fan_out)) or "auto"
+    if speculation.mode in DRAFTED:
+        choice = speculation.fan_out_choice
+        fan_out = choice if isinstance(choice, str) else ",".join(map(str, choice)) or "auto"
         how += f" K {speculation.num_speculative_tokens or 'auto'} F {fan_out} backup {speculation.backup}"
     head = Text("ssd top  ", "bold", no_wrap=True, overflow="ellipsis")
     head.append(f"{figures.model}{' + ' + figures.draft if figures.draft else ''}  {how}  {figures.state}", "")
-    if figures.plan:
-        head.append(f"  {figures.plan}", "green")
     if look.note:
         head.append(f"  {look.note}", "bold yellow")
     return head
@@ -129,5 +132,7 @@ def line(figures: Figures) -> str:
     if found.hit_rate:
         parts.append(f"hit rate {share(found.hit_rate)}")
     parts.append(f"KV cache {share(figures.kv_cache_usage)}")
+    if figures.plan:
+        parts.append(f"plan: {figures.plan.partition(':')[0]}")
     parts += [f"{process.role} {process.state}" for process in figures.processes if process.state != "UP"]
     return ", ".join([*parts, *figures.stalls[:1]])

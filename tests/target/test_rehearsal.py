@@ -1,0 +1,71 @@
+"""What a fresh process knows of its machine before the first request: real processes on a tiny pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd import LLM, SamplingParams
+from ssd.config.params import Mode, Speculation
+from ssd.files import cache_dir
+from ssd.tuning.costs import SITUATIONS
+from tests.models import tiny
+
+PROMPTS = [tiny.token_ids(40, seed) for seed in range(3)]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A target and its draft, and a cache folder of its own for what is learned of them."""
+    kernels, cache = cache_dir() / "kernels", tmp_path / "cache"
+    cache.mkdir()
+    if kernels.exists():
+        (cache / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("SSD_CACHE", str(cache))
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", seed=3, vocab_size=300))
+    return str(target), str(tiny.noisy_copy(target, tmp_path / "draft", noise=0.02))
+
+
+def params(mode: Mode, temperature: float) -> list[SamplingParams]:
+    asked = Speculation(mode, 0, (), "auto")
+    return [
+        SamplingParams(temperature=temperature, seed=n, max_tokens=60, ignore_eos=True, speculation=asked)
+        for n in range(len(PROMPTS))
+    ]
+
+
+def known(cache: Path) -> tuple[Path, dict[str, dict[str, float]]]:
+    """The file of what was measured, and its tables."""
+    (file,) = (cache / "tables").glob("*.json")
+    return file, json.loads(file.read_text())["tables"]
+
+
+def test_a_machine_is_measured_once(pair: tuple[str, str], tmp_path: Path) -> None:
+    with LLM(*pair, dtype="float32", max_num_seqs=4) as llm:
+        plain = [llm.generate(PROMPTS, params("ar", temperature)) for temperature in (0.0, 0.8)]
+        auto = [llm.generate(PROMPTS, params("auto", temperature)) for temperature in (0.0, 0.8)]
+    assert [[c.token_ids for c in turn] for turn in auto] == [[c.token_ids for c in turn] for turn in plain]
+    assert all("tok/s expected" in c.metrics.plan for turn in auto for c in turn)
+    assert not any(c.metrics.plan for turn in plain for c in turn)
+    file, tables = known(tmp_path / "cache")
+    if not tables:  # other work disturbed the measuring: the next process measures again
+        tables = {situation: {"1": 0.001, "8": 0.002} for situation in SITUATIONS}
+    assert set(tables) == set(SITUATIONS)
+    content = json.loads(file.read_text()) | {"tables": tables}
+    content["tables"]["verify"]["1000"] = 5.0  # nobody measures that
+    file.write_text(json.dumps(content))
+    with LLM(*pair, dtype="float32", max_num_seqs=4) as llm:
+        again = llm.generate(PROMPTS, params("auto", 0.0))
+    assert [c.token_ids for c in again] == [c.token_ids for c in plain[0]]
+    assert known(tmp_path / "cache")[1]["verify"]["1000"] == 5.0
+
+
+def test_without_a_draft_prompt_lookup_remains(pair: tuple[str, str]) -> None:
+    target, _ = pair
+    text = [*PROMPTS[0], *PROMPTS[0], *PROMPTS[0]]
+    with LLM(target, "", dtype="float32") as llm:
+        answers = [llm.generate([text], params(mode, 0.0)[:1])[0] for mode in ("ar", "ngram", "auto")]
+    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
+    assert all(answer.metrics.hits + answer.metrics.misses == 0 for answer in answers)
