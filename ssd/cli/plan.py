@@ -154,7 +154,8 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     together, apart = figure.subplots(1, 2)
     batches = [found.batch for found in forecasts]
-    for mode, colour in COLOURS.items():
+    for mode in forecasts[0].speeds:
+        colour = COLOURS[mode]
         together.plot(batches, [found.speeds[mode] for found in forecasts], "o-", color=colour, label=mode)
         apart.plot(batches, [found.per_gpu(pair)[mode] for found in forecasts], "o-", color=colour, label=mode)
     together.set_ylabel("predicted tok/s")
