@@ -11,19 +11,29 @@ from typing import Any, TypeAlias
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from ssd.bench.outputs import COLOURS, check_plot, console, grid, save_plot
 from ssd.bench.quantities import Duration, Rates, Real, Times, Wholes, time_text
+from ssd.cli.options import engine_options_but
 from ssd.config.emulation import ForwardTime
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
+from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
 from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
-from ssd.planning.profile import FIGURES, PAPER, Misses, Profile
+from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
 
 _MOST_COLUMNS = 8
+_SHOWN = (1, 2, 4, 8, 16, 32, 64)  # sizes of a table of times that are printed
+# Engine options that say which pair is meant, and where and how it computes.
+_PLACED = (
+    *("target", "draft", "revision", "draft_revision", "dtype", "draft_dtype", "quantize", "draft_quantize"),
+    *("device", "draft_device", "target_cpus", "draft_cpus", "tensor_parallel_size"),
+    *("deterministic", "attention", "enforce_eager"),
+)
 _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]], int]  # arguments of `ssd.bench.outputs.grid`
 
 
@@ -34,6 +44,8 @@ def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[...
 
 @click.command()
 @click.option("--profile", "file", type=click.Path(path_type=Path), help="JSON of measured figures (docs/planning.md).")
+@click.option("--here", is_flag=True, help="Plan with what this machine's engine has measured of --target and --draft.")
+@click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="With --here: of the requests.")
 @click.option("--verify", type=Times(), help="A forward of the target, plus each token: 18.2ms+64us.")
 @click.option("--step", type=Times(), help="A forward of the draft, plus each chain.")
 @click.option("--overhead", "overhead_s", type=Duration(), help="Time of a round beside its forwards.")
@@ -48,8 +60,14 @@ def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[...
 @_swept("Sequences at the same time.", Wholes(1, MAX_BATCH), "1,2,4,8,16,32", "--batch", "batches")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw tok/s over the batch: FILE.png, .svg or .pdf.")
+@engine_options_but(*(set(EngineOptions.__struct_fields__) - set(_PLACED)))
+@click.pass_context
 def plan(
+    context: click.Context,
+    engine: EngineOptions,
     file: Path | None,
+    here: bool,
+    temperature: float,
     lookaheads: tuple[int, ...],
     budgets: tuple[int, ...],
     batches: tuple[int, ...],
@@ -59,19 +77,31 @@ def plan(
 ) -> None:
     """Predict tok/s of ar, sd and ssd over K, budget and batch, the best settings, and when a draft device pays.
 
-    Figures come from options first, then from the profile, then from the paper's Llama pair (Llama-3.1-70B on 4 H100,
-    Llama-3.2-1B on a fifth). Nothing is loaded or run."""
+    Figures come from options first, then from the profile or, with --here, from what the engine has measured on this
+    machine; else from the paper's Llama pair (Llama-3.1-70B on 4 H100, Llama-3.2-1B on a fifth). No model is loaded or
+    run. Options that name and place the pair, from --target on, need --here."""
     grid = Grid(lookaheads, budgets)
     try:
         grid.check()
     except ValueError as error:
         raise UsageError(f"--budget, -k: {error}") from None
     check_plot(plot)
-    profile, sources = _profile(file, {name: value for name, value in figures.items() if value is not None})
+    _check_here(context, here, file)
+    given, tables = {name: value for name, value in figures.items() if value is not None}, None
+    if here:
+        from ssd.launch.resolve import resolve
+        from ssd.planning.measured import profile_here
+
+        base, tables = profile_here(resolve(engine), temperature)
+        profile, sources = _with_options(base, "this machine", given)
+    elif file is not None:
+        profile, sources = _with_options(profiles.read(file), f"profile {file.name}", given)
+    else:
+        profile, sources = _with_options(PAPER, PAPER.name, given)
     pair = profile.pair()
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
-    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying_batches(pair, grid))
+    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying_batches(pair, grid), tables)
     if plot is not None:
         _draw(plot, pair, forecasts, profile.name)
         click.echo(f"wrote {plot}", err=True)
@@ -81,22 +111,30 @@ def plan(
         _print(report)
 
 
-def _profile(file: Path | None, given: dict[str, Any]) -> tuple[Profile, dict[str, str]]:
-    """Return the figures to plan with, and where each comes from. Raises UsageError."""
-    base = PAPER if file is None else profiles.read(file)
-    name = base.name if file is None else f"profile {file.name}"
-    sources = dict.fromkeys(FIGURES, name)
-    sources |= {figure: f"{name}, not measured: {why}" for figure, why in base.assumed.items()}
-    sources |= dict.fromkeys(given, "option")
-    for figure in ("verify", "step"):
-        if figure in given:
-            given[figure] = ForwardTime(*given[figure])
+def _check_here(context: click.Context, here: bool, file: Path | None) -> None:
+    """Raise UsageError for options that do not go together."""
+    if here and file is not None:
+        raise UsageError("give --here or --profile, not both")
+    for name in () if here else ("temperature", *_PLACED):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{name.replace('_', '-')} needs --here: other figures are of no pair that is here")
+
+
+def _with_options(base: Profile, name: str, given: dict[str, Any]) -> tuple[Profile, dict[str, str]]:
+    """Return the figures to plan with, `base` with those that were `given`, and where each comes from.
+
+    Raises UsageError."""
+    for figure in {"verify", "step"} & given.keys():
+        given |= {figure: ForwardTime(*given[figure]), f"{figure}_alone": None}
     if "misses" in given:
         given["misses"] = Misses(*given["misses"])
-    if not given:
-        return base, sources
     assumed = {figure: why for figure, why in base.assumed.items() if figure not in given}
-    return profiles.checked(base, name=f"{base.name}, with options", assumed=assumed, **given), sources
+    profile = base
+    if given:
+        profile = profiles.checked(base, name=f"{base.name}, with options", assumed=assumed, **given)
+    sources = {figure: name for figure in FIGURES if getattr(profile, figure) is not None}
+    sources |= {figure: f"{name}, not measured: {why}" for figure, why in assumed.items() if figure in sources}
+    return profile, sources | {figure: "option" for figure in given if figure in sources}
 
 
 def _print(report: PlanReport) -> None:
@@ -116,7 +154,8 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     together, apart = figure.subplots(1, 2)
     batches = [found.batch for found in forecasts]
-    for mode, colour in COLOURS.items():
+    for mode in forecasts[0].speeds:
+        colour = COLOURS[mode]
         together.plot(batches, [found.speeds[mode] for found in forecasts], "o-", color=colour, label=mode)
         apart.plot(batches, [found.per_gpu(pair)[mode] for found in forecasts], "o-", color=colour, label=mode)
     together.set_ylabel("predicted tok/s")
@@ -136,7 +175,8 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
 
 @dataclass(frozen=True)
 class PlanReport:
-    """All that was worked out. `sources` says where each figure of the profile comes from."""
+    """All that was worked out. `sources` says where each figure of the profile comes from. `tables`: the file with
+    what was measured here."""
 
     profile: Profile
     pair: Pair
@@ -145,6 +185,7 @@ class PlanReport:
     forecasts: tuple[Forecast, ...]
     break_evens: tuple[BreakEven, ...]
     paying_batches: Ranges
+    tables: Path | None
 
 
 def _as_json(report: PlanReport) -> dict[str, Any]:
@@ -206,23 +247,36 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     if any(found.best.lookahead == longest for found in report.forecasts):
         yield "The best K is the largest one asked for: a wider range, such as -k 1-16, may hold a better one."
     paper = [_said(figure) for figure, source in report.sources.items() if source == PAPER.name]
+    if report.tables is not None:
+        yield f"Forwards were measured on this machine when this pair started; delete {report.tables} to measure again."
+        yield "Where both models work at once (verify, step) they are slower than in turn (verify-alone, step-alone)."
     if paper:
         yield f"{', '.join(paper)}: {PAPER.name}'s, not your machine's. Give a --profile or options."
 
 
 def _inputs(report: PlanReport) -> _Table:
     pair = report.pair
+    profile = report.profile
     values = {
-        "verify": time_text(pair.verify) + (" a token" if pair.verify.each else ""),
-        "step": time_text(pair.step) + (" a chain" if pair.step.each else ""),
+        "verify": _times_text(profile.verify, "token"),
+        "verify_alone": _times_text(profile.verify_alone, "token"),
+        "step": _times_text(profile.step, "chain"),
+        "step_alone": _times_text(profile.step_alone, "chain"),
         "overhead_s": time_text(pair.overhead),
         "acceptance": ", ".join(f"{rate:.3g}" for rate in pair.acceptance),
         "misses": f"{pair.misses[0]:.3g} F^-{pair.misses[1]:.3g}",
         "target_gpus": f"{pair.target_gpus:g}",
         "draft_gpus": f"{pair.draft_gpus:g}",
     }
-    rows = [(_said(name), value, report.sources[name]) for name, value in values.items()]
+    rows = [(_said(name), values[name], source) for name, source in report.sources.items()]
     return f"Profile: {report.profile.name}", ("figure", "value", "from"), rows, 3
+
+
+def _times_text(times: ForwardTime | Points | None, unit: str) -> str:
+    """Return what a forward takes, in words: a line, or some sizes of a table."""
+    if isinstance(times, ForwardTime):
+        return time_text(times.line) + (f" a {unit}" if times.each_s else "")
+    return ", ".join(f"{time_text(seconds)} for {size}" for size, seconds in times or () if size in _SHOWN)
 
 
 def _speeds(found: Forecast, asked: Grid) -> _Table:

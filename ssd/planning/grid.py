@@ -10,9 +10,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
-from ssd.speculation.theory import LinearCost, acceptance_rate, critical_batch, speedup_of_batch
+from ssd.speculation.theory import Cost, acceptance_rate, critical_batch, speedup_of_batch
 from ssd.tuning.learner import Measurements
 from ssd.tuning.tuner import predicted, predicted_sd
+
+
+class _WithOverhead(NamedTuple):
+    """A verification and the rest of its round."""
+
+    verify: Cost
+    overhead: float
+
+    def at(self, size: float) -> float:
+        return self.verify.at(size) + self.overhead
 
 
 @dataclass(frozen=True)
@@ -21,23 +31,38 @@ class Pair:
 
     - `verify`: seconds of a target's forward by the tokens of the whole batch. `step`: seconds of a draft's forward by
       the chains of the whole batch. `overhead`: seconds of a round with a draft beside its forwards.
+    - `verify_alone`, `step_alone`: the same of models that work in turn (`ar`, `sd`), where that is not the same.
     - `acceptance[i]`: rate of draft token i + 1 where all before it were accepted; the last rate serves beyond.
     - `misses`: (c, r) of the miss rate c F^-r.
     - Devices: `sd` has its draft on the target's; `ssd` has both kinds."""
 
-    verify: LinearCost
-    step: LinearCost
+    verify: Cost
+    step: Cost
     acceptance: tuple[float, ...]
     misses: tuple[float, float]
     overhead: float = 0.0
     target_gpus: float = 1.0
     draft_gpus: float = 1.0
+    verify_alone: Cost | None = None
+    step_alone: Cost | None = None
+
+    def plain(self, batch: int) -> float:
+        """Return the seconds of one token for every sequence of a batch, without a draft."""
+        return (self.verify_alone or self.verify).at(batch)
 
     def measurements(self, batch: int, lookahead: int) -> Measurements:
         """Return what the tuner would have measured with K = `lookahead`, before any miss."""
-        round_line = LinearCost(self.verify.fixed + self.overhead, self.verify.each)
         rate = acceptance_rate(self.acceptance, lookahead)
-        return Measurements(round_line, self.step, self.verify.at(batch), self.acceptance, rate, self.misses)
+        return Measurements(
+            _WithOverhead(self.verify, self.overhead),
+            self.step,
+            self.plain(batch),
+            self.acceptance,
+            rate,
+            self.misses,
+            verify_alone=_WithOverhead(self.verify_alone or self.verify, self.overhead),
+            step_alone=self.step_alone,
+        )
 
 
 class Grid(NamedTuple):
@@ -109,7 +134,7 @@ def forecast(pair: Pair, batch: int, grid: Grid) -> Forecast:
                 speed = predicted(measured, batch, lookahead, fan_out)
                 hits = hit_rate(measured.rate, fan_out, pair.misses)
                 settings.append(Setting(lookahead, budget, fan_out, speed, hits))
-    return Forecast(batch, batch / pair.verify.at(batch), tuple(sd), tuple(settings))
+    return Forecast(batch, batch / pair.plain(batch), tuple(sd), tuple(settings))
 
 
 class Strict(NamedTuple):

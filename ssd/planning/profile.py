@@ -12,7 +12,13 @@ from ssd.config.emulation import ForwardTime, Seconds
 from ssd.errors import UsageError
 from ssd.files import read_bounded
 from ssd.planning.grid import Pair
+from ssd.speculation.theory import Cost
+from ssd.tuning.costs import CostTable
 
+_Size = Annotated[int, Meta(ge=1, le=2**20)]
+_Taken = Annotated[float, Meta(gt=0, le=3600)]
+Points = Annotated[tuple[tuple[_Size, _Taken], ...], Meta(min_length=1, max_length=512)]
+"""Seconds of a forward at several sizes, as (size, seconds); between them it is a straight line."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(max_length=512)]
 _MOST_BYTES = 2**20
@@ -28,41 +34,52 @@ class Misses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pair's figures as a file holds them (see `ssd.planning.grid.Pair`).
 
-    `assumed` names the figures that were not measured, each with the default taken for it. `source` says what was
-    measured, with what, and where."""
+    Forwards are lines or points. `assumed` names the figures that were not measured, each with the default taken for
+    it. `source` says what was measured, with what, and where."""
 
     version: Literal[1] = 1
     name: Text
-    verify: ForwardTime
-    step: ForwardTime
+    verify: ForwardTime | Points
+    step: ForwardTime | Points
     acceptance: Annotated[tuple[Rate, ...], Meta(min_length=1, max_length=64)]
     misses: Misses
     overhead_s: Seconds = 0.0
     target_gpus: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     draft_gpus: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    verify_alone: ForwardTime | Points | None = None
+    step_alone: ForwardTime | Points | None = None
     assumed: Annotated[dict[Text, Text], Meta(max_length=16)] = {}
     source: Annotated[dict[Text, Text], Meta(max_length=64)] = {}
 
     def __post_init__(self) -> None:
-        if self.verify.fixed_s + self.verify.each_s <= 0:
-            raise ValueError("verify: a verification takes more than no time")
+        for figure in ("verify", "verify_alone"):
+            times = getattr(self, figure)
+            if isinstance(times, ForwardTime) and times.fixed_s + times.each_s <= 0:
+                raise ValueError(f"{figure}: a verification takes more than no time")
         unknown = self.assumed.keys() - FIGURES
         if unknown:
             raise ValueError(f"assumed: there is no figure {sorted(unknown)[0]!r}; there are {', '.join(FIGURES)}")
 
     def pair(self) -> Pair:
         return Pair(
-            verify=self.verify.line,
-            step=self.step.line,
+            verify=_cost(self.verify),
+            step=_cost(self.step),
             acceptance=self.acceptance,
             misses=(self.misses.c, self.misses.r),
             overhead=self.overhead_s,
             target_gpus=self.target_gpus,
             draft_gpus=self.draft_gpus,
+            verify_alone=None if self.verify_alone is None else _cost(self.verify_alone),
+            step_alone=None if self.step_alone is None else _cost(self.step_alone),
         )
 
 
-FIGURES = ("verify", "step", "overhead_s", "acceptance", "misses", "target_gpus", "draft_gpus")
+def _cost(times: ForwardTime | Points) -> Cost:
+    return times.line if isinstance(times, ForwardTime) else CostTable(dict(times))
+
+
+_TIMES = ("verify", "verify_alone", "step", "step_alone")
+FIGURES = (*_TIMES, "overhead_s", "acceptance", "misses", "target_gpus", "draft_gpus")
 """The fields that are numbers about the pair."""
 
 PAPER = Profile(

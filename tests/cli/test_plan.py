@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd.cli.main import main
+from ssd.kernels import build
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
 from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
+from ssd.tuning import knowledge
+from ssd.tuning.costs import SITUATIONS, CostTable
+from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
+from ssd.tuning.learner import Learner
+from tests.models import tiny
 
 SMALL = ("-k", "2,4", "--budget", "8", "--batch", "1,4")
 GRID = Grid((2, 4), (8,))
@@ -128,6 +138,128 @@ def test_a_profile_is_read_and_an_option_wins(tmp_path: Path) -> None:
     assert found["sources"]["step"] == "profile mine.json, not measured: a guess"
     assert found["sources"]["misses"] == "option"
     assert "not your machine's" not in plan(*SMALL, "--profile", file).stdout
+
+
+# -- what was measured here --------------------------------------------------------------------------------------------
+
+TABLES = {
+    "verify": {1: 0.010, 4: 0.011, 5: 0.016, 8: 0.017},
+    "verify_beside": {1: 0.014, 4: 0.015, 5: 0.022},
+    "step": {1: 0.002, 16: 0.003},
+    "step_beside": {1: 0.004, 16: 0.006},
+}
+LAWS = tuple(
+    Agreement(((rate, 100), (rate + 0.1, 50)), tuple((hit, 100) for hit in (rate / 2, rate / 3, rate / 4)))
+    for rate in (0.7, 0.5, 0.3)
+)
+
+
+@dataclass
+class Here:
+    """A tiny pair, and the file in which an engine keeps what it has measured of it."""
+
+    flags: tuple[str, ...]
+    file: Path
+    draft: Path
+
+    def plan(self, *arguments: str) -> Result:
+        return plan(*SMALL, "--here", *self.flags, *arguments)
+
+    def planned(self, *arguments: str) -> dict[str, Any]:
+        return planned(*SMALL, "--here", *self.flags, *arguments)
+
+    def measured(self, knows: Knowledge) -> None:
+        knowledge.write(self.file, knows)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    library = build.library()
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    target, draft = (str(tiny.llama(tmp_path / name)) for name in ("target", "draft"))
+    file = knowledge.file_of(resolve(EngineOptions(target=target, draft=(draft,), target_cpus="0")), str(library))
+    return Here(("--target", target, "--draft", draft, "--target-cpus", "0"), file, Path(draft))
+
+
+def test_it_plans_with_what_the_engine_has_measured(here: Here) -> None:
+    here.measured(Knowledge(LAWS, TABLES))
+    found = here.planned()
+    points = {name: tuple(map(tuple, found["profile"][name])) for name in ("verify", "verify_alone", "step")}
+    assert points["verify"] == tuple(TABLES["verify_beside"].items())
+    assert points["verify_alone"] == tuple(TABLES["verify"].items())
+    assert points["step"] == tuple(TABLES["step_beside"].items())
+    learner = Learner()
+    learner.recall(LAWS[0].acceptance, LAWS[0].hits)
+    alone = CostTable(TABLES["verify"]), CostTable(TABLES["step"])
+    beside = CostTable(TABLES["verify_beside"]), CostTable(TABLES["step_beside"])
+    pair = Pair(*beside, (0.7, 0.8), learner.misses(), 0.0, 1.0, 0.0, *alone)
+    for entry in found["batches"]:
+        expected = forecast(pair, entry["batch"], GRID)
+        assert entry["ar"] == expected.ar
+        assert [(sd["lookahead"], sd["speed"]) for sd in entry["sd"]] == list(expected.sd)
+        assert entry["ssd"] == as_read([setting._asdict() for setting in expected.settings])
+    assert found["sources"]["verify"] == found["sources"]["acceptance"] == "this machine"
+    words = " ".join(here.plan().stdout.split())
+    assert f"measured on this machine when this pair started; delete {here.file} to" in words
+    assert "14ms for 1, 15ms for 4" in words and "not your machine's" not in words
+
+
+def test_a_written_plan_of_this_machine_is_a_profile(here: Here, tmp_path: Path) -> None:
+    here.measured(Knowledge(LAWS, TABLES))
+    found, file = here.planned(), tmp_path / "here.json"
+    file.write_text(json.dumps(found["profile"]))
+    assert planned(*SMALL, "--profile", file)["batches"] == found["batches"]
+
+
+@pytest.mark.parametrize(("temperature", "rate"), [("0", 0.7), ("0.7", 0.5), ("0.71", 0.3), ("1", 0.3)])
+def test_acceptance_is_that_of_the_temperature_s_kind(here: Here, temperature: str, rate: float) -> None:
+    here.measured(Knowledge(LAWS, TABLES))
+    found = here.planned("--temperature", temperature)
+    assert found["profile"]["acceptance"] == pytest.approx([rate, rate + 0.1])
+
+
+def test_what_the_draft_brings_along_is_not_called_measured(here: Here) -> None:
+    guess = here_sources(here, Knowledge((), TABLES))
+    assert guess["acceptance"] == guess["misses"] == "this machine, not measured: the tuner's first guess"
+    (here.draft / PRIOR_FILE).write_bytes(msgspec.json.encode(Knowledge(LAWS)))
+    prior = "this machine, not measured: the draft's speculation.json"
+    assert here_sources(here, Knowledge((), TABLES))["acceptance"] == prior
+    assert here.planned()["profile"]["acceptance"] == pytest.approx([0.7, 0.8])
+    assert here_sources(here, Knowledge(LAWS, TABLES))["acceptance"] == prior  # an engine that began with it
+    learned = replace(LAWS[0], acceptance=((0.71, 101), (0.8, 50)))
+    assert here_sources(here, Knowledge((learned,), TABLES))["acceptance"] == "this machine"
+
+
+def here_sources(here: Here, knows: Knowledge) -> dict[str, str]:
+    here.measured(knows)
+    sources: dict[str, str] = here.planned()["sources"]
+    return sources
+
+
+def test_options_win_over_what_was_measured(here: Here) -> None:
+    here.measured(Knowledge(LAWS, TABLES))
+    found = here.planned("--verify", "20ms", "--draft-gpus", "1")
+    assert found["batches"][0]["ar"] == pytest.approx(50)
+    assert found["profile"]["verify_alone"] is None
+    sources = found["sources"]
+    assert (sources["verify"], sources["draft_gpus"], sources["step_alone"]) == ("option", "option", "this machine")
+    assert "verify_alone" not in sources
+
+
+@pytest.mark.parametrize("knows", [None, Knowledge(LAWS), Knowledge(LAWS, {**TABLES, "step": {}})])
+def test_without_measurements_it_says_what_to_do(here: Here, knows: Knowledge | None) -> None:
+    if knows is not None:
+        here.measured(knows)
+    assert {*TABLES} == {*SITUATIONS}
+    result = here.plan()
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(here.file) in line and ("ssd generate" if knows is None else "start them again") in line
+
+
+def test_a_pair_needs_a_draft(here: Here) -> None:
+    result = plan("--here", *here.flags[:2])
+    assert (result.exit_code, result.stderr) == (2, "error: there is no draft for target: give --draft\n")
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import LinearCost, acceptance_rate, expected_tokens_by_position, speedup_sd, speedup_ssd
+from ssd.tuning.costs import CostTable
 from ssd.tuning.tuner import predicted, predicted_sd
 from tools.simulate.cascade import Level
 from tools.simulate.run import simulate
@@ -69,12 +70,35 @@ def test_the_speeds_are_those_of_the_tuner() -> None:
     for setting in found.settings:
         measured = LLAMA.measurements(4, setting.lookahead)
         assert measured.rate == AcceptanceLaw(LLAMA.acceptance).rate(setting.lookahead)
-        assert measured.verify == (pytest.approx(19.2 * MS), 64e-6)
+        assert [measured.verify.at(tokens) for tokens in (0, 5)] == pytest.approx([19.2 * MS, 19.2 * MS + 5 * 64e-6])
         assert setting.speed == predicted(measured, 4, setting.lookahead, setting.fan_out)
         assert setting.hits == hit_rate(measured.rate, setting.fan_out, LLAMA.misses)
         assert sum(setting.fan_out) == setting.budget or max(setting.fan_out) == 16
     assert max(forecast(LLAMA, 1, Grid((1,), (63,))).best.fan_out) == 16
     assert found.sd == tuple((k, predicted_sd(LLAMA.measurements(4, k), 4, k)) for k in GRID.lookaheads)
+
+
+def test_models_that_work_in_turn_have_times_of_their_own() -> None:
+    alone = replace(LLAMA, verify_alone=LinearCost(10 * MS, 0.0), step_alone=LinearCost(1 * MS, 0.0))
+    together, apart = forecast(LLAMA, 2, GRID), forecast(alone, 2, GRID)
+    assert apart.settings == together.settings
+    assert apart.ar == pytest.approx(2 / (10 * MS))
+    for lookahead, speed in apart.sd:
+        tokens = expected_tokens_by_position(LLAMA.acceptance, lookahead)
+        assert speed == pytest.approx(2 * tokens / (10 * MS + LLAMA.overhead + lookahead * MS))
+
+
+def test_a_staircase_is_planned_with_as_it_is() -> None:
+    """Kernels take four rows at once: the fifth token of a verification costs as much as the first."""
+    stairs = CostTable({1: 10 * MS, 4: 10 * MS, 5: 20 * MS, 8: 20 * MS, 9: 30 * MS})
+    step = CostTable({1: 1 * MS, 16: 1 * MS})
+    pair = Pair(stairs, step, (0.7,), (0.2, 0.6), verify_alone=stairs, step_alone=step)
+    grid = Grid((2, 3, 4, 5, 6), (8,))
+    found = forecast(pair, 1, grid)
+    assert found.ar == pytest.approx(100)
+    assert (found.best_sd[0], found.best.lookahead) == (3, 3)
+    line = replace(pair, verify=LinearCost(8 * MS, 2 * MS), verify_alone=None)
+    assert forecast(line, 1, grid).best_sd[0] == 2
 
 
 @settings(deadline=None, max_examples=40)

@@ -13,6 +13,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from ssd.execution.batch import Row
+from ssd.tuning import knowledge
+from ssd.tuning.knowledge import Knowledge
+from ssd.tuning.rounds import Tuning, kind_of
 from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
@@ -53,6 +56,26 @@ def test_the_loss_falls_and_the_draft_is_better_than_chance(draft: Path) -> None
     assert all(row["acceptance"] > 10 / 300 for row in report["rows"])
     assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"}
     assert "tokens per round" in (draft / "README.md").read_text()
+
+
+def test_engines_with_the_draft_begin_with_what_was_evaluated(draft: Path) -> None:
+    known = knowledge.read(draft / knowledge.PRIOR_FILE)
+    assert known is not None and len(known.laws) == 3 and not known.tables
+    report = json.loads((draft / "evaluation.json").read_text())
+    rows = [row for row in report["rows"] if row["rule"] == "coupled"]
+    assert [kind_of(row["temperature"]) for row in rows] == [0, 1, 2]  # the held-out prompts alone
+    for row, law in zip(rows, known.laws, strict=True):
+        assert [rate for rate, _ in law.acceptance] == pytest.approx(row["by_position"], abs=1e-4)
+        samples = [count for _, count in law.acceptance]
+        assert samples == sorted(samples, reverse=True)
+        missed = 1.0
+        for fan_out, (rate, _) in enumerate(law.hits, start=1):
+            missed *= 1 - rate
+            assert 1 - missed == pytest.approx(row["hit_rate"][str(fan_out)], abs=2e-3)
+        assert law.hits[0][1] == samples[0]  # every round
+    tuning = Tuning()
+    tuning.recall(Knowledge(), known)
+    assert tuning.learners[2].acceptance[0] == known.laws[2].acceptance[0][0]
 
 
 def test_the_draft_shares_the_embedding_of_its_target(draft: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the evaluation counts under the ratio rule, against an enumeration of everything that may happen."""
+"""What the evaluation counts, against an enumeration of everything that may happen or against rounds by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
-from tools.distill.evaluation import Answer, Tally, _rejection
+from tools.distill.evaluation import Answer, Tally, _coupled, _rejection, agreement
 from tools.distill.shards import Conversation
 
 VOCAB = 7
@@ -54,3 +55,26 @@ def test_hits_after_full_acceptance() -> None:
     p = torch.softmax(target[2], -1)
     for fan_out, hits in tally.hits.items():
         assert hits == pytest.approx(float(p[torch.topk(draft[2], fan_out).indices].sum()), abs=1e-5)
+
+
+def test_rates_by_position_and_rank() -> None:
+    """Greedy, K = 2. The answer 1 2 3 4 5 is given after one token; the draft's order at each place is by hand."""
+    orders = [[0], [2, 3], [6, 3], [5, 6, 4], [5]]  # its best tokens in the place of 1, 2, 3, 4, 5
+    logits = torch.zeros(5, VOCAB)
+    for row, order in zip(logits, orders, strict=True):
+        for rank, token in enumerate(order):
+            row[token] = 10.0 - rank
+    tally = Tally(tried=[0, 0], accepted=[0, 0], hits=dict.fromkeys((1, 2, 3), 0.0))
+    _coupled(tally, Answer(Conversation([0, 1, 2, 3, 4, 5], 1), Law(0.0)), [logits], NoiseCache(VOCAB), 2)
+    # 2 is accepted, 3 is not: after the wrong 6 it is the first candidate.
+    assert (tally.rounds, tally.tried, tally.accepted) == (1, [1, 1], [1, 0])
+    assert tally.hits == {1: 1.0, 2: 1.0, 3: 1.0}
+    other = Tally(3, 6, [3, 1], [1, 1], {1: 0.0, 2: 1.0, 3: 1.0})
+    found = agreement([tally, other])
+    assert found.acceptance == ((0.5, 4), (0.5, 2))
+    assert found.hits == ((0.25, 4), (0.3333, 3), (0.0, 2))
+
+
+def test_what_was_never_tried_has_no_rate() -> None:
+    found = agreement([Tally(2, 2, [2, 0], [0, 0], {1: 2.0, 2: 2.0})])
+    assert (found.acceptance, found.hits) == (((0.0, 2),), ((1.0, 2),))

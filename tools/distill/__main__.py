@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import click
+import msgspec
 import torch
 
 from ssd import LLM, SamplingParams
@@ -27,10 +28,12 @@ from ssd.execution.runner import device_of
 from ssd.frontend.tokenization import Tokenizer
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
+from ssd.tuning.rounds import kind_of
 from tools.distill import head
 from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, within, write_corpus
-from tools.distill.evaluation import Answer, Draft, evaluate, paths
+from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.shards import Conversation, claim, metadata, shard_path
 from tools.distill.student import Student, StudentPlan, build
@@ -43,7 +46,8 @@ _TOP = 32
 _ALL = 10**6  # most prompts of a data set that are read
 _HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
 _LOOKAHEAD = 4
-_FAN_OUTS = (1, 3, 5)
+_FAN_OUTS = range(1, 17)  # all, so that the hits of each rank are known
+_TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.rounds.kind_of`)
 
 
 class Numbers(click.ParamType):
@@ -196,36 +200,41 @@ class Job:
         sets["held out"] = json.loads(metadata(last)["prompts"])[-min(_HELD_OUT, corpus.conversations // 10) :]
         tokenizer, room = Tokenizer(self.out), LONGEST - self.answer_tokens
         sets = {Path(n).stem: within(tokenizer, found, room)[: self.evaluate_prompts] for n, found in sets.items()}
-        report = self._evaluate(sets, student)
+        report, known = self._evaluate(sets, student)
+        (self.out / PRIOR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n")
         (self.out / "evaluation.json").write_text(json.dumps(report, indent=1))
         recipe = {"target": self.target} | asdict(corpus) | asdict(self._plan) | asdict(self._training)
         (self.out / "README.md").write_text(card(self.out.name, recipe, log, report))
         click.echo(f"{self.out}: {json.dumps(report)}")
 
-    def _evaluate(self, sets: dict[str, list[str]], student: Student | HeadStudent) -> dict[str, Any]:
-        """Return acceptance and hit rates on each set of prompts, and the times of a tree step and a verification."""
+    def _evaluate(self, sets: dict[str, list[str]], student: Student | HeadStudent) -> tuple[dict[str, Any], Knowledge]:
+        """Return acceptance and hit rates on each set of prompts, with the times of a tree step and a verification, and
+        what an engine with this draft may begin with: those of all sets under `coupled`."""
         answers: list[tuple[str, float, list[Answer]]] = []
         devices = {"device": self.device, "draft_device": self.device}
         with LLM(self.target, str(self.out), mode="ssd", max_num_seqs=16, **devices) as llm:
             for name, prompts in sets.items():
-                answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in (0.0, 0.7, 1.0)]
+                answers += [(name, t, paths(llm, prompts, t, self.answer_tokens)) for t in _TEMPERATURES]
             params = SamplingParams(max_tokens=64, ignore_eos=True)
             timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
         device = device_of(self.device)
         judge = load_runner(self.target, torch.float32, device, LONGEST)
         draft = self._draft(student)
-        rows = [
-            {"prompts": name, "temperature": t, "rule": rule}
-            | evaluate(draft, judge, found, rule, _LOOKAHEAD, _FAN_OUTS).figures()
-            for name, t, found in answers
-            for rule in (("coupled", "rejection") if t > 0 else ("coupled",))
-        ]
-        return {
+        rows: list[dict[str, Any]] = []
+        laws: list[list[Tally]] = [[] for _ in _TEMPERATURES]
+        for name, t, found in answers:
+            for rule in RULES if t > 0 else RULES[:1]:
+                tally = evaluate(draft, judge, found, rule, _LOOKAHEAD, _FAN_OUTS)
+                rows.append({"prompts": name, "temperature": t, "rule": rule} | tally.figures())
+                if rule == "coupled":
+                    laws[kind_of(t)].append(tally)
+        report = {
             "k": _LOOKAHEAD,
             "rows": rows,
             "tree_step_ms": fmean(m.draft_step_ms for m in timed),
             "verify_ms": fmean(m.verify_ms for m in timed),
         }
+        return report, Knowledge(tuple(map(agreement, laws)))
 
     def _draft(self, student: Student | HeadStudent) -> Draft:
         """Return what was trained, in the form that the evaluation calls."""

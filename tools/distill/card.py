@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_FAN_OUTS = (1, 3, 5)
 _COLUMNS = (
     "| prompts | T | rule | accepted of those tried | at each position | tokens per round "
     "| hit rate at fan-out {fan_outs} |"
@@ -13,7 +14,7 @@ _COLUMNS = (
 
 def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> str:
     """Return markdown: what the draft is, how it was made, and what it is worth."""
-    fan_outs = " / ".join(map(str, report["rows"][0]["hit_rate"])) if report["rows"] else ""
+    fan_outs = " / ".join(map(str, _FAN_OUTS))
     lines = [f"# {name}: a draft for {recipe['target']}", ""]
     lines += ["Made with `tools/distill`. Recipe:", ""]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in recipe.items()]
@@ -28,6 +29,6 @@ def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, A
 
 def _row(row: Mapping[str, Any]) -> str:
     positions = " ".join(f"{value:.2f}" for value in row["by_position"])
-    hits = " / ".join(f"{value:.3f}" for value in row["hit_rate"].values())
+    hits = " / ".join(f"{value:.3f}" for value in (row["hit_rate"][fan_out] for fan_out in _FAN_OUTS))
     figures = f"{row['acceptance']:.3f} | {positions} | {row['tokens_per_round']:.2f} | {hits}"
     return f"| {row['prompts']} | {row['temperature']} | {row['rule']} | {figures} |"

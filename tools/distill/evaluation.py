@@ -7,9 +7,9 @@ unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 from typing import Literal, TypeVar
 
@@ -21,10 +21,12 @@ from ssd import LLM, SamplingParams
 from ssd.execution.runner import Runner
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed, ranked
+from ssd.tuning.knowledge import Agreement
 from tools.distill.shards import Conversation
 from tools.distill.teacher import batches, score
 
 Rule = Literal["coupled", "rejection"]
+RULES: tuple[Rule, ...] = ("coupled", "rejection")
 Draft = Callable[[Sequence[Conversation]], Sequence[Tensor]]
 """Returns, for conversations, the logits [sum of answers, ids] of all tokens of their answers: one tensor for the first
 place of a speculation, one for the second, and so on; the last one serves for all further places."""
@@ -62,6 +64,23 @@ class Tally:
             "tokens_per_round": self.tokens / max(1, self.rounds),
             "hit_rate": {fan_out: hits / max(1, self.rounds) for fan_out, hits in self.hits.items()},
         }
+
+
+def agreement(tallies: Sequence[Tally]) -> Agreement:
+    """Return what an engine may begin with: the rates of all rounds of the tallies, with their numbers of samples.
+
+    Every fan-out from 1 on must have been counted: the hits of a rank are told among the rounds that missed before."""
+    tried = map(sum, zip(*(tally.tried for tally in tallies), strict=True))
+    accepted = map(sum, zip(*(tally.accepted for tally in tallies), strict=True))
+    rounds = sum(tally.rounds for tally in tallies)
+    hits = [0.0, *(sum(tally.hits[fan_out] for tally in tallies) for fan_out in sorted(tallies[0].hits))]
+    ranks = ((after - before, round(rounds - before)) for before, after in pairwise(hits))
+    return Agreement(_rates(zip(accepted, tried, strict=True)), _rates(ranks))
+
+
+def _rates(counts: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Return rates and numbers of samples of (happened, tried), without what was never tried."""
+    return tuple((round(min(1.0, happened / tried), 4), tried) for happened, tried in counts if tried)
 
 
 def paths(llm: LLM, prompts: Sequence[str], temperature: float, tokens: int) -> list[Answer]:
