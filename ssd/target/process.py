@@ -115,6 +115,7 @@ class Target:
                 self._read()
                 if self.engine.busy:
                     return
+            experience.measured()
         experience.save()
 
     def turn(self) -> None:

@@ -37,8 +37,9 @@ _LONGEST_S = 0.06
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
 _SAVE_EVERY_S = 10.0
-# Where a verification takes this much longer or shorter at the end (a logarithm), other work disturbed the measuring.
-_STEADY = 0.25
+# Where a verification takes this much longer at the end (a logarithm), other work disturbed the measuring.
+_DISTURBED = 0.25
+_ATTEMPTS = 2  # to measure a draft that does not answer
 
 
 class Experience:
@@ -51,13 +52,19 @@ class Experience:
         # Where nothing was measured yet, plans are tried out.
         self.tuning = Tuning(config.one_bus, None if known is not None and known.tables else Random())
         self.tuning.recall(known or Knowledge(), prior)
-        self._written, self._due = -1 if self.wanting else 0, 0.0
+        self._left, self._written, self._due = _ATTEMPTS, 0, 0.0
+        self._written = -1 if self.wanting else 0
 
     @property
     def wanting(self) -> bool:
         """Whether forwards must be measured before the tuner can choose."""
-        asks = self._config.draft is not None and self._config.speculation.auto
-        return asks and not all(table.known for table in self.tuning.costs.tables.values())
+        costs = self.tuning.costs
+        known = all(table.known for table in costs.tables.values()) and not costs.disturbed
+        return self._left > 0 and self._config.draft is not None and self._config.speculation.auto and not known
+
+    def measured(self) -> None:
+        """An attempt to measure has ended. Where it was disturbed, the next process makes another one."""
+        self._left = 0 if self.tuning.costs.disturbed else self._left - 1
 
     def save(self) -> None:
         """Write what is known, if it is more than before. Called while nothing runs, and now and then at most."""
@@ -101,6 +108,7 @@ def rehearse(
     """Fill `costs`, a measurement at a time: the caller goes on between any two, and may stop there.
 
     The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty."""
+    first = not costs.tables["verify"].known
     try:
         yield from _alone(target, costs, team)
         yield from _in_turn(costs, tell, board)
@@ -109,7 +117,7 @@ def rehearse(
         if team is not None:
             team.use(all_cores=True)
         again = min(target.verify(1) for _ in range(_REPEATS))
-        costs.steady = abs(math.log(again / costs.tables["verify"].at(1))) < _STEADY
+        costs.disturbed = first and abs(math.log(again / costs.tables["verify"].at(1))) > _DISTURBED
     except OutOfPages:
         pass
     finally:

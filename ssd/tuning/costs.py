@@ -5,7 +5,7 @@ A forward's time is a staircase of its rows (kernels take several rows at once),
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Literal
 
@@ -44,7 +44,8 @@ class Scaled:
 
 
 class CostTable:
-    """Seconds by size. Between two sizes, and beyond the last two, the cost is a straight line, which never falls."""
+    """Seconds by size. Between two sizes the cost is a straight line. Beyond the largest one it goes on as from the
+    largest that is at most half of it. No line falls."""
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         self.seconds: dict[int, float] = {}
@@ -57,8 +58,8 @@ class CostTable:
         return bool(self._sizes)
 
     def set(self, size: int, seconds: float) -> None:
-        """Measured: a forward of `size` rows takes so many `seconds`."""
-        self.seconds[size] = max(1e-9, seconds)
+        """Measured: a forward of `size` rows takes so many `seconds`. What took longer before was disturbed."""
+        self.seconds[size] = max(1e-9, min(seconds, self.seconds.get(size, math.inf)))
         self._sizes = sorted(self.seconds)
 
     def smooth(self) -> None:
@@ -70,12 +71,18 @@ class CostTable:
     def at(self, size: float) -> float:
         """Returns the seconds of a forward of `size` rows. Raises IndexError while nothing is known."""
         sizes, seconds = self._sizes, self.seconds
-        if len(sizes) == 1:
+        if size <= sizes[0]:
             return seconds[sizes[0]]
-        above = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
-        low, high = sizes[above - 1], sizes[above]
-        slope = max(0.0, seconds[high] - seconds[low]) / (high - low)
-        return max(seconds[sizes[0]] if size >= sizes[0] else 0.0, seconds[low] + slope * (size - low))
+        above = bisect_left(sizes, size)
+        if above < len(sizes):
+            low, high = sizes[above - 1], sizes[above]
+            if size == high:
+                return seconds[high]
+        else:
+            low, high = sizes[max(0, bisect_right(sizes, sizes[-1] / 2) - 1)], sizes[-1]
+        begin = high if size > high else low
+        slope = max(0.0, seconds[high] - seconds[low]) / max(1, high - low)
+        return seconds[begin] + slope * (size - begin)
 
     def follow(self, size: float, log_ratio: float) -> None:
         """Move the nearest size towards a measurement `log_ratio` away."""
@@ -92,7 +99,7 @@ class Costs:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
-        self.steady = True  # False: something disturbed the measuring, and the next process measures again
+        self.disturbed = False  # other work disturbed the measuring: the next process measures again
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
     def of(self, situation: Situation) -> Cost | None:
@@ -113,9 +120,7 @@ class Costs:
         table.follow(size, ratio)
 
     def written(self) -> dict[str, dict[int, float]]:
-        """The tables, for a file; none where they were disturbed."""
-        if not self.steady:
-            return {}
+        """The tables, for a file."""
         return {situation: dict(table.seconds) for situation, table in self.tables.items()}
 
 

@@ -25,8 +25,9 @@ log = logging.getLogger("ssd.target")
 
 PRIOR_FILE = "speculation.json"
 _MOST_BYTES = 2**20
+MOST_ERROR = 3.0
 Rate = tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[int, Meta(ge=0, le=2**31)]]
-"""A rate, and how many samples it comes from."""
+"""A rate, and how many samples it counts as."""
 Rates = Annotated[tuple[Rate, ...], Meta(max_length=64)]
 Size = Annotated[int, Meta(ge=1, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -46,23 +47,33 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
-    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone."""
+    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `disturbed` if other work disturbed their
+    measuring; `laws` an agreement for each kind of law, `errors` by batch and mode the logarithm of measured over
+    predicted speed. A prior has `laws` alone."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
-    errors: Annotated[dict[str, Annotated[float, Meta(ge=-3, le=3)]], Meta(max_length=256)] = {}
+    disturbed: bool = False
+    errors: Annotated[dict[str, Annotated[float, Meta(ge=-MOST_ERROR, le=MOST_ERROR)]], Meta(max_length=256)] = {}
 
 
 def file_of(config: EngineConfig, kernels: str) -> Path:
     """Where what is known of this pair, on this machine, placed like this and with these kernels, is kept."""
-    pair = [config.digest, config.draft, config.cascade, config.emulate, config.synthetic, config.load_format]
+    drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
+    pair = [config.digest, config.draft, drafts, config.emulate, config.synthetic, config.load_format]
     types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.deterministic]
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels, __version__]
     processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     described = repr((pair, types, places, ways, processor and processor[0], os.cpu_count()))
     return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
+
+
+def _files(model: str | None) -> list[Path]:
+    """The files of a model: a draft may be trained anew in the same place."""
+    if model is None:
+        return []
+    return sorted(Path(model).iterdir()) if Path(model).is_dir() else [Path(model)]
 
 
 def read(file: Path) -> Knowledge | None:

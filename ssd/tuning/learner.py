@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.theory import Cost, LinearCost, expected_tokens_by_position
+from ssd.speculation.theory import Cost, LinearCost, acceptance_rate, expected_tokens_by_position
 
 _SMOOTHING = 0.01
 _POSITIONS = 8
@@ -16,6 +16,7 @@ _RANKS = 16
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
 _FEW = 5
 _SLOPE = 0.01
+_USUAL_LOOKAHEAD = 4
 _RECALLED = 40  # samples that a rate of an earlier process counts as
 
 
@@ -146,10 +147,8 @@ class Learner:
         """Begin with rates that were learned before; they count as few samples, as the next text may be another."""
         self._acceptance = _recalled(acceptance, _ACCEPTANCE, _POSITIONS)
         self._hazard = _recalled(hits, 0.0, _RANKS)
-        tested = sum(mean.count for mean in self._acceptance)
-        if tested:
-            rate = sum(mean.value * mean.count for mean in self._acceptance) / tested
-            self._rate = Mean(rate, count=min(_RECALLED, tested))
+        if self._acceptance[0].count:
+            self._rate = Mean(acceptance_rate(self.acceptance, _USUAL_LOOKAHEAD), count=self._acceptance[0].count)
 
     def outcome(self, drafted: int, accepted: int) -> None:
         """Note a verification of `drafted` tokens of the draft."""

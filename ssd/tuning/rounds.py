@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
 from ssd.tuning.choice import Chooser
 from ssd.tuning.costs import Costs
-from ssd.tuning.knowledge import Agreement, Knowledge
+from ssd.tuning.knowledge import MOST_ERROR, Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
 from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, SpeculationPlan, ranked_plans, speed_of
 
 # Rounds that follow one plan before it is judged. After so many windows all plans are ranked anew, which takes
 # milliseconds, and before that after 1, 2, 4, ... of them.
-_WINDOW, _RANK_EVERY = 16, 64
+_WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 _RECENT = 0.03  # how fast the long-run speed follows
 # Kinds of requests whose plans are remembered.
 _REMEMBERED = 8
@@ -32,7 +32,7 @@ def kind_of(temperature: float) -> int:
 
 
 def batch_class(batch: int) -> int:
-    """The batch size whose plans serve `batch`: small ones are told apart, of large ones every second power of 2."""
+    """The batch size whose plans serve `batch`: itself up to 4, beyond that the nearest of 6, 8, 12, 16, 24, 32, ..."""
     if batch <= 4:
         return batch
     power = 1 << (batch.bit_length() - 1)
@@ -130,6 +130,8 @@ class Tuning:
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, SpeculationPlan] = {}
         self._batch, self._kinds, self._draft = 1, list[int]([0]), False
+        # Windows that have begun, by batch class and setting: under load these alternate.
+        self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
         self._recent = 0, Mean(0.0), Mean(0.0)
         self.works_ahead = False  # the draft works ahead of a row in the next verification
@@ -138,6 +140,7 @@ class Tuning:
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with what earlier processes have learned, or with a pair's prior where they have learned nothing."""
         self.costs = Costs(known.tables)
+        self.costs.disturbed = known.disturbed
         for kind, learner in enumerate(self.learners):
             found = [each.laws[kind] for each in (known, prior) if each is not None and kind < len(each.laws)]
             agreement = next((each for each in found if any(samples for _, samples in each.acceptance)), None)
@@ -158,8 +161,12 @@ class Tuning:
             acceptance, hits = learner.agreement()
             gain = lookup.accepted.value, lookup.verified.value
             laws.append(Agreement(tuple(acceptance), tuple(hits), gain))
-        errors = {f"{batch} {mode}": error for batch, own in self._choosers.items() for mode, error in own.errors()}
-        return Knowledge(tuple(laws), self.costs.written(), errors)
+        errors = {
+            f"{batch} {mode}": min(max(error, -MOST_ERROR), MOST_ERROR)
+            for batch, own in self._choosers.items()
+            for mode, error in own.errors()
+        }
+        return Knowledge(tuple(laws), self.costs.written(), self.costs.disturbed, errors)
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""
@@ -209,9 +216,11 @@ class Tuning:
         # The draft may write anything there: impossible figures are dropped.
         if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < seconds < _LONGEST_STEP_S:
             self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
-        window, taken = self._window, round_.seconds + round_.waited
-        if (window.batch, window.setting) != (batch_class(round_.batch), round_.setting):
-            window = self._window = _Window(batch_class(round_.batch), round_.setting)
+        taken = round_.seconds + round_.waited
+        followed = batch_class(round_.batch), round_.setting
+        if followed not in self._open and len(self._open) >= _OPEN:
+            self._open.clear()
+        window = self._window = self._open.setdefault(followed, _Window(*followed))
         window.rounds += 1
         window.tokens += round_.brought
         window.seconds += taken
@@ -230,7 +239,8 @@ class Tuning:
         self._telemetry = draft
         self.rounds += 1
         if self._window.rounds >= _WINDOW:
-            window, self._window = self._window, _Window(self._window.batch, self._window.setting)
+            window, self._window = self._window, _Window(0, None)
+            del self._open[window.batch, window.setting]
             self._judge(window)
 
     def _judge(self, window: _Window) -> None:

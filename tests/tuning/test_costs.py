@@ -20,7 +20,7 @@ def test_a_staircase_stays_one() -> None:
     table = CostTable(STAIRCASE)
     assert [table.at(size) for size in STAIRCASE] == list(STAIRCASE.values())
     assert table.at(3) == pytest.approx((0.0137 + 0.0190) / 2)
-    assert table.at(22) == pytest.approx(0.0400 + 10 * (0.0400 - 0.0308) / 5)  # as between the last two
+    assert table.at(22) == pytest.approx(0.0400 + 10 * (0.0400 - 0.0219) / 6)  # as from half of the largest on
     assert CostTable({4: 0.01}).at(1) == CostTable({4: 0.01}).at(9) == 0.01
 
 
@@ -52,6 +52,18 @@ def test_one_size_that_takes_longer_than_its_table_says() -> None:
     verify = costs.of("verify")
     assert verify is not None
     assert verify.at(5) / verify.at(1) == pytest.approx(1.5 * STAIRCASE[5] / STAIRCASE[1], rel=0.03)
+
+
+def test_a_larger_size_that_takes_less_is_believed() -> None:
+    """Neighbouring sizes may differ by little more than noise: what is noted must not drive them apart."""
+    costs = Costs({"verify": {1: 0.010, 2: 0.0105, 4: 0.012}})
+    for _ in range(5000):
+        costs.note("verify", 1, 0.0100)
+        costs.note("verify", 2, 0.0095)
+    verify = costs.of("verify")
+    assert verify is not None
+    assert [verify.at(size) for size in (1, 2)] == pytest.approx([0.0100, 0.0095], rel=0.01)
+    assert 0.0110 < verify.at(4) < 0.0125
 
 
 def test_a_process_that_was_not_running_says_little_of_a_forward() -> None:

@@ -186,6 +186,26 @@ def test_without_a_draft_there_is_nothing_to_choose() -> None:
     assert Tuning().current(AHEAD).num_speculative_tokens == 2
 
 
+def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
+    """Sizes alternate before a window of any of them is full."""
+    world = World(0.9, slower=9.0, tuning=Tuning())
+    world.tuning.recall(
+        Knowledge(tables=world.tuning.costs.written() | {"verify_beside": {1: 0.05, 64: 0.06}, "step": {1: 0.06}})
+    )
+    modes = []
+    for turn in range(400):
+        world.tuning.situate([0] * (1 + turn % 2), True)
+        now = world.tuning.current(AUTO)
+        modes.append(now.mode)
+        seconds, batch = 0.45 if now.mode == "ssd" else 0.05, 1 + turn % 2
+        setting = setting_of(now)
+        world.tuning.learn(
+            DecodingRound(batch, batch, seconds, 0.0, batch, now.mode == "ssd", False, setting), world.counters
+        )
+        world.tuning.end_round(world.counters)
+    assert modes[0] == "ssd" and "ssd" not in modes[-100:]
+
+
 def test_each_batch_size_has_its_own_plan() -> None:
     """One sequence has a machine that computes nothing else; sixteen fill it."""
     tuning = World(0.7, LinearCost(0.010, 0.010), LinearCost(0.001, 0.0)).tuning
