@@ -32,9 +32,9 @@ _POLL_S = 20e-6
 _LONGEST_SILENCE_S = 0.2
 # Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
 _SMOOTHING, _SAMPLES = 0.1, 10
-# The chance of a proposal's first token, and of each other one given those before it, before they are known: generous,
-# as what is never verified is never known. And how fast old rounds fade.
-_FIRST, _NEXT, _CHANCE_SMOOTHING = 0.7, 0.95, 0.02
+# The chance of a proposal's first token by its evidence, and of each other one given those before it, before they are
+# known. And how fast old rounds fade.
+_FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
 
 
 def recent(value: float) -> Mean:
@@ -154,8 +154,8 @@ class ModelFree(MissPolicy):
         self._make = make
         self._guessers: dict[int, _Guesser] = {}
         self._chances = [
-            [Mean(_NEXT if depth else _FIRST, _CHANCE_SMOOTHING, _SAMPLES) for depth in range(AUTO_LOOKAHEAD)]
-            for _ in range(MOST_EVIDENCE + 1)
+            [Mean(_NEXT if depth else first, _CHANCE_SMOOTHING, _SAMPLES) for depth in range(AUTO_LOOKAHEAD)]
+            for first in _FIRST
         ]
         self.tokens = recent(1.5)  # that a row brings which verifies a proposal
 

@@ -91,7 +91,7 @@ def write(file: Path, knowledge: Knowledge) -> None:
     """Replace a file; where that fails, it is measured again at the next start."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh = file.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(knowledge) + b"\n")
         fresh.replace(file)
     except OSError as error:

@@ -201,9 +201,13 @@ class Tuning:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of recent rounds at the present batch size, of the whole batch; 0 before any."""
+        """Tokens per second of recent rounds at the present batch size, of the whole batch; before any, those of plain
+        decoding, 0 if that is not known either."""
         _, tokens, seconds = self._recent
-        return tokens.value / seconds.value if seconds.value > 0 else 0.0
+        if seconds.value > 0:
+            return tokens.value / seconds.value
+        verify = self.costs.of("verify")
+        return 0.0 if verify is None else self._batch / verify.at(self._batch)
 
     # -- what rounds show -----------------------------------------------------------------------------------------
 
