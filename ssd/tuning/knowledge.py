@@ -70,10 +70,10 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
 
 
 def _files(model: str | None) -> list[Path]:
-    """The files of a model: a draft may be trained anew in the same place."""
-    if model is None:
-        return []
-    return sorted(Path(model).iterdir()) if Path(model).is_dir() else [Path(model)]
+    """The weights of a model: a draft may be trained anew in the same place."""
+    place = Path(model or "")
+    files = sorted(place.iterdir()) if model and place.is_dir() else [place]
+    return [file for file in files if file.suffix in (".safetensors", ".gguf") and file.is_file()]
 
 
 def read(file: Path) -> Knowledge | None:

@@ -292,7 +292,7 @@ def test_any_plan_after_any_other(
     monkeypatch.setattr(Tuning, "plan", thrown)
     settings = config(Speculation("auto", 0, (), backup, budget=40))
     draft = Draft(settings, world.draft, steps=6)
-    Auditor(world, draft, retuned=True)
+    Auditor(world, draft, mixed=True)
     texts = Pair(settings, world.target, draft, elastic=elastic).run(LONG_PROMPTS, params(3, 30, temperature))
     assert texts.ids == plainly(world, LONG_PROMPTS, temperature, 30).ids
     assert len(plans) == 9
