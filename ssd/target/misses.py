@@ -23,7 +23,7 @@ from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for
 from ssd.target.draft_session import DraftSession
 from ssd.target.sequence import Sequence
 from ssd.tuning.learner import Mean
-from ssd.tuning.rounds import Tuning
+from ssd.tuning.rounds import Tuning, kind_of
 
 log = logging.getLogger("ssd.target")
 
@@ -33,8 +33,9 @@ _LONGEST_SILENCE_S = 0.2
 # Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
 _SMOOTHING, _SAMPLES = 0.1, 10
 # The chance of a proposal's first token by its evidence, and of each other one given those before it, before they are
-# known. And how fast old rounds fade.
+# known: so much of it for each kind of sampling law (`kind_of`). And how fast old rounds fade.
 _FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
+_WARM = (1.0, 0.7, 0.5)
 
 
 def recent(value: float) -> Mean:
@@ -131,9 +132,11 @@ class WaitForK(MissPolicy):
 
 @dataclass
 class _Guesser:
-    """A sequence's speculator, None once it has failed, how many tokens it was given, and what it guessed last."""
+    """A sequence's speculator, None once it has failed, the kind of its sampling law, how many tokens the speculator
+    was given, and what it guessed last."""
 
     speculator: Speculator | None
+    kind: int = 0
     known: int = 0
     guess: Items[int] = ()
 
@@ -154,8 +157,14 @@ class ModelFree(MissPolicy):
         self._make = make
         self._guessers: dict[int, _Guesser] = {}
         self._chances = [
-            [Mean(_NEXT if depth else first, _CHANCE_SMOOTHING, _SAMPLES) for depth in range(AUTO_LOOKAHEAD)]
-            for first in _FIRST
+            [
+                [
+                    Mean(warm * (_NEXT if depth else first), _CHANCE_SMOOTHING, _SAMPLES)
+                    for depth in range(AUTO_LOOKAHEAD)
+                ]
+                for first in _FIRST
+            ]
+            for warm in _WARM
         ]
         self.tokens = recent(1.5)  # that a row brings which verifies a proposal
 
@@ -163,7 +172,8 @@ class ModelFree(MissPolicy):
         """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
         try:
             if sequence.request not in self._guessers:
-                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None)
+                kind = kind_of(sequence.law.temperature)
+                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, kind)
             guesser = self._guessers[sequence.request]
             if guesser.speculator is None:
                 return []
@@ -172,7 +182,7 @@ class ModelFree(MissPolicy):
             lookahead = sequence.asked.num_speculative_tokens
             longest = min(lookahead or AUTO_LOOKAHEAD, sequence.acceptable)
             guesser.guess = found = guesser.speculator.propose(longest)[:longest]
-            return found if lookahead else found[: self._worth(guesser.evidence, len(found), costs)]
+            return found if lookahead else found[: self._worth(guesser, len(found), costs)]
         except Exception:
             log.exception("a speculator failed; request %d goes without it", sequence.request)
             self._guessers[sequence.request] = _Guesser(None)
@@ -183,7 +193,8 @@ class ModelFree(MissPolicy):
         guesser = self._guessers[request]
         if drafted:
             self.tokens.note(len(tokens))
-        for chance, guess, token in zip(self._chances[guesser.evidence], guesser.guess, tokens, strict=False):
+        chances = self._chances[guesser.kind][guesser.evidence]
+        for chance, guess, token in zip(chances, guesser.guess, tokens, strict=False):
             chance.note(float(guess == token))
             if guess != token:
                 break
@@ -191,12 +202,12 @@ class ModelFree(MissPolicy):
     def forget(self, request: int) -> None:
         self._guessers.pop(request, None)
 
-    def _worth(self, evidence: int, most: int, costs: WaitCosts) -> int:
+    def _worth(self, guesser: _Guesser, most: int, costs: WaitCosts) -> int:
         """How many of `most` tokens to verify: those that bring the most tokens beyond their price.
 
         With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
         reached, brought, best, depth = 1.0, 0.0, 0.0, 0
-        for count, chance in enumerate(self._chances[evidence][:most], 1):
+        for count, chance in enumerate(self._chances[guesser.kind][guesser.evidence][:most], 1):
             reached *= chance.value
             brought += reached
             if brought - costs.price(count) > best:
