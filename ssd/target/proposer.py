@@ -148,7 +148,7 @@ class BoardProposer(Proposer):
 
     def admit(self, sequence: Sequence) -> None:
         if sequence.tuned:
-            sequence.speculation = self.tuning.current(sequence.asked)
+            sequence.speculation = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))
         if sequence.speculation.mode in DRAFTED and self._team is None:
             self._track(sequence)
 
@@ -228,8 +228,8 @@ class BoardProposer(Proposer):
         for sequence in sequences:
             if not sequence.tuned:
                 continue
-            planned, before = self.tuning.current(sequence.asked), sequence.speculation
-            asked = sequence.asked
+            asked, before = sequence.asked, sequence.speculation
+            planned = self.tuning.current(asked, kind_of(sequence.law.temperature))
             if planned == before:
                 continue
             sequence.speculation = planned

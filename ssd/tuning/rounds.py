@@ -172,12 +172,15 @@ class Tuning:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""
         self._batch, self._kinds, self._draft = batch_class(max(1, len(kinds))), list(kinds) or [0], draft
 
-    def current(self, asked: Speculation) -> Speculation:
-        """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers."""
+    def current(self, asked: Speculation, kind: int = 0) -> Speculation:
+        """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers.
+
+        Only greedy requests (`kind` 0) have their chains allocated jointly: at higher temperatures scores may be flat,
+        and lists hit more until the draft has learned what they are worth."""
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
-        if plan.mode == "ssd" and not asked.fan_out and asked.allocation == "joint":
+        if plan.mode == "ssd" and not asked.fan_out and asked.allocation == "joint" and kind == 0:
             chains = sum(plan.fan_out)  # the draft spreads them
             return replace(asked, mode="ssd", num_speculative_tokens=plan.lookahead, budget=chains)
         return replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
