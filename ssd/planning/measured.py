@@ -11,7 +11,7 @@ from ssd.kernels import build
 from ssd.planning.profile import Misses, Points, Profile
 from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS
-from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
+from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.learner import Learner
 from ssd.tuning.rounds import kind_of
 
@@ -61,17 +61,11 @@ def _agreement(known: Knowledge, prior: Knowledge | None, kind: int) -> tuple[Le
     """Return the acceptance and hits of a kind of sampling law, and what stands in for a measurement of them, if any.
 
     An engine that begins with a prior keeps it among what it knows, so a law like the prior's was not learned here."""
-    learned, given = _law(known, kind), _law(prior, kind)
-    learner, found = Learner(), learned or given
-    if found is not None:
-        learner.recall(found.acceptance, found.hits)
-    if found is None:
+    learned, given = known.law(kind), (prior or Knowledge()).law(kind)
+    learner, found = Learner(), learned if learned.sampled else given
+    if not found.sampled:
         return learner, "the tuner's first guess"
-    rates = [[rate for rate, _ in each.acceptance[: len(given.acceptance)]] for each in (found, given)] if given else []
+    learner.recall(found.acceptance, found.hits)
+    compared = (found, given) if given.sampled else ()
+    rates = [[rate for rate, _ in each.acceptance[: len(given.acceptance)]] for each in compared]
     return learner, f"the draft's {PRIOR_FILE}" if rates and rates[0] == rates[1] else ""
-
-
-def _law(known: Knowledge | None, kind: int) -> Agreement | None:
-    """Return a law that has samples, if there is one."""
-    law = known.laws[kind] if known is not None and kind < len(known.laws) else Agreement()
-    return law if any(samples for _, samples in law.acceptance) else None

@@ -52,8 +52,8 @@ class Experience:
         # Where nothing was measured yet, plans are tried out.
         self.tuning = Tuning(config.one_bus, None if known is not None and known.tables else Random())
         self.tuning.recall(known or Knowledge(), prior)
-        self._left, self._written, self._due = _ATTEMPTS, 0, 0.0
-        self._written = -1 if self.wanting else 0
+        self._left = _ATTEMPTS
+        self._written, self._due = -1 if self.wanting else 0, 0.0
 
     @property
     def wanting(self) -> bool:
@@ -109,13 +109,19 @@ def rehearse(
 
     The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty."""
     first = not costs.tables["verify"].known
-    try:
-        yield from _alone(target, costs, team)
-        yield from _in_turn(costs, tell, board)
-        yield from _together(target, costs, tell, board, team)
+
+    def rest() -> None:
+        """The draft rests, and the target has all cores."""
         tell(Rehearse(0))
         if team is not None:
             team.use(all_cores=True)
+
+    try:
+        rest()
+        yield from _verifications(target, _ALONE, costs.tables["verify"])
+        yield from _in_turn(costs, tell, board)
+        yield from _together(target, costs, tell, board, team)
+        rest()
         again = min(target.verify(1) for _ in range(_REPEATS))
         costs.disturbed = first and abs(math.log(again / costs.tables["verify"].at(1))) > _DISTURBED
     except OutOfPages:
@@ -123,15 +129,7 @@ def rehearse(
     finally:
         for table in costs.tables.values():
             table.smooth()
-        tell(Rehearse(0))
-        if team is not None:
-            team.use(all_cores=True)
-
-
-def _alone(target: TargetRehearsal, costs: Costs, team: CoreTeam | None) -> Iterator[None]:
-    if team is not None:
-        team.use(all_cores=True)
-    yield from _verifications(target, _ALONE, costs.tables["verify"])
+        rest()
 
 
 def _verifications(target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable) -> Iterator[None]:

@@ -45,6 +45,11 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hits: Rates = ()
     lookup: tuple[Annotated[float, Meta(ge=0, le=64)], Annotated[float, Meta(ge=0, le=64)]] | None = None
 
+    @property
+    def sampled(self) -> bool:
+        """Whether anything is known of acceptance."""
+        return any(samples for _, samples in self.acceptance)
+
 
 class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `disturbed` if other work disturbed their
@@ -55,6 +60,10 @@ class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
     disturbed: bool = False
     errors: Annotated[dict[str, Annotated[float, Meta(ge=-MOST_ERROR, le=MOST_ERROR)]], Meta(max_length=256)] = {}
+
+    def law(self, kind: int) -> Agreement:
+        """The agreement under a kind of law; an empty one if nothing is known."""
+        return self.laws[kind] if kind < len(self.laws) else Agreement()
 
 
 def file_of(config: EngineConfig, kernels: str) -> Path:

@@ -19,8 +19,7 @@ from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, Speculat
 # milliseconds, and before that after 1, 2, 4, ... of them.
 _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 _RECENT = 0.03  # how fast the long-run speed follows
-# Kinds of requests whose plans are remembered.
-_REMEMBERED = 8
+_REMEMBERED = 64  # plans
 _LONGEST_STEP_S = 60.0
 # Temperatures up to these are of one kind: greedy, cool, warm. Acceptance is learned for each.
 _KINDS = (0.0, 0.7)
@@ -129,7 +128,7 @@ class Tuning:
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, SpeculationPlan] = {}
-        self._batch, self._kinds, self._draft = 1, list[int]([0]), False
+        self.situate([0], False)
         # Windows that have begun, by batch class and setting: under load these alternate.
         self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
@@ -142,8 +141,8 @@ class Tuning:
         self.costs = Costs(known.tables)
         self.costs.disturbed = known.disturbed
         for kind, learner in enumerate(self.learners):
-            found = [each.laws[kind] for each in (known, prior) if each is not None and kind < len(each.laws)]
-            agreement = next((each for each in found if any(samples for _, samples in each.acceptance)), None)
+            found = [each.law(kind) for each in (known, prior) if each is not None]
+            agreement = next((each for each in found if each.sampled), None)
             if agreement is not None:
                 learner.recall(agreement.acceptance, agreement.hits)
             lookup = next((each.lookup for each in found if each.lookup is not None), None)
@@ -189,7 +188,7 @@ class Tuning:
         """The plan in force for a kind of request at the present batch size."""
         place = _Place(self._batch, self._draft, key)
         if place not in self._plans:
-            if len(self._plans) > _REMEMBERED * 8:
+            if len(self._plans) > _REMEMBERED:
                 self._plans.clear()
                 self._ranked.clear()
             self._plans[place] = self._chosen(place, None)
@@ -198,9 +197,9 @@ class Tuning:
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request, so that the first one need not wait for that."""
         if asked.auto and self.costs.of("verify") is not None:
-            self._draft = True
+            self.situate([0], True)
             self.plan(PlanKey.of(asked))
-            self._draft = False
+            self.situate([0], False)
 
     @property
     def speed(self) -> float:
