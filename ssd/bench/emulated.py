@@ -97,4 +97,5 @@ def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOpt
     with tempfile.TemporaryDirectory(prefix="ssd-scripted-") as folder:
         pair = write_pair(Path(folder), emulation.stated)
         # Rounded, the draft would agree less often than stated.
-        yield replace(options, target=str(pair.target), draft=(str(pair.draft),), draft_dtype="float32")
+        whole = {"draft_dtype": "float32", "draft_quantize": "none"}
+        yield replace(options, target=str(pair.target), draft=(str(pair.draft),), **whole)

@@ -47,7 +47,7 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
         **described(setting, temperature),
         "tok_s": statistics.median(speeds),
         "tok_s_quartiles": quartiles(speeds),
-        **{key: _ratio(turns, runs[name]) for key, name in _others(setting, settings).items()},
+        **{key: _ratio(turns, runs[name]) for key, name in _others(setting, settings, runs).items()},
         "acceptance_length": _mean(metrics, "mean_acceptance_length"),
         **_hits(metrics),
         "verify_ms": _mean(metrics, "verify_ms"),
@@ -77,14 +77,18 @@ def _hits(metrics: Sequence[Metrics]) -> Row:
     }
 
 
-def _others(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
-    """Return the settings to divide this one's speed by, by column: `ar`, and `sd` with the same K."""
+def _others(setting: Setting, settings: Sequence[Setting], runs: Runs) -> dict[str, str]:
+    """Return the settings to divide this one's speed by, by column: `ar`, `sd` with the same K, and for `auto` the
+    fastest of all that are fixed."""
     found = {}
     for other in settings:
         mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens
         drafts = setting.speculation.mode in (*DRAFTED, "auto")
         if mode == "ar" or (mode == "sd" and drafts and setting.speculation.num_speculative_tokens == lookahead):
             found[f"over_{mode}"] = other.name
+    fixed = [other.name for other in settings if other.speculation.mode != "auto"]
+    if setting.speculation.mode == "auto" and fixed:
+        found["over_best"] = max(fixed, key=lambda name: statistics.median(turn.tok_s for turn in runs[name]))
     return found
 
 

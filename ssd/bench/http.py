@@ -37,7 +37,7 @@ class Http:
             raise UsageError(f"--url {url}: it names no host")
         self._url, self._chat = url, chat
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._most, self.model = most, self._model()
+        self._most, (self.model, self._ours) = most, self._served()
         self._open = set[socket.socket]()
         self._left = False
 
@@ -56,7 +56,8 @@ class Http:
     async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._ask, prompt, params)
 
-    def _model(self) -> str:
+    def _served(self) -> tuple[str, bool]:
+        """Return the name of the first model, and whether the server is an `ssd serve`."""
         connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
         try:
             connection.request("GET", f"{self._base}/v1/models", headers=self._headers)
@@ -64,7 +65,8 @@ class Http:
             body = response.read()
             if response.status != 200:
                 raise SsdError(f"{self._url} answers {response.status} {response.reason} to a question for its models")
-            return str(json.loads(body)["data"][0]["id"])
+            model = json.loads(body)["data"][0]
+            return str(model["id"]), model.get("owned_by") == "ssd"
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             raise SsdError(f"no server with a model at {self._url}: {error}") from None
         finally:
@@ -105,12 +107,15 @@ class Http:
             "model": self.model,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
+            "top_p": params.top_p,
             "seed": params.seed,
             "ignore_eos": params.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
+        if self._ours:  # not every server takes these; ours would read them from generation_config.json
+            asked |= {name: getattr(params, name) for name in ("top_k", "min_p", "repetition_penalty")}
         chat = self._chat and isinstance(prompt, str)
         asked |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         return f"{self._base}/v1/{'chat/' if chat else ''}completions", json.dumps(asked).encode()

@@ -28,6 +28,7 @@ _TABLES = {
         "tok_s_quartiles": "quartiles",
         "over_ar": "over ar",
         "over_sd": "over sd",
+        "over_best": "over best",
         "request_throughput": "requests/s",
         "output_throughput": "tok/s",
         "max_concurrent_requests": "most open",

@@ -12,11 +12,14 @@ from ssd.bench.datasets import read_prompts
 from ssd.cli.options import GroupedCommand, address_options, engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
-from ssd.config.params import SamplingParams
+from ssd.config.params import MAX_GRAMMAR, SamplingParams, Structured
 from ssd.errors import RequestError, UsageError
+from ssd.files import read_bounded
 from ssd.ipc.connection import validate
 from ssd.ipc.public import Generate
 from ssd.launch.options import EngineOptions
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(cls=GroupedCommand)
@@ -24,6 +27,9 @@ from ssd.launch.options import EngineOptions
 @click.option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
 @sampling_options(max_tokens=128)
 @click.option("--logprobs", type=click.IntRange(0, 20), help="With --json: log-probabilities, and of N alternatives.")
+@click.option("--json-schema", type=_FILE, help="The output is JSON that obeys the JSON Schema in this file.")
+@click.option("--regex", help="The output matches this regular expression.")
+@click.option("--grammar", type=_FILE, help="The output obeys the grammar in this file, in Lark's notation or GBNF.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
 @click.option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
 @address_options
@@ -37,11 +43,14 @@ def generate(
     chat: bool | None,
     address: str | None,
     keys: Path | None,
+    json_schema: Path | None,
+    regex: str | None,
+    grammar: Path | None,
     engine: EngineOptions,
     **sampling: Any,
 ) -> None:
     """Complete PROMPT, or the prompts of a file."""
-    params = SamplingParams(**sampling)
+    params = SamplingParams(**sampling, structured=_structured(json_schema, regex, grammar))
     changes = {} if address is None else speculation_changes(context, engine)
     prompts = _prompts(prompt, prompts_file, params)
     with process_setup(), connect(address, keys, engine, quiet=as_json) as client:
@@ -54,6 +63,20 @@ def generate(
         else:
             completion = show(client, prompts[0][1], params, as_chat)
             click.echo(summary(completion.usage.completion_tokens, completion.metrics), err=True)
+
+
+def _structured(schema: Path | None, regex: str | None, grammar: Path | None) -> Structured | None:
+    """Return what the output must be; None if it may be any text. Raises UsageError."""
+    given = [asked for asked in (schema, regex, grammar) if asked is not None]
+    if len(given) > 1:
+        raise UsageError("give one of --json-schema, --regex and --grammar")
+    if regex is not None:
+        return Structured("regex", regex)
+    if not given:
+        return None
+    file = Path(given[0])
+    text = read_bounded(file, 4 * MAX_GRAMMAR, pipe=True).decode(errors="replace")
+    return Structured("json" if schema is not None else "grammar", text)
 
 
 def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[tuple[str, str]]:

@@ -29,14 +29,23 @@ _SERVER = {
     "port": "Its port; 0: any free one.",
     "uds": "Listen on this Unix socket instead.",
     "api_key_file": "File with the keys that clients must show, one a line; only its owner may read it.",
+    "api_key": "A key that clients must show. Repeatable; better SSD_API_KEY, which no list of processes shows.",
+    "ssl_certfile": "Serve HTTPS with the certificates in this PEM file.",
+    "ssl_keyfile": "PEM file with the private key. Default: it is in --ssl-certfile.",
+    "allow_origin": "Let web pages of this origin ask, as https://app.example; *: of any. Repeatable.",
     "allowed_host": "Another host name that HTTP without keys answers to, as of a proxy. Repeatable.",
     "zmq_bind": "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555.",
     "zmq_keys": "Folder of `ssd keys` with the engine's key and the list of clients.",
     "insecure": "Let other machines in without keys.",
     "served_model_name": "The model's name for clients. Repeatable. Default: --target.",
     "metrics_compat": "Give the metrics under vLLM's names, too.",
+    "generation_config": "auto: requests that do not say how to sample do as the model's generation_config.json says.",
+    "strict_fields": "Refuse HTTP bodies with unknown fields instead of ignoring these.",
     "cache_report": "Tell clients how much of a prompt was cached.",
-    "max_open_requests": "Most requests that run or wait; more are refused (503).",
+    "tool_call_parser": "How the model says tool calls: auto (as its chat template fits), none, hermes, llama3_json, "
+    "mistral, pythonic, or a plugin's name.",
+    "reasoning_parser": "How it marks its thoughts: auto, none, think, mistral, or a plugin's name.",
+    "max_open_requests": "Most requests that run or wait; more are refused (429).",
     "max_n": "Most choices of one prompt.",
     "max_prompts": "Most prompts of one HTTP request.",
     "max_body_bytes": "Largest HTTP body.",
@@ -108,7 +117,8 @@ def launch(
     if dry_run:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(config), indent=2).decode())
+        shown = replace(config, server=replace(config.server, api_keys=("...",) * len(config.server.api_keys)))
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
         return
     if config.nodes is not None and config.nodes.rank:
         _follow(config)

@@ -37,8 +37,9 @@ _HEADINGS = {
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
     "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus attention enforce_eager "
     "deterministic",
-    "Clients": "http uds api_key_file allowed_host zmq_bind zmq_keys insecure served_model_name metrics_compat "
-    "cache_report",
+    "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
+    "insecure served_model_name generation_config metrics_compat strict_fields cache_report "
+    "tool_call_parser reasoning_parser",
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
     "slow_reader_seconds shutdown_timeout step_timeout",
 }
@@ -170,7 +171,7 @@ _ENGINE = {
     "draft_dtype": "The draft's type. Default: the one that is fast here.",
     "quantize": "int8: round weights to 8 bits, on a CPU. A quarter of the bytes to read.",
     "draft_quantize": "The draft's. Default: the target's, or int8 where that is faster.",
-    "max_model_len": "Longest prompt and answer together, in tokens.",
+    "max_model_len": "Longest prompt and answer together, in tokens. Default: the model's, if memory allows.",
     "max_num_seqs": "Most requests that run at the same time.",
     "max_num_batched_tokens": "Most tokens of one step.",
     "kv_cache_memory_bytes": "The target's KV cache. Default: a quarter of the memory at most, or the rest of a GPU.",
@@ -224,7 +225,7 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
             "--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True, help="Longest answer, in tokens."
         ),
         click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same tokens. Default: random."),
-        click.option("--stop", multiple=True, help="Text to stop before; up to four times."),
+        click.option("--stop", multiple=True, help="Text to stop before; up to 16 times."),
         click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),
     ]
     return lambda function: functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)

@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from ssd.config import gpus
 from ssd.config.emulation import Agreement, DeviceTimes
-from ssd.config.params import DRAFTED, Speculation
+from ssd.config.params import DRAFTED, SamplingDefaults, Speculation
+from ssd.config.parsers import AUTO
 from ssd.errors import UsageError
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -46,10 +47,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How clients reach an engine beside its own ipc socket, and the `names` of its model.
 
-    With `http`, HTTP listens on `uds`, or else on `host` and `port` (0: any free one). Every line of `api_key_file` is
-    a key; without keys, requests must name a host of this machine or of `allowed_hosts`. ZeroMQ clients of other
-    machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `cache_report`, clients learn how
-    much of a prompt was found in the prefix cache."""
+    With `http`, HTTP listens on `uds`, or else on `host` and `port` (0: any free one), with TLS if there is a
+    certificate. Every line of `api_key_file` is a key, beside `api_keys`; without keys, requests must name a host of
+    this machine or of `allowed_hosts`. Browsers let pages of `allow_origins` read answers. ZeroMQ clients of other
+    machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `strict_fields`, unknown fields of
+    HTTP bodies are refused. With `cache_report`, clients learn how much of a prompt was found in the prefix cache.
+    `tool_call_parser` and `reasoning_parser` are names of `ssd.config.parsers`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
     http: bool = False
@@ -57,11 +60,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: Port = 8000
     uds: str | None = None
     api_key_file: str | None = None
+    api_keys: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     zmq_bind: str | None = None
     zmq_keys: str | None = None
     metrics_compat: MetricsCompat = "none"
+    strict_fields: bool = False
+    sampling: SamplingDefaults = SamplingDefaults()
     cache_report: bool = True
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     limits: Limits = Limits()
 
 

@@ -16,13 +16,14 @@ DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
 """Modes that need a draft model."""
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
-Allocation = Literal["joint", "theorem"]
+Allocation = Literal["joint", "theorem", "either"]
 
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
 AUTO_LOOKAHEAD = 8
 MAX_SEED = 2**63 - 1
+MAX_STOPS = 16
 
 Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
 Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]
@@ -31,6 +32,11 @@ Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
+
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "compiled"]
+MAX_GRAMMAR = 64 * 2**10
+"""Characters of a grammar as a client writes it."""
+MAX_COMPILED = 4 * MAX_GRAMMAR
 
 FanOutChoice = FanOut | Literal["theorem"]
 """What an option takes: numbers, () for a joint allocation, or lists by Theorem 12."""
@@ -52,7 +58,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or whatever is fastest (`auto`).
     `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. K = 0
     and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains: by `allocation` joint the
-    likeliest outcomes of all accepted lengths get them, by theorem each length its share (Theorem 12). `backup` is
+    likeliest outcomes of all accepted lengths get them, by theorem each length its share (Theorem 12). Beside a fan-out
+    `either` means the one of both that would have hit more often. `backup` is
     auto, jit, none or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro
     sampling, for the sampler `rejection`; 1 is ordinary sampling."""
 
@@ -111,15 +118,32 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.fan_out[0] * (self.longest + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
 
 
+class Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the output must be: `source` says it in the language of `kind`.
+
+    `json`: a JSON Schema. `json_object`: any JSON object, without a source. `regex`: a regular expression. `choice`: a
+    JSON array of strings. `grammar`: Lark's notation or GBNF. `compiled`: the text of `llguidance`, which the frontend
+    makes of the others."""
+
+    kind: GrammarKind
+    source: Annotated[str, Meta(max_length=MAX_COMPILED)] = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How tokens are sampled and where they end. Names follow the OpenAI API and vLLM.
 
     - `temperature` 0 is greedy; ties go to the lowest id. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
     - The penalties count tokens of the output, `repetition_penalty` those of the prompt too. `logit_bias` is added to
-      the logits of its ids.
-    - Neither a token nor a stop string ends the output before `min_tokens`. `seed` None means a random seed.
+      the logits of its ids. No other tokens than `allowed_token_ids` are possible, if there are some.
+    - The output obeys `structured`, and ends when that is complete: `ignore_eos` has no effect then, and `min_tokens`
+      only as long as the grammar allows more.
+    - Neither a token nor a stop string ends the output before `min_tokens`, unless all `allowed_token_ids` end it.
+      `seed` None means a random seed.
     - `logprobs` n: the log-probability of each token under the target's unmodified distribution, and of the n
       likeliest alternatives (0: of the token alone). `prompt_logprobs`: the same for the prompt but its first token.
+    - The output ends before a stop string, or with it if `include_stop_str_in_output`. Special tokens are no part of
+      its text, unless `skip_special_tokens` is false.
+    - Of a prompt only the last `truncate_prompt_tokens` are used.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
@@ -130,16 +154,21 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
+    structured: Structured | None = None
     seed: Seed | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)] = ()
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=MAX_STOPS)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     speculation: Speculation | None = None
     cache_salt: CacheSalt = ""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
     def check(self) -> None:
         """Raise RequestError for values that a decoder would refuse; a plain constructor checks nothing."""
@@ -162,7 +191,22 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def plain(self) -> bool:
         """Tells whether logits are taken as the model gives them, whatever the output is so far."""
         neutral = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
-        return neutral and not self.logit_bias and not self.min_tokens
+        free = not self.logit_bias and not self.allowed_token_ids and self.structured is None
+        return neutral and free and not self.min_tokens
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How HTTP requests are sampled that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+
+    def given(self) -> dict[str, float]:
+        """Return the fields that are not None."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -17,6 +17,7 @@ from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
 from ssd.draft.tree import Chain, Guess, Tree, agreed, confirmed
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.tuning.cascade import best_length
 from ssd.tuning.learner import LinearFit, Mean
@@ -69,21 +70,22 @@ class Cascade:
         return self.smaller[-1] if self.smaller else None
 
     def forward(
-        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing]
+        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task = nothing
     ) -> list[list[Guess]]:
-        """Run the rows of paths and the last token of each growing chain.
+        """Run the rows of paths and the last token of each growing chain; does `meanwhile` while a device computes.
         Returns, in this order, the guesses for each path's outputs and for each chain's last token, and one more for
         each right guess of the smaller draft."""
         outputs = [row.outputs for _, row in paths] + [1 for _, chains in growing for _ in chains]
         frontiers = [self._path_frontier(path) for path in paths]
         frontiers += [self._chain_frontier(tree, chain) for tree, chains in growing for chain in chains]
         if self.smaller:
+            meanwhile()  # their forwards come first
             self.smaller[-1].propose(trees, frontiers)
             paths = [_guessed_row(*pair) for pair in zip(paths, frontiers, strict=False)]
         rest = iter(frontiers[len(paths) :])
         chains = [_chain_rows(tree, zip(own, rest, strict=False)) for tree, own in growing]
         work = [(count, frontier.guessed) for count, frontier in zip(outputs, frontiers, strict=True)]
-        return _verified(self.drafter, self._below, paths, chains, work)
+        return _verified(self.drafter, self._below, paths, chains, work, meanwhile)
 
     def promote(self, tree: Tree, winner: Chain) -> None:
         """Make the winning chain's keys and values the path's, as far as they are there. Raises OutOfPages."""
@@ -144,12 +146,13 @@ def _verified(
     paths: Sequence[PathRow],
     chains: Sequence[ChainRows],
     work: Sequence[tuple[int, list[int]]],
+    meanwhile: Task = nothing,
 ) -> list[list[Guess]]:
     """One forward of `drafter`, which verifies what `below` guessed.
     `work` has for each frontier, in the order of the rows, its own outputs and the guessed tokens behind them; returns
     for each the guesses that hold."""
     began, found = time.perf_counter(), list[list[Guess]]()
-    guesses = drafter.forward(paths, chains)
+    guesses = drafter.forward(paths, chains, meanwhile)
     seconds = time.perf_counter() - began
     for outputs, guessed in work:
         own = [next(guesses) for _ in range(outputs + len(guessed))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.batch import Row, output_indices
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.kernels import cpu
@@ -38,11 +40,13 @@ class ChainRows(NamedTuple):
 
 class LogitRows(NamedTuple):
     """Rows of logits of one sequence: the absolute `positions` that they are about.
-    `nodes` says how many draft tokens of the speculation come before each."""
+    `nodes` says how many draft tokens of the speculation come before each. `drafts` are the draft tokens after the
+    committed ones, if the sequence has a grammar; None where they are not known."""
 
     tree: Tree
     positions: Sequence[int]
     nodes: Sequence[int]
+    drafts: Sequence[list[int] | None] = ()
 
 
 class Drafter:
@@ -77,19 +81,28 @@ class Drafter:
         """As many of the next path tokens as the next forward can compute."""
         return tokens
 
-    def forward(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> Iterator[Guess]:
-        """A guess for every output of the paths' rows, then for every token of the chains."""
+    def forward(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
+    ) -> Iterator[Guess]:
+        """A guess for every output of the paths' rows, then for every token of the chains.
+        Calls `meanwhile` while the device computes, if the runner overlaps, else afterwards."""
         context = self._context(paths, chains)
         tokens = [token for _, row in paths for token in row.token_ids]
         tokens += [token for _, own in chains for token in own.tokens]
         wanted = wanted_of(paths, chains)
-        logits = self.runner.run(tokens, context, wanted)
+        logits = self.runner.run(tokens, context, wanted, meanwhile)
         return iter(self._finished(self._guesses(logits, paths, chains), context, wanted))
 
     def _guesses(self, logits: Tensor, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Guess]:
         """The guesses of `forward` from their logits."""
-        rows = [LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted]) for tree, row in paths]
-        rows += [LogitRows(tree, [p + 1 for p in own.positions], own.depths) for tree, own in chains]
+        rows = [
+            LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted], _path_drafts(tree, row))
+            for tree, row in paths
+        ]
+        rows += [
+            LogitRows(tree, [p + 1 for p in own.positions], own.depths, _chain_drafts(tree, own))
+            for tree, own in chains
+        ]
         return self._sampler(logits[:, : self._vocab_size], rows)
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
@@ -123,9 +136,38 @@ def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
     return sum(len(row.token_ids) for _, row in paths) + sum(len(own.tokens) for _, own in chains)
 
 
+def _path_drafts(tree: Tree, row: Row) -> list[list[int] | None]:
+    """The draft tokens before each output of a path's row; empty without a grammar."""
+    if tree.grammar is None:
+        return []
+    known = max(0, row.start - tree.base)
+    drafts = [*tree.trunk[:known], *row.token_ids[max(0, tree.base - row.start) :]]
+    if known > len(tree.trunk):  # a smaller draft's path runs ahead of the trunk
+        return [None] * row.outputs
+    return [drafts[: position - tree.base] for position in row.predicted]
+
+
+def _chain_drafts(tree: Tree, own: ChainTokens) -> list[list[int] | None]:
+    """The draft tokens up to each token of the chains; empty without a grammar."""
+    if tree.grammar is None:
+        return []
+    found: list[list[int] | None] = []
+    chains = {chain.cell: chain for chain in tree.chains}
+    before: tuple[int, int] | None = None
+    for fork, cell, depth, token in zip(own.forks, own.cells, own.depths, own.tokens, strict=True):
+        if before == (cell, depth - 1):
+            draft = found[-1]
+        else:
+            chain = chains.get(cell)
+            draft = [*tree.trunk[:fork], *chain.tokens[:depth]] if chain and depth <= len(chain.tokens) else None
+        found.append(None if draft is None else [*draft, token])
+        before = cell, depth
+    return found
+
+
 def candidates_of(trees: Iterable[Tree]) -> int:
     """How many candidates a guess needs: the largest fan-out and one more, which may be in flight."""
-    return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
+    return 1 + max(most_candidates(() if tree.either else tree.speculation.fan_out) for tree in trees)
 
 
 class DraftSampler:
@@ -141,6 +183,7 @@ class DraftSampler:
         """A guess for each row of `logits` [n, V]; `rows` say, sequence by sequence, what they are about."""
         if not len(logits):
             return []  # prompt chunks only
+        logits = _masked(logits, rows)
         sampled = [own for own in rows if own.tree.law.temperature > 0]
         shared = (own for own in sampled if not own.tree.ratio_rule)
         self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
@@ -158,6 +201,8 @@ class DraftSampler:
         if outcome.NEEDS_PROBABILITIES:
             chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(found.ids, device=raw.device)).tolist()
             guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
+        if any(own.drafts for own in rows):
+            guesses = [_possible(guess) for guess in guesses]
         start = 0
         for part, own in zip(parts, rows, strict=True):
             if own.tree.ratio_rule and len(part):
@@ -191,3 +236,24 @@ class DraftSampler:
             guess._replace(token=guess.candidates[0] if token < 0 else token, draft_probs=probs)
             for token, guess, probs in drawn
         ]
+
+
+def _masked(logits: Tensor, rows: Sequence[LogitRows]) -> Tensor:
+    """`logits` [n, V] without the tokens that grammars forbid; the very same where there is no grammar."""
+    start, masked = 0, logits
+    for own in rows:
+        stop = start + len(own.positions)
+        grammar = own.tree.grammar
+        possible = grammar.possible(own.tree.tokens, own.drafts) if grammar is not None and own.drafts else None
+        if possible is not None:
+            masked = logits.clone() if masked is logits else masked
+            masked[start:stop].masked_fill_(~possible[:, : logits.shape[1]].to(logits.device), -torch.inf)
+        start = stop
+    return masked
+
+
+def _possible(guess: Guess) -> Guess:
+    """The guess with the candidates that are possible, or else the first."""
+    count = max(1, sum(score > -math.inf for score in guess.scores))
+    cut = {name: getattr(guess, name)[:count] for name in ("candidates", "scores", "probabilities")}
+    return guess._replace(**cut)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 from ssd import failpoints
 from ssd.config.engine import EngineConfig
@@ -13,6 +15,7 @@ from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
+from ssd.draft.grammar import DraftGrammar
 from ssd.draft.rehearsal import Rehearsal
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
@@ -20,11 +23,14 @@ from ssd.execution.batch import Row
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
+from ssd.grammar.background import BackgroundCompiler
+from ssd.grammar.matcher import GrammarCompiler
 from ssd.ipc.board import TRUNK, BoardWriter, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
+from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.speculation.noise import NoiseCache
 
 log = logging.getLogger("ssd.draft")
@@ -62,9 +68,15 @@ class DraftEngine:
         self.cascade = Cascade([*smaller, self.drafter])
         self.trees: dict[int, Tree] = {}
         self._rehearsal: Rehearsal | None = None
+        self._grammars = BackgroundCompiler(lambda: _compiler(config))
+        self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains with tokens to publish
         self._scheduler = ChainScheduler(
             self.drafter.chain_cache, self.drafter.max_position, self.cascade.forget_chains
         )
+
+    def prepare(self) -> None:
+        """Load what the first grammar would need; called before there are requests."""
+        self._grammars.prepare()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +89,10 @@ class DraftEngine:
             self._drop(message.request)
             self._board.clear(message.slot)
             table = PageTable(self.drafter.pool, message.cache_salt)
-            self.trees[message.request] = Tree(message, self._epoch, table, self.drafter.recurrent)
+            new = self.trees[message.request] = Tree(message, self._epoch, table, self.drafter.recurrent)
+            new.jointly = self._scheduler.jointly(new)
+            if message.structured is not None:
+                new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
         elif isinstance(message, Outcomes):
             for row in message.rows:
                 tree = self.trees.get(row.request)
@@ -102,6 +117,8 @@ class DraftEngine:
         self._trace.enter(State.PROMOTE, tree.request)
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
         nodes = tree.nodes
+        if tree.either:
+            self._scheduler.compare(tree, row.accepted, row.token)
         try:
             winner = tree.outcome(row)
             if winner is not None:
@@ -112,6 +129,7 @@ class DraftEngine:
             return
         self._scheduler.note_bonus(prepared, row.token)
         self._scheduler.note_outcome(nodes, row.accepted, row.token)
+        tree.jointly = self._scheduler.jointly(tree)
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
@@ -120,6 +138,7 @@ class DraftEngine:
         self._publish_trunk(tree)
 
     def _forget_chains(self, tree: Tree) -> None:
+        self._unposted.pop(tree.request, None)
         cells = [chain.cell for chain in tree.chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
         self.cascade.forget_chains(cells)
@@ -144,11 +163,12 @@ class DraftEngine:
         paths = self._prefill()
         growing = self._fork()
         if not paths and not growing:
+            self._post()
             return False
         self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
-        found = self.cascade.forward(self.trees.values(), paths, growing)
+        found = self.cascade.forward(self.trees.values(), paths, growing, self._post)
         self._publish(paths, growing, found)
         self._note_step(time.perf_counter() - began, paths, found)
         self._trace.enter(State.OTHER)
@@ -239,12 +259,22 @@ class DraftEngine:
             self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]])
 
     def _post_chains(self, tree: Tree, chains: Sequence[Chain]) -> None:
-        """Publish the tokens of chains that the target can use."""
-        keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
-        ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
-        places = [Place(chain.rank, chain.fan_out) for chain in chains]
-        self._show_probs()
-        self._board.publish(tree.slot, [chain.entry for chain in chains], keys, ids, places)
+        """Publish the tokens of chains that the target can use: at once, or while a device computes the next ones."""
+        self._unposted.setdefault(tree.request, {}).update((chain.entry, chain) for chain in chains)
+        if not self.drafter.runner.overlaps:
+            self._post()
+
+    def _post(self) -> None:
+        """Publish what has not been published yet."""
+        if self._unposted:
+            self._show_probs()
+        for request, own in self._unposted.items():
+            tree, chains = self.trees[request], list(own.values())
+            keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
+            ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
+            places = [Place(chain.rank, chain.fan_out) for chain in chains]
+            self._board.publish(tree.slot, list(own), keys, ids, places)
+        self._unposted.clear()
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
         """Write the draft probabilities of an entry's tokens from the `start`-th on, for the ratio rule."""
@@ -257,6 +287,13 @@ class DraftEngine:
         """Make written draft probabilities visible; the tokens that they belong to are published after them."""
         if self._draft_probs is not None:
             self._draft_probs.show()
+
+
+@lru_cache(1)  # an engine that begins anew after a lost target needs the same
+def _compiler(config: EngineConfig) -> GrammarCompiler:
+    """The target's grammars."""
+    checkpoint = inspect(Path(config.target), weights=False)
+    return GrammarCompiler(checkpoint.directory, config.vocab_size, stop_token_ids(checkpoint))
 
 
 def _drafter(

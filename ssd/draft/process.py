@@ -96,6 +96,7 @@ class _Draft:
         return DraftEngine(config, self._runners, *known, *self._shared, child.trace, self._team)
 
     def serve(self) -> None:
+        self._engine.prepare()
         self._hello()
         busy, trace = False, self._child.trace
         while True:

@@ -24,6 +24,7 @@ from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, draft_shapes, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.kv_cache import KVCache
+from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables
 from ssd.kernels.cpu import Ranked
@@ -233,10 +234,11 @@ class TreeRunner(Runner):
         return smallest_fitting([len(row.token_ids) for row in rows], self._steps)
 
     @torch.inference_mode()
-    def ranked(self, rows: Sequence[TreeRow], shape: GraphShape) -> Ranked:
+    def ranked(self, rows: Sequence[TreeRow], shape: GraphShape, meanwhile: Task = nothing) -> Ranked:
         """Run a step without filters: the likeliest ids after each token, best first."""
         warm = any(row.tree.law.temperature > 0.0 for row in rows)
         step, count = self._run(rows, shape, warm), sum(len(row.token_ids) for row in rows)
+        meanwhile()
         return Ranked(step.ids[:count].tolist(), step.scores[:count].tolist())
 
     @torch.inference_mode()
@@ -272,14 +274,18 @@ class StaticDrafter(Drafter):
     def __init__(self, config: EngineConfig, runner: TreeRunner, noise: NoiseCache, vocab_size: int) -> None:
         super().__init__(config, runner, noise, vocab_size, runner.tree_cache.chain_cache())
 
-    def forward(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> Iterator[Guess]:
+    def forward(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
+    ) -> Iterator[Guess]:
         runner, wanted = self.runner, wanted_of(paths, chains)
         rows = runner.rows(paths, chains)
         shape = runner.shape(rows)
         if shape is None:
-            return super().forward(paths, chains)
+            return super().forward(paths, chains, meanwhile)
         trees = [row.tree for row in rows]
-        if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.law.filters for tree in trees):
-            return iter(self._guesses(runner.logits(rows, shape)[wanted], paths, chains))
-        (ids, scores), count = runner.ranked(rows, shape), candidates_of(trees)
+        if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.law.filters or tree.grammar for tree in trees):
+            logits = runner.logits(rows, shape)
+            meanwhile()
+            return iter(self._guesses(logits[wanted], paths, chains))
+        (ids, scores), count = runner.ranked(rows, shape, meanwhile), candidates_of(trees)
         return iter([Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted])

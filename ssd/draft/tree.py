@@ -17,6 +17,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ssd.config.params import Speculation
+from ssd.draft.grammar import DraftGrammar
 from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch, Verified
@@ -82,7 +83,7 @@ class Tree:
     `trunk` are the draft tokens after the committed ones: what the target verifies now, or waits for after a miss.
     Chains fork from it. `in_flight` is how many trunk tokens the target verifies; None while it waits for the trunk.
     `guesses[k]` is about the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
-    `acceptance` is how often the sequence's draft tokens are right.
+    `acceptance` is how often the sequence's draft tokens are right. `grammar`: what the output must be.
 
     `recurrent` (an EAGLE-3 head): draft tokens are computed from the head's own states. Once committed, they are
     computed again from the target's features (named by `tags`). The first token has no row."""
@@ -102,9 +103,11 @@ class Tree:
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the trunk answers
         self.entries = 0  # how many board entries chains got in this round
-        self.nodes: dict[int, Node] = {}  # by fork, what a joint allocation of this round knew of the next token
+        self.nodes: dict[int, Node] = {}  # by fork, what a joint allocation of this round knows of the next token
+        self.jointly = False  # in this round, where the allocation is `either`
         self._reached = 1.0  # the chance that the trunk tokens before the next fork are right
         self._epoch, self._forked, self._lookup = epoch, 0, PromptLookup()
+        self.grammar: DraftGrammar | None = None
 
     @property
     def ratio_rule(self) -> bool:
@@ -114,7 +117,12 @@ class Tree:
     @property
     def joint(self) -> bool:
         """True if the likeliest outcomes of the whole trunk get chains, not so many of each accepted length."""
-        return self.speculation.mode == "ssd" and not self.speculation.fan_out
+        return self.speculation.mode == "ssd" and (not self.speculation.fan_out or (self.either and self.jointly))
+
+    @property
+    def either(self) -> bool:
+        """True if the allocation is the one that would have hit more often (`jointly`)."""
+        return self.speculation.mode == "ssd" and self.speculation.allocation == "either"
 
     @property
     def path(self) -> list[int]:
@@ -232,11 +240,14 @@ class Tree:
 
     @property
     def _corrects(self) -> bool:
-        return self.joint and not self.ratio_rule
+        return (self.joint or self.either) and not self.ratio_rule
 
     def _copied(self, tokens: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
         self._lookup.extend(self.tokens[len(self._lookup) :])
-        return self._lookup.after(tokens, shortest)
+        copied = self._lookup.after(tokens, shortest)
+        if copied is None or self.grammar is None or self.grammar.allows(self.tokens, tokens, copied.token):
+            return copied
+        return None
 
     def outputs(self, count: int) -> int:
         """How many of the next `count` path tokens need guesses: the last committed one and those after it."""
@@ -248,6 +259,8 @@ class Tree:
         for fork in self._new_nodes():
             guess, fan_out = self.guesses[fork], self.speculation.fan_out
             in_flight = self.trunk[: self.in_flight]
+            if self.either:
+                self._note_node(fork)
             found += outcomes.forks(fork, in_flight, guess.candidates, guess.probabilities, fan_out)
         return found
 
@@ -255,17 +268,17 @@ class Tree:
         """(fork, token, probability) of each outcome that has become predictable, in a joint allocation."""
         found: list[tuple[int, int, float]] = []
         for fork in self._new_nodes():
-            guess = self.guesses[fork]
-            in_flight = self.trunk[fork] if fork < self.verified else None
-            copied = self._copied(self.trunk[:fork])
-            node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.ratio_rule)
-            self.nodes[fork] = node
-            likely = chances.of(node)
-            # A token of the target's own need not be a candidate.
-            accepted = self.acceptance.value if in_flight is None else likely.pop(in_flight, self.acceptance.value)
-            found += [(fork, token, self._reached * chance) for token, chance in likely.items() if chance > 0]
-            self._reached *= accepted
+            outcomes, self._reached = chances.outcomes(self._note_node(fork), self._reached, self.acceptance.value)
+            found += [(fork, token, chance) for token, chance in outcomes.items()]
         return found
+
+    def _note_node(self, fork: int) -> Node:
+        """Note what is known of the token after `fork` trunk tokens."""
+        guess, in_flight = self.guesses[fork], self.trunk[fork] if fork < self.verified else None
+        copied = self._copied(self.trunk[:fork])
+        node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.ratio_rule)
+        self.nodes[fork] = node
+        return node
 
     def _new_nodes(self) -> Iterator[int]:
         """How many accepted tokens have become predictable and have no chain yet."""

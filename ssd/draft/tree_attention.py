@@ -4,6 +4,7 @@ Chains get no pages. Their keys and values lie in the `ChainCache`: small, dense
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -36,6 +37,11 @@ class ChainCache:
         """A cache with memory of its own."""
         size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
         return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+
+    @cached_property
+    def slots(self) -> array[int]:
+        """The numbers of all places, for our kernels: cell after cell."""
+        return array("q", range(self.keys.shape[1] * self.keys.shape[2]))
 
     def take(self) -> int | None:
         """A free cell, or None if all are used."""
@@ -90,20 +96,36 @@ class TreeContext:
         attention: PagedAttention | None = None,
     ) -> None:
         """`attention` is the backend for the shared paths; without one they are read span by span."""
-        device = cache.keys.device
         self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
-        self._scale = cache.keys.shape[-1] ** -0.5
-        positions = torch.tensor([p for own in chains for p in own.positions], dtype=torch.long, device=device)
-        self.positions = torch.cat((paged.positions, positions))
-        self._cells = torch.tensor([cell for own in chains for cell in own.cells], dtype=torch.long, device=device)
-        self._depths = torch.tensor([depth for own in chains for depth in own.depths], dtype=torch.long, device=device)
-        self._longest = max((depth + 1 for own in chains for depth in own.depths), default=0)
-        self._chains = chains
+        self._scale, self._chains = cache.keys.shape[-1] ** -0.5, chains
         kernels = bool(chains) and attention is None and cpu.serve(cache.keys)
         self._places = _places(chains, cache, chain_cache) if kernels else None
-        self._views: Views | None = None
+        if cache.keys.device.type != "cpu":  # a copy sent after the launches would wait for them
+            self.positions, self._cells, self._depths  # noqa: B018
         self._own_masks: dict[int | None, Tensor] = {}
         self._found: dict[int | None, list[_SharedSpan]] = {}
+
+    def _numbers(self, name: str) -> Tensor:
+        """A list of every `ChainTokens`, one after the other, as int64 [chain tokens]."""
+        numbers = [number for own in self._chains for number in getattr(own, name)]
+        return torch.tensor(numbers, dtype=torch.long, device=self._cache.keys.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """See `ForwardContext`; the kernels of a whole decoder do not read it."""
+        return torch.cat((self._paged.positions, self._numbers("positions")))
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        return self._numbers("cells")
+
+    @cached_property
+    def _depths(self) -> Tensor:
+        return self._numbers("depths")
+
+    @cached_property
+    def _longest(self) -> int:
+        return max((depth + 1 for own in self._chains for depth in own.depths), default=0)
 
     def _own_mask(self, window: int | None) -> Tensor:
         """[n, 1, 1, longest]: what tokens see of their own chain in layers with this window."""
@@ -121,10 +143,14 @@ class TreeContext:
         return self._found[window]
 
     def views(self) -> Views | None:
-        path, kernels = self._paged.view, self._places is not None or not self._chains
-        if self._views is None and path is not None and kernels:
-            self._views = Views([path] if self._places is None else [path, View(*self._places)])
-        return self._views
+        if not isinstance(self._paged, PagedContext) or self._paged.view is None:
+            return None
+        if not self._chains:
+            return self._paged.views()
+        if self._places is None:
+            return None
+        positions = array("q", [position for own in self._chains for position in own.positions])
+        return Views([self._paged.view, View(*self._places)], self._paged.places + positions)
 
     def keep_hidden(self, layers: int, x: Tensor) -> None:
         pass
@@ -191,10 +217,10 @@ def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCac
     slots, starts = cache.all_slots([own.pages for own in chains], [own.base + max(own.forks) for own in chains])
     begin = [start for start, own in zip(starts, chains, strict=True) for _ in own.forks]
     shared = KVSpans(cache.keys, cache.values, slots, begin, [own.base + fork for own in chains for fork in own.forks])
-    cells, depth = chain_cache.keys.shape[1:3]
+    depth = chain_cache.keys.shape[2]
     own_begin = [cell * depth for own in chains for cell in own.cells]
     own_count = [place + 1 for own in chains for place in own.depths]
-    return shared, KVSpans(chain_cache.keys, chain_cache.values, torch.arange(cells * depth), own_begin, own_count)
+    return shared, KVSpans(chain_cache.keys, chain_cache.values, chain_cache.slots, own_begin, own_count)
 
 
 class _SharedSpan(NamedTuple):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from torch import Tensor
 
-from ssd.kernels.attention import View
 from ssd.kernels.decoder import Views
 
 
@@ -52,20 +51,13 @@ def tokens_of(rows: Sequence[Row]) -> list[range]:
 
 
 class BaseContext:
-    """What all forward contexts share: the hidden states [tokens, width] after some `layers`, kept in `hidden`.
+    """What all forward contexts share: the hidden states [tokens, width] after some `layers`, kept in `hidden`."""
 
-    `view` is what the tokens see, if one call of our kernel attends with all of them."""
-
-    view: View | None = None
-
-    def __init__(self, layers: Container[int] = ()) -> None:
+    def __init__(self, layers: Collection[int] = ()) -> None:
         self._layers, self.hidden = layers, dict[int, Tensor]()
-        self._views: Views | None = None
 
     def views(self) -> Views | None:
-        if self._views is None and self.view is not None:
-            self._views = Views([self.view])
-        return self._views
+        return None
 
     def keep_hidden(self, layers: int, x: Tensor) -> None:
         if layers in self._layers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from ssd.kernels.attention import slots_of
 from ssd.models.interface import Shape
 
 Span = slice | Tensor
@@ -32,11 +33,6 @@ class KVCache:
         self.values = torch.empty(size, dtype=dtype, device=device)
         self.pages, self.page_size = num_pages, page_size
 
-    @cached_property
-    def _by_page(self) -> Tensor:
-        """All slot numbers, [pages, page_size]; made on first use, as backends with page tables need none."""
-        return torch.arange(self.pages * self.page_size, device=self.keys.device).view(self.pages, self.page_size)
-
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
         """Slot numbers of the positions from `start` to `stop` - 1."""
         size = self.page_size
@@ -50,13 +46,17 @@ class KVCache:
             return slice(first * self.page_size, first * self.page_size + length)
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
 
-    def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Slot numbers int64 of all pages that the first `lengths` tokens of n sequences reach, to the pages' ends,
-        sequence after sequence; and the index where each sequence begins."""
+    def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[array[int], list[int]]:
+        """Slot numbers of all pages that the first `lengths` tokens of n sequences reach, to the pages' ends, sequence
+        after sequence; and the index where each sequence begins. For our kernels, which check nothing.
+
+        Raises IndexError for a page that the cache has not."""
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
-        every = torch.tensor([page for own in used for page in own], dtype=torch.long, device=self.keys.device)
-        return self._by_page.index_select(0, every).flatten(), starts[:-1]
+        every = [page for own in used for page in own]
+        if every and not 0 <= min(every) <= max(every) < self.pages:
+            raise IndexError(f"pages from {min(every)} to {max(every)} in a cache of {self.pages}")
+        return slots_of(every, self.page_size), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Slot numbers [n, longest] of the first `lengths` tokens of n sequences.

@@ -5,7 +5,9 @@ multiplies matrices: for one row at a time, or for many rows of one token togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,6 +17,7 @@ from ssd.execution.batch import BaseContext, Row, tokens_of
 from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.kernels import cpu
 from ssd.kernels.attention import KVSpans, View
+from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
 
 # From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
@@ -27,24 +30,37 @@ _KERNEL_TOKENS = 32
 class PagedContext(BaseContext):
     """The forward context (`ssd.models.interface.ForwardContext`) of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row."""
+    `deterministic`: every token attends by itself, so that no result depends on the length of its row. `places` are the
+    tokens' positions; `view` is what they see, if one call of our kernel attends with all of them."""
+
+    view: View | None = None
 
     def __init__(
-        self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Container[int] = ()
+        self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Collection[int] = ()
     ) -> None:
         super().__init__(layers)
-        positions = [position for row in rows for position in range(row.start, row.stop)]
-        self.positions = torch.tensor(positions, dtype=torch.long, device=cache.keys.device)
+        self.places = array("q", [position for row in rows for position in range(row.start, row.stop)])
+        self._device = cache.keys.device
+        if self._device.type != "cpu":  # a copy sent after the launches would wait for them
+            self.positions  # noqa: B018
         self._scale = cache.keys.shape[-1] ** -0.5
         self._put: Callable[[int, Tensor, Tensor], None]
         self._paths: list[AttentionPath]
         if cpu.serve(cache.keys):
-            spans = _spans(cache, rows)
+            spans = _spans(cache, rows, self.places)
             self._put, self._paths = spans.put, _kernel_paths(rows, cache, spans, deterministic)
             if len(self._paths) == 1:
                 self.view = View(spans)
         else:
             self._put, self._paths = _writer(cache, rows), _torch_paths(rows, cache, deterministic)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The positions as int64 [n]; the kernels of a whole decoder read `places`."""
+        return torch.tensor(self.places, dtype=torch.long, device=self._device)
+
+    def views(self) -> Views | None:
+        return None if self.view is None else Views([self.view], self.places, self._layers)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
@@ -55,11 +71,11 @@ class PagedContext(BaseContext):
         return out
 
 
-def _spans(cache: KVCache, rows: Sequence[Row]) -> KVSpans:
+def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVSpans:
     """The keys and values that each token of the batch sees, its own last."""
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
-    count = [position + 1 for row in rows for position in range(row.start, row.stop)]
+    count = [position + 1 for position in positions]
     return KVSpans(cache.keys, cache.values, slots, begin, count)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -96,11 +96,11 @@ class Runner:
         Returns None, having run nothing, if this runner only gives logits."""
         return None
 
-    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> BaseContext:
+    def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
         """Make the context for a forward of the rows that keeps the hidden states after these `layers`."""
         return self.context(rows, layers)
 
-    def context(self, rows: Sequence[Row], layers: Container[int] = ()) -> PagedContext | TableContext:
+    def context(self, rows: Sequence[Row], layers: Collection[int] = ()) -> PagedContext | TableContext:
         """Make the context for an unpadded forward of the rows over this runner's cache."""
         if self.paged is None:
             return PagedContext(rows, self.cache, self._deterministic, layers)

@@ -6,7 +6,7 @@ of it. All of this but the capture runs on a CPU too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tupl
 class StaticContext(BaseContext):
     """The rows of a forward as (step, chunks) in order; the hidden states of all of them are collected."""
 
-    def __init__(self, layers: Container[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
+    def __init__(self, layers: Collection[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
         self.parts = parts
 
@@ -61,7 +61,7 @@ class Step:
     `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers`.
     `draw` then leaves the sampled tokens in `drawn` int64 [tokens]. Both are captured graphs, or plain functions."""
 
-    def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Container[int]) -> None:
+    def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, layers, shape
         self.batch = BatchTensors(*shape.sizes, runner.model.device)
         self.logits = self.greedy = self.drawn = torch.empty(0)
@@ -103,7 +103,7 @@ class StaticRunner(Runner):
         *,
         most_rows: int,
         longest: int,
-        layers: Container[int] = (),
+        layers: Collection[int] = (),
         capture: bool = True,
     ) -> None:
         super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
@@ -111,7 +111,7 @@ class StaticRunner(Runner):
         self.capture = capture and model.device.type == "cuda"
         self.steps = {shape: Step(self, shape, layers) for shape in target_shapes(most_rows, longest, deterministic)}
 
-    def prepare(self, rows: Sequence[Row], layers: Container[int] = ()) -> BaseContext:
+    def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
         found = list(self.steps)
         if self._deterministic:
             return StaticContext(layers, [(self.steps[found[0]], part) for part in prefill_chunks(rows, found[0])])

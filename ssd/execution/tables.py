@@ -5,7 +5,7 @@ changed is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -176,7 +176,7 @@ class BatchTensors:
         return keys, self._device["inverse"].view(torch.float64).float()
 
     def context(
-        self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Container[int] = ()
+        self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()
     ) -> TableContext:
         """Make a context that reads these tensors; what it derives from them, it derives within its own forward."""
         positions = self._device["positions"]
@@ -202,7 +202,7 @@ class TableContext(BaseContext):
         rows: PagedRows,
         cache: KVCache,
         attention: PagedAttention,
-        layers: Container[int] = (),
+        layers: Collection[int] = (),
     ) -> None:
         super().__init__(layers)
         self.positions = positions
@@ -217,7 +217,7 @@ class TableContext(BaseContext):
 
 
 def table_context(
-    rows: Sequence[Row], cache: KVCache, attention: PagedAttention, pages: int, layers: Container[int] = ()
+    rows: Sequence[Row], cache: KVCache, attention: PagedAttention, pages: int, layers: Collection[int] = ()
 ) -> TableContext:
     """Make the context of unpadded rows, of sequences with at most `pages` pages."""
     device = cache.keys.device

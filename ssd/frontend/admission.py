@@ -27,7 +27,8 @@ def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     cause = _unable(speculation, speculation.ratio_rule(params.temperature), config)
     if cause is not None:
         raise RequestError("invalid_request", cause, "speculation")
-    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        tokens = getattr(params, name)
         if tokens and max(tokens) >= config.vocab_size:
             raise RequestError("invalid_request", _outside(max(tokens), config), name)
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
@@ -44,7 +45,8 @@ def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> 
             "invalid_request", f"give exactly one of prompt, token_ids and messages; got {', '.join(given) or 'none'}"
         )
     length = len(message.prompt or "") + sum(len(said.content) for said in message.messages or ())
-    if length > config.max_model_len * vocabulary.longest_token:
+    keep = message.params.truncate_prompt_tokens
+    if keep is None and length > config.max_model_len * vocabulary.longest_token:
         raise RequestError(
             "context_length_exceeded",
             f"a prompt of {length} characters; the context of {config.max_model_len} tokens cannot hold it",
@@ -57,7 +59,7 @@ def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> 
     if message.messages is not None and not vocabulary.has_chat:
         raise RequestError("invalid_request", no_chat(vocabulary))
     # Only the count of a prompt that is too long is needed.
-    return Encode(message.prompt, message.messages, most=config.max_model_len)
+    return Encode(message.prompt, message.messages, message.chat, most=config.max_model_len, keep=keep)
 
 
 def no_chat(vocabulary: Vocabulary) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TypeAlias
 
 import msgspec
@@ -14,13 +14,21 @@ _NOTHING: Piece = (b"", b"")
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
+class TemplateFacts(msgspec.Struct, frozen=True):
+    """What a chat template says: whether it has a place for tools, and which parsers of answers fit it, "" for none."""
+
+    takes_tools: bool = False
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """The text of every token: all that the frontend keeps of a tokenizer.
 
     It is empty for a model without a tokenizer, which serves token ids only. `pieces`: the bytes that each token adds
     to a text. `first`: what it adds at the beginning of a text, where that differs. `silent`: special tokens, which add
     nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1. `has_chat`:
-    the model has a usable chat template; if not, `no_chat` may say why."""
+    the model has a usable chat template, which `template` describes; if not, `no_chat` may say why."""
 
     pieces: dict[int, bytes] = {}
     first: dict[int, bytes] = {}
@@ -28,6 +36,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     longest_token: int = 1
     has_chat: bool = False
     no_chat: str = ""
+    template: TemplateFacts = TemplateFacts()
 
     def piece(self, token_id: int) -> str:
         """Returns the text of one token; special tokens by name, bytes that are no character as \\xNN."""
@@ -37,9 +46,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """Returns the bytes that a token stands for after others; empty for ids without a token."""
         return self.pieces.get(token_id, b"")
 
-    def added_bytes(self, token_id: int) -> Piece:
-        """Returns what a token adds to a text as its first token and as a later one; nothing if it is special."""
-        if token_id in self.silent:
+    def added_bytes(self, token_id: int, shown: Set[int] = frozenset()) -> Piece:
+        """Returns what a token adds to a text as its first token and as a later one.
+        A special one adds its name if it is to be `shown`, else nothing."""
+        if token_id in self.silent and token_id not in shown:
             return _NOTHING
         later = self.pieces.get(token_id, b"")
         return self.first.get(token_id, later), later
@@ -53,8 +63,17 @@ class Detokenizer:
     string are held back. A stop string takes effect once there are more than `min_tokens` tokens. A tokenizer with a
     byte fallback may show invalid bytes as another number of U+FFFD."""
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        shown: Set[int] = frozenset(),
+    ) -> None:
+        """With `include_stop` the text ends with the stop string. It has the special tokens that are to be `shown`."""
         self.stopped = False
+        self._include_stop, self._shown = include_stop, shown
         self._vocabulary = vocabulary
         self._stop, self._min_tokens = tuple(stop), min_tokens
         self._decoder = _new_decoder("replace")
@@ -62,10 +81,14 @@ class Detokenizer:
         self._count = 0
         self._held = ""
 
-    def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
+    def feed(self, token_ids: Sequence[int], ended: bool = False) -> tuple[str, int]:
         """Returns (text that is now certain, how many of `token_ids` count).
         If a stop string completes before the last id, the count is smaller, `stopped` is true and nothing more may
-        be fed."""
+        be fed. `ended`: the last id is a stop token. If it is special, only `include_stop` shows it."""
+        hides = ended and not self._include_stop
+        if hides and token_ids and token_ids[-1] in self._shown:
+            text, count = self.feed(token_ids[:-1])
+            return text, count + (not self.stopped)
         if not self._stop:
             return self._decoder.decode(self._bytes(token_ids)), len(token_ids)
         text = ""
@@ -88,7 +111,7 @@ class Detokenizer:
         """Returns what these tokens add to the text."""
         added = []
         for token_id in token_ids:
-            first, later = self._vocabulary.added_bytes(token_id)
+            first, later = self._vocabulary.added_bytes(token_id, self._shown)
             added.append(later if self._begun else first)
             self._begun = self._begun or later != b""
         return b"".join(added)
@@ -98,10 +121,11 @@ class Detokenizer:
         if not self._stop or not piece:
             return piece
         text, held = self._held + piece, len(self._held)
-        found = [text.find(stop, max(0, held - len(stop) + 1)) for stop in self._stop]
-        if self._count > self._min_tokens and max(found) >= 0:
+        found = [(text.find(stop, max(0, held - len(stop) + 1)), len(stop)) for stop in self._stop]
+        if self._count > self._min_tokens and max(found)[0] >= 0:
             self.stopped, self._held = True, ""
-            return text[: min(position for position in found if position >= 0)]
+            position, length = min(one for one in found if one[0] >= 0)
+            return text[: position + length * self._include_stop]
         overlap = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - overlap :]
         return text[: len(text) - overlap]

@@ -57,8 +57,11 @@ class MemoryBudget:
 
 
 def prompt_bytes(message: Generate) -> int:
-    """Returns the memory that the prompt of a message takes, in bytes."""
-    texts = [said.content for said in message.messages or ()]
+    """Returns the memory that a message takes while it waits, in bytes: its prompt, and the ids that it allows."""
+    texts = [] if message.messages is None else [message.chat.template_kwargs, message.chat.tools]
+    for said in message.messages or ():
+        texts += [said.content, said.reasoning_content, *(call.arguments for call in said.tool_calls)]
     if message.prompt is not None:
         texts.append(message.prompt)
-    return sum(map(sys.getsizeof, texts)) + _ID_BYTES * len(message.token_ids or ())
+    ids = len(message.token_ids or ()) + len(message.params.allowed_token_ids)
+    return sum(map(sys.getsizeof, texts)) + _ID_BYTES * ids

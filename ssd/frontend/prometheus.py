@@ -22,11 +22,16 @@ from ssd.ipc.messages import DraftState, Emission, Load
 # Bounds in seconds. Tokens that come together have latencies under a millisecond.
 _TOKEN = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _REQUEST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# Bounds in tokens.
+_LENGTH = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
+_STEP = tuple(float(2**power) for power in range(17))
 
 _COUNTERS = {
     "bad_frames": "Frames over ZeroMQ that were no message, and were dropped.",
     "prompt_tokens": "Tokens of accepted prompts.",
     "generation_tokens": "Tokens generated.",
+    "prefix_cache_queries": "Tokens of prompts that were looked for in the prefix cache; of requests that ended.",
+    "prefix_cache_hits": "Tokens of these that were found.",
     "spec_decode_num_drafts": "Verifications with draft tokens.",
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
@@ -49,6 +54,14 @@ _HISTOGRAMS = {
     "inter_chunk_latency_seconds": ("Between chunks of one request.", _TOKEN),
     "e2e_request_latency_seconds": ("From admission to the end.", _REQUEST),
     "request_queue_time_seconds": ("From the target's inbox to a slot.", _REQUEST),
+    "request_prefill_time_seconds": ("From a slot to the first token.", _REQUEST),
+    "request_decode_time_seconds": ("From the first token to the last.", _REQUEST),
+    "request_inference_time_seconds": ("From a slot to the last token.", _REQUEST),
+    "request_time_per_output_token_seconds": ("Mean over a request's tokens after the first.", _TOKEN),
+    "request_prompt_tokens": ("Tokens of a request's prompt.", _LENGTH),
+    "request_generation_tokens": ("Tokens of a request's output.", _LENGTH),
+    "request_params_max_tokens": ("What requests asked for at most.", _LENGTH),
+    "iteration_tokens_total": ("Tokens of a step of the target.", _STEP),
     "verify_seconds": ("Forward passes of the target.", _TOKEN),
     "draft_step_seconds": ("Tree steps of the draft, means over those of a step of the target.", _TOKEN),
     "draft_wait_seconds": ("What the target waited for the draft in a step.", _TOKEN),
@@ -79,10 +92,11 @@ class _Histogram:
 
 @dataclass(eq=False, slots=True)
 class _Clock:
-    """When a request was admitted, and when it last got tokens; monotonic seconds."""
+    """When a request was admitted, and when it first and last got tokens; monotonic seconds."""
 
     admitted: float = field(default_factory=time.monotonic)
-    last: float | None = None
+    first: float | None = None
+    last: float = 0.0
 
 
 class PrometheusExporter(Collector, Observer):
@@ -99,7 +113,7 @@ class PrometheusExporter(Collector, Observer):
         self._labelled = {name: Counter[str]() for name in _LABELLED}
         self._positions = self._labelled["spec_decode_num_accepted_tokens_per_pos"]
         self._positions.update(dict.fromkeys(map(str, range(MAX_LOOKAHEAD)), 0))
-        self._seconds = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
+        self._histograms = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         manager.observers.append(self)
@@ -123,11 +137,12 @@ class PrometheusExporter(Collector, Observer):
         now = time.monotonic()
         if count:
             self._counts["generation_tokens"] += count
-            if clock.last is None:
-                self._seconds["time_to_first_token_seconds"].observe(now - clock.admitted)
+            if clock.first is None:
+                clock.first = now
+                self._observe("time_to_first_token_seconds", now - clock.admitted)
             else:
-                self._seconds["inter_token_latency_seconds"].observe((now - clock.last) / count, count)
-                self._seconds["inter_chunk_latency_seconds"].observe(now - clock.last)
+                self._histograms["inter_token_latency_seconds"].observe((now - clock.last) / count, count)
+                self._observe("inter_chunk_latency_seconds", now - clock.last)
             clock.last = now
         if emission.drafted:
             self._counts["spec_decode_num_drafts"] += 1
@@ -142,10 +157,31 @@ class PrometheusExporter(Collector, Observer):
 
     def ended(self, request: Request, reason: str) -> None:
         clock = self._clocks.pop(request)
-        self._seconds["e2e_request_latency_seconds"].observe(time.monotonic() - clock.admitted)
+        self._observe("e2e_request_latency_seconds", time.monotonic() - clock.admitted)
         self._labelled["request_success"][reason] += 1
-        if reason != "abort" and request.metrics.queue_time_ms:
-            self._seconds["request_queue_time_seconds"].observe(request.metrics.queue_time_ms / 1e3)
+        self._observe("request_prompt_tokens", len(request.prompt))
+        self._observe("request_generation_tokens", request.completion_tokens)
+        self._observe("request_params_max_tokens", request.params.max_tokens)
+        if clock.first is None:
+            return
+        decode = clock.last - clock.first
+        self._observe("request_decode_time_seconds", decode)
+        if request.completion_tokens > 1:
+            self._observe("request_time_per_output_token_seconds", decode / (request.completion_tokens - 1))
+        if request.metrics.time_to_first_token_ms:  # the target has told its figures
+            self._ended_at_target(request, decode)
+
+    def _ended_at_target(self, request: Request, decode: float) -> None:
+        """Counts what only the target knows. It tells nothing of an aborted request without stop strings."""
+        queue, first = request.metrics.queue_time_ms / 1e3, request.metrics.time_to_first_token_ms / 1e3
+        self._observe("request_queue_time_seconds", queue)
+        self._observe("request_prefill_time_seconds", first - queue)
+        self._observe("request_inference_time_seconds", first - queue + decode)
+        self._counts["prefix_cache_queries"] += len(request.prompt)
+        self._counts["prefix_cache_hits"] += request.metrics.cached_tokens
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
 
     def dropped_frame(self) -> None:
         self._counts["bad_frames"] += 1
@@ -156,8 +192,9 @@ class PrometheusExporter(Collector, Observer):
 
     def stepped(self, load: Load) -> None:
         self._counts["rejected_speculations"] = load.rejected_speculations
-        self._seconds["verify_seconds"].observe(load.verify_seconds)
-        self._seconds["draft_wait_seconds"].observe(load.wait_seconds)
+        self._observe("iteration_tokens_total", load.batched_tokens)
+        self._observe("verify_seconds", load.verify_seconds)
+        self._observe("draft_wait_seconds", load.wait_seconds)
         before, self._load = self._load, load
         self._counts["draft_losses"] += before.draft_state != "down" and load.draft_state == "down"
         self._counts["draft_openings"] += before.draft_state == "up" and load.draft_state == "open"
@@ -166,7 +203,7 @@ class PrometheusExporter(Collector, Observer):
         steps = load.draft_steps - before.draft_steps
         if steps > 0:
             seconds = load.draft_step_seconds - before.draft_step_seconds
-            self._seconds["draft_step_seconds"].observe(seconds / steps, steps)
+            self._histograms["draft_step_seconds"].observe(seconds / steps, steps)
 
     # -- what is told ------------------------------------------------------------------------------------------------
 
@@ -184,13 +221,31 @@ class PrometheusExporter(Collector, Observer):
             counter = CounterMetricFamily(f"{prefix}:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], self._counts[name])
             yield counter
+        yield self._cache_config(prefix)
         for name, (label, text) in _LABELLED.items():
             labelled = CounterMetricFamily(f"{prefix}:{name}", text, labels=["model_name", label])
             for kind, count in self._labelled[name].items():
                 labelled.add_metric([self._model, kind], count)
             yield labelled
-        for name, histogram in self._seconds.items():
+        for name, histogram in self._histograms.items():
             yield histogram.family(f"{prefix}:{name}", self._model)
+        if prefix == "vllm":  # its older name, which dashboards still ask for
+            older = self._histograms["inter_token_latency_seconds"]
+            yield older.family("vllm:time_per_output_token_seconds", self._model)
+
+    def _cache_config(self, prefix: str) -> Metric:
+        """What the KV cache is like, as the labels of a gauge that is 1."""
+        config = self._manager.config
+        shown = {
+            "model_name": self._model,
+            "block_size": str(config.page_size),
+            "num_gpu_blocks": str(config.num_pages),  # vLLM's name, wherever they lie
+            "cache_dtype": config.dtype,
+            "enable_prefix_caching": "True",
+        }
+        info = GaugeMetricFamily(f"{prefix}:cache_config_info", "The target's KV cache.", labels=list(shown))
+        info.add_metric(list(shown.values()), 1)
+        return info
 
     def _gauges(self, load: Load) -> dict[str, tuple[str, float]]:
         waiting = max(0, self._manager.open_requests - load.running)

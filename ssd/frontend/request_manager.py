@@ -6,19 +6,23 @@ import array
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingParams, Structured
 from ssd.errors import RequestError
 from ssd.frontend.admission import checked_ids, complete, text_of
 from ssd.frontend.detokenization import Detokenizer, Vocabulary
+from ssd.frontend.grammars import GrammarChecker
 from ssd.frontend.memory_budget import MemoryBudget
 from ssd.frontend.output_collector import OutputCollector
-from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
+from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc.messages import Abort, Emission, Load, Step, Submit
 from ssd.ipc.public import Done, Failed, FinishReason, Generate, Message, Metrics, Usage
@@ -29,6 +33,8 @@ State = Literal["loading", "ready", "restarting", "draining"]
 _LOOKUPS = 16  # texts at a time that are not part of a request
 _AGAIN_S = 0.005
 _LOSSES = 2
+
+_Made = TypeVar("_Made")
 
 
 class Observer:
@@ -45,9 +51,12 @@ class Observer:
 class Request:
     """One open request.
     `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
-    something about it. `losses`: targets that died while they had it. `wake` is called whenever there is news."""
+    something about it. `losses`: targets that died while they had it. `blamed`: the parameter because of which it was
+    refused. `wake` is called whenever there is news."""
 
-    def __init__(self, name: int, params: SamplingParams, wake: Callable[[Request], None]) -> None:
+    def __init__(
+        self, name: int, params: SamplingParams, wake: Callable[[Request], None], shown: Set[int] = frozenset()
+    ) -> None:
         self.output = OutputCollector(name)
         self.params = params
         self.prompt = array.array("I")  # takes a tenth of a list's memory
@@ -57,9 +66,10 @@ class Request:
         self.number = -1
         self.metrics = Metrics()
         self.completion_tokens = 0
-        self.wake = wake
+        self.wake, self.shown = wake, shown
         self.detokenizer: Detokenizer | None = None
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
+        self.blamed: str | None = None
 
 
 class RequestManager:
@@ -69,6 +79,7 @@ class RequestManager:
     def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
         self.config = config
         self.vocabulary = Vocabulary()
+        self.answer_format = AnswerFormat(config.server, self.vocabulary)
         self.state: State = "loading"
         self.load = Load()
         self.bad_frames = 0
@@ -83,11 +94,13 @@ class RequestManager:
         # Requests whose prompts are being encoded, cancelled ones included: they take memory too.
         self._preparing: set[Request] = set()
         self._texts = TextPool(Path(config.target))
+        self._grammars = GrammarChecker(self._texts)
         self._lookups = 0
 
     async def load_tokenizer(self) -> None:
         """Loads the tokenizer, before anything else is asked. Raises UsageError where it cannot be read."""
         self.vocabulary = await self._texts.start()
+        self.answer_format = AnswerFormat(self.config.server, self.vocabulary)
 
     @property
     def open_requests(self) -> int:
@@ -107,18 +120,17 @@ class RequestManager:
         if self.open_requests + count > limit:
             raise RequestError("overloaded", f"{self.open_requests} requests are open already")
 
-    def open(self, message: Generate, wake: Callable[[Request], None]) -> Request:
-        """Begins a request. Raises RequestError for what is known to be wrong at once.
+    def open(self, message: Generate, wake: Callable[[Request], None], shown: Set[int] = frozenset()) -> Request:
+        """Begins a request, whose text has the special tokens that are to be `shown`.
+        Raises RequestError for what is known to be wrong at once.
         An error in a text that is encoded first ends the request with `Failed`, before it is admitted."""
         self.check()
         with _admission():
-            request = Request(message.id, complete(message.params, self.config), wake)
-            text = text_of(message, self.config, self.vocabulary)
-            if text is None:
-                ids = message.token_ids or []
-                self._accept(request, checked_ids(ids, len(ids), message, self.config))
+            request = Request(message.id, complete(message.params, self.config), wake, shown)
+            if request.params.structured is None:
+                self._begin(request, message)
             else:
-                self._prepare(request, message, text)
+                self._compile(request, message, request.params.structured)
         return request
 
     async def look_up(self, job: Encode | Decode) -> Any:
@@ -171,6 +183,41 @@ class RequestManager:
 
     # -- admission --------------------------------------------------------------------------------------------------
 
+    def _compile(self, request: Request, message: Generate, asked: Structured) -> None:
+        """Has a text worker compile what the answer must be, then begins the request."""
+        self._preparing.add(request)
+        self._grammars.compile(asked).add_done_callback(lambda done: self._compiled(request, message, done))
+
+    def _compiled(self, request: Request, message: Generate, work: asyncio.Future[Compiled | Broken]) -> None:
+        reply = self._reply(request, work)
+        if reply is None:
+            return
+        try:
+            with _admission():
+                if isinstance(reply, Broken):
+                    raise RequestError(reply.code, reply.message, "structured")
+                request.params = replace(request.params, structured=reply.grammar)
+                self._begin(request, message)
+        except RequestError as error:
+            self._fail(request, error.code, str(error), error.param)
+
+    def _reply(self, request: Request, work: asyncio.Future[_Made]) -> _Made | None:
+        """Returns what a text worker made for a request; None for one that has ended meanwhile."""
+        self._preparing.discard(request)
+        request.encoding = None
+        return None if request.ended or work.cancelled() else work.result()
+
+    def _begin(self, request: Request, message: Generate) -> None:
+        """Encodes the prompt of a request, unless it is ids, then admits it. Raises RequestError."""
+        text = text_of(message, self.config, self.vocabulary)
+        if text is None:
+            ids = message.token_ids or []
+            if request.params.truncate_prompt_tokens is not None:
+                ids = ids[-request.params.truncate_prompt_tokens :]
+            self._accept(request, checked_ids(ids, len(ids), message, self.config))
+        else:
+            self._prepare(request, message, text)
+
     def _prepare(self, request: Request, message: Generate, text: Encode) -> None:
         """Encodes the prompt of a request, then admits it."""
         worker = TextWorker.LONG if text.is_long else TextWorker.PROMPT if text.messages is None else TextWorker.CHAT
@@ -179,11 +226,9 @@ class RequestManager:
         work.add_done_callback(lambda done: self._prepared(request, message, done))
 
     def _prepared(self, request: Request, message: Generate, work: asyncio.Future[Encoded | Broken]) -> None:
-        self._preparing.discard(request)
-        request.encoding = None
-        if request.ended or work.cancelled():
+        reply = self._reply(request, work)
+        if reply is None:
             return
-        reply = work.result()
         try:
             with _admission():
                 if isinstance(reply, Broken):
@@ -200,7 +245,14 @@ class RequestManager:
         assert request.params.speculation is not None, "complete parameters have one"
         request.number, request.prompt = self._numbers, array.array("I", token_ids)
         request.metrics = Metrics(mode=request.params.speculation.mode)
-        request.detokenizer = Detokenizer(self.vocabulary, request.params.stop, request.params.min_tokens)
+        params = request.params
+        request.detokenizer = Detokenizer(
+            self.vocabulary,
+            params.stop,
+            params.min_tokens,
+            params.include_stop_str_in_output,
+            request.shown if params.skip_special_tokens else self.vocabulary.silent,
+        )
         request.admitted = True
         self._numbers += 1
         self._open[request.number] = request
@@ -272,7 +324,7 @@ class RequestManager:
         for observer in self.observers:
             observer.emitted(request, emission)
         request.metrics = emission.metrics or request.metrics
-        text, used = request.detokenizer.feed(emission.token_ids)
+        text, used = request.detokenizer.feed(emission.token_ids, ended=emission.finish_reason == "stop")
         request.completion_tokens += used
         unread = request.output.tokens
         if used:
@@ -300,7 +352,8 @@ class RequestManager:
         self._close(request, reason)
         request.wake(request)
 
-    def _fail(self, request: Request, code: str, message: str) -> None:
+    def _fail(self, request: Request, code: str, message: str, param: str | None = None) -> None:
+        request.blamed = param
         request.output.end(Failed(request.output.name, code, message[:512]))
         self._close(request, "error")
         request.wake(request)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ssd.frontend.detokenization import Vocabulary
-from ssd.ipc.public import ChatMessage
+from ssd.config.params import Structured
+from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.ipc.public import ChatMessage, ChatOptions
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20  # bytes
@@ -25,10 +26,11 @@ class TextWorker(IntEnum):
     CHAT = 1  # runs the model's own template, which may be slow for short messages too
     LONG = 2  # prompts and conversations of more than `LONG_TEXT` characters
     LOOKUP = 3  # texts that are not part of a request for tokens
+    GRAMMAR = 4
 
 
 LONG_TEXT = 16 << 10  # characters
-NICENESS = {TextWorker.LONG: 10, TextWorker.LOOKUP: 10}
+NICENESS = {TextWorker.LONG: 10, TextWorker.LOOKUP: 10, TextWorker.GRAMMAR: 10}
 _LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
 
 
@@ -45,17 +47,21 @@ class _Job(msgspec.Struct, tag=True, frozen=True):
 
 
 class Encode(_Job, tag=True, frozen=True):
-    """Encodes a text, or a conversation by the chat template. Of more than `most` ids only the count is returned."""
+    """Encodes a text, or a conversation by the chat template.
+    Only the last `keep` ids count, if it is given. Of more than `most` ids only the count is returned."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    chat: ChatOptions = ChatOptions()
     add_special_tokens: bool = True
     most: int = 0
     as_json: bool = False
+    keep: int | None = None
 
     @property
     def size(self) -> int:
-        return len(self.prompt or "") + sum(len(said.content) for said in self.messages or ())
+        said = sum(said.characters for said in self.messages or ())
+        return len(self.prompt or "") + said + len(self.chat.template_kwargs) + len(self.chat.tools)
 
 
 class Decode(_Job, tag=True, frozen=True):
@@ -69,7 +75,22 @@ class Decode(_Job, tag=True, frozen=True):
 
 
 class Check(_Job, tag=True, frozen=True):
-    """Compiles the chat template."""
+    """Compiles the chat template, and looks at what it says about answers."""
+
+
+class Compile(_Job, tag=True, frozen=True):
+    """Compiles what an answer must be, as the target will."""
+
+    asked: Structured
+
+    @property
+    def size(self) -> int:
+        return len(self.asked.source)
+
+    @property
+    def is_long(self) -> bool:
+        """False: the next process would have to load the tokenizer for grammars again."""
+        return False
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
@@ -84,14 +105,21 @@ class Decoded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Checked(msgspec.Struct, tag=True, frozen=True):
-    pass
+    facts: TemplateFacts
+
+
+class Compiled(msgspec.Struct, tag=True, frozen=True):
+    """`grammar` is of the kind `compiled`."""
+
+    grammar: Structured
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """The job cannot be done, for a reason that the client may see. `code` is that of a RequestError."""
+    """The job cannot be done, for a reason that the client may see. `code` and `param` are those of a RequestError."""
 
     message: str
     code: str = "invalid_request"
+    param: str | None = None
 
 
 class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
@@ -107,7 +135,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     vocabulary: Vocabulary
 
 
-Job: TypeAlias = Encode | Decode | Check
+Job: TypeAlias = Encode | Decode | Check | Compile
 
 
 def cpu_seconds(job: Job) -> int:
@@ -116,7 +144,7 @@ def cpu_seconds(job: Job) -> int:
 
 
 JOB = msgspec.msgpack.Decoder(Job)
-REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Broken)
+REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Compiled | Broken)
 NEWS = msgspec.msgpack.Decoder(Welcome | Broken | WorkerEnded)
 _encoder = msgspec.msgpack.Encoder()
 

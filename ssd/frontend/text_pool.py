@@ -17,7 +17,7 @@ from ssd import interpreter
 from ssd.errors import UsageError
 from ssd.frontend import text_jobs
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.text_jobs import Broken, Check, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
+from ssd.frontend.text_jobs import Broken, Check, Checked, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
 
 log = logging.getLogger("ssd.frontend")
 
@@ -56,6 +56,8 @@ class TextPool:
         if isinstance(checked, Broken) and checked.code == "invalid_request":  # else the template is not to blame
             log.warning("no chat with this model: %s", checked.message)
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
+        if isinstance(checked, Checked):
+            return msgspec.structs.replace(vocabulary, template=checked.facts)
         return vocabulary
 
     def do(self, worker: TextWorker, job: Job) -> asyncio.Future[Any]:

@@ -21,10 +21,27 @@ from pathlib import Path
 
 import msgspec
 
-from ssd.errors import SsdError
+from ssd.config.params import Structured
+from ssd.errors import RequestError, SsdError
 from ssd.frontend import text_jobs
-from ssd.frontend.text_jobs import Broken, Check, Checked, Decode, Decoded, Encoded, Job, TextWorker, frame, read_frame
+from ssd.frontend.text_jobs import (
+    Broken,
+    Check,
+    Checked,
+    Compile,
+    Compiled,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    TextWorker,
+    frame,
+    read_frame,
+)
 from ssd.frontend.tokenization import Tokenizer
+from ssd.grammar.matcher import GrammarCompiler
+from ssd.grammar.source import serialized
+from ssd.models.checkpoint import inspect, stop_token_ids
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _LOAD_CPU_S = 120
@@ -50,12 +67,12 @@ def main() -> None:
     del welcome
     gc.freeze()
     _limit_cpu(None)
-    _Server(control, tokenizer).run()
+    _Server(control, tokenizer, directory).run()
 
 
 class _Server:
-    def __init__(self, control: socket.socket, tokenizer: Tokenizer) -> None:
-        self._control, self._tokenizer = control, tokenizer
+    def __init__(self, control: socket.socket, tokenizer: Tokenizer, directory: Path) -> None:
+        self._control, self._tokenizer, self._directory = control, tokenizer, directory
         self._workers: dict[int, TextWorker] = {}  # by process id
         self._woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -85,7 +102,7 @@ class _Server:
             try:
                 signal.set_wakeup_fd(-1)
                 self._control.close()
-                _work(self._tokenizer, worker, socket.socket(fileno=descriptor))
+                _work(self._tokenizer, self._directory, worker, socket.socket(fileno=descriptor))
                 code = 0
             except ConnectionError:
                 code = 0  # the frontend has gone
@@ -104,7 +121,7 @@ class _Server:
                 self._control.sendall(frame(text_jobs.WorkerEnded(worker, code)))
 
 
-def _work(tokenizer: Tokenizer, worker: TextWorker, connection: socket.socket) -> None:
+def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection: socket.socket) -> None:
     """Does one job after another. The process ends after a long text, which frees the memory that the text took."""
     _die_with_parent()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic writes there; its message is in the reply
@@ -112,12 +129,22 @@ def _work(tokenizer: Tokenizer, worker: TextWorker, connection: socket.socket) -
     os.nice(text_jobs.NICENESS.get(worker, 0))
     _limit_memory(text_jobs.MEMORY_BYTES)
     file = connection.makefile("rb")
+    compiler: GrammarCompiler | None = None
     while (job := read_frame(file, text_jobs.JOB)) is not None:
-        _limit_cpu(text_jobs.cpu_seconds(job))
         try:
-            reply = _done(tokenizer, job)
+            if isinstance(job, Compile):
+                _limit_cpu(_LOAD_CPU_S)
+                compiler = compiler or _compiler(directory)
+                compiler.load()
+                _limit_cpu(text_jobs.cpu_seconds(job))
+                reply = frame(_compiled(compiler, job.asked))
+            else:
+                _limit_cpu(text_jobs.cpu_seconds(job))
+                reply = _done(tokenizer, job)
             if len(reply) > text_jobs.MAX_FRAME:
                 reply = frame(Broken(f"the result takes more than {text_jobs.MAX_FRAME >> 20} MiB"))
+        except RequestError as error:
+            reply = frame(Broken(str(error), param=error.param))
         except SsdError as error:
             reply = frame(Broken(str(error)))
         except MemoryError:
@@ -129,17 +156,30 @@ def _work(tokenizer: Tokenizer, worker: TextWorker, connection: socket.socket) -
             return
 
 
-def _done(tokenizer: Tokenizer, job: Job) -> bytes:
+def _compiler(directory: Path) -> GrammarCompiler:
+    checkpoint = inspect(directory, weights=False)
+    return GrammarCompiler(directory, checkpoint.count("vocab_size"), stop_token_ids(checkpoint))
+
+
+def _compiled(compiler: GrammarCompiler, asked: Structured) -> Compiled:
+    """Returns a grammar that was compiled. Raises RequestError for one that cannot be."""
+    text = serialized(asked)
+    compiler.compile(text)
+    return Compiled(Structured("compiled", text))
+
+
+def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
     """Returns the framed reply to a job."""
     if isinstance(job, Check):
-        tokenizer.chat_template()
-        return frame(Checked())
+        return frame(Checked(tokenizer.check_chat()))
     if isinstance(job, Decode):
         return frame(Decoded(tokenizer.decode(job.token_ids)))
     if job.messages is not None:
-        ids = tokenizer.encode_chat(job.messages)
+        ids = tokenizer.encode_chat(job.messages, job.chat)
     else:
         ids = tokenizer.encode(job.prompt or "", job.add_special_tokens)
+    if job.keep is not None:
+        ids = ids[-job.keep :]
     if len(ids) > job.most:
         return frame(Encoded(len(ids), b""))
     return frame(Encoded(len(ids), msgspec.json.encode(ids) if job.as_json else array.array("I", ids).tobytes()))

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
 from tokenizers import Tokenizer as _Tokenizer
 
+from ssd.config import parsers
 from ssd.errors import RequestError, UsageError
-from ssd.frontend.detokenization import Vocabulary
-from ssd.ipc.public import MAX_TEXT, ChatMessage
+from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 
 _MOST_PIECE = 4096
+_TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+_ANSWER = ChatOptions()
+_CHAT, _TOOL_USE = "default", "tool_use"  # names of templates, as in transformers
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -33,19 +41,37 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
-        config = _load_config(directory / "tokenizer_config.json") if self._tokenizer is not None else {}
+        config, self._no_chat = {}, ""
+        if self._tokenizer is not None:
+            try:
+                config = _load_config(directory / "tokenizer_config.json")
+            except UsageError as error:  # it costs chat only
+                self._no_chat = str(error)
         self._special = {
             name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
         }
-        self._named_template, self._template_file = _template_of(config), directory / "chat_template.jinja"
-        self._template: Template | None = None
+        self._template_texts = _templates_of(config)
+        self._template_files = {
+            _CHAT: directory / "chat_template.jinja",
+            _TOOL_USE: directory / "additional_chat_templates" / "tool_use.jinja",
+        }
+        self._templates: dict[bool, Template] = {}  # by whether there are tools
 
     @property
     def has_chat(self) -> bool:
         """True if there is a chat template, valid or not."""
         if self._tokenizer is None:
             return False
-        return self._named_template is not None or self._template_file.is_file()
+        return bool(self._no_chat) or self._has_template(_CHAT)
+
+    def _has_template(self, name: str) -> bool:
+        return name in self._template_texts or self._template_files[name].is_file()
+
+    def _template_text(self, tools: bool) -> str:
+        """Returns the chat template for conversations with or without tools: some models have two."""
+        name = _TOOL_USE if tools and self._has_template(_TOOL_USE) else _CHAT
+        file = self._template_files[name]
+        return read_bounded(file).decode() if file.is_file() else self._template_texts[name]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of a raw prompt, with or without the special tokens of the model's post-processor."""
@@ -55,20 +81,44 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Returns the ids of a conversation in the model's chat format, up to the assistant's answer."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER) -> list[int]:
+        """Returns the ids of a conversation in the model's chat format."""
+        return self.encode(self.render_chat(messages, options), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER) -> str:
         """Returns the text of such a conversation, special tokens included.
-        Raises RequestError where the template fails or adds more than `MAX_TEXT` characters."""
-        template = self.chat_template()
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
-        most = MAX_TEXT + sum(len(message.content) for message in messages)
+        Raises RequestError for options that contradict each other, and where the template fails or adds more than
+        `MAX_TEXT` characters."""
+        if not options.continue_final_message:
+            return self._render(messages, options)
+        if options.add_generation_prompt:
+            cause = (
+                "a prompt cannot both continue the final message and begin another: set add_generation_prompt to false"
+            )
+            raise RequestError("invalid_request", cause)
+        # What a template writes after the last message is left out. A mark in that message shows where.
+        mark, final = secrets.token_hex(8), messages[-1]
+        marked = [*messages[:-1], replace(final, content=final.content + mark)]
+        text, found, _ = self._render(marked, options).rpartition(mark)
+        if not found:
+            cause = "the chat template leaves out the final message, so nothing can continue it"
+            raise RequestError("invalid_request", cause)
+        return text.replace(mark, "")
+
+    def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
+        tools = _json(options.tools, list, "tools: expected a JSON array")
+        template = self._chat_template(bool(tools))
+        conversation = list(map(_turn, messages))
+        variables = {**self._special, **_variables(options)}
+        most = MAX_TEXT + sum(message.characters for message in messages) + len(options.tools)
         parts, length = [], 0
         try:
             for part in template.generate(
-                messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special
+                messages=conversation,
+                add_generation_prompt=options.add_generation_prompt,
+                tools=tools or None,
+                documents=None,
+                **variables,
             ):
                 parts.append(part)
                 length += len(part)
@@ -79,21 +129,32 @@ class Tokenizer:
             raise RequestError("invalid_request", f"the chat template refuses these messages: {cause[:256]}") from None
         return "".join(parts)
 
-    def chat_template(self) -> Template:
+    def check_chat(self) -> TemplateFacts:
+        """Returns what the chat template says of answers. Raises RequestError where there is none that can be read."""
+        self._chat_template(False)
+        text = self._template_text(tools=True)
+        return TemplateFacts(
+            "tools" in meta.find_undeclared_variables(_environment().parse(text)),
+            parsers.fitting(parsers.TOOLS, text),
+            parsers.fitting(parsers.REASONING, text),
+        )
+
+    def _chat_template(self, tools: bool) -> Template:
         """Returns the compiled chat template. Raises RequestError where there is none that can be read."""
-        if self._template is not None:
-            return self._template
+        if tools in self._templates:
+            return self._templates[tools]
         if not self.has_chat:
             raise RequestError("invalid_request", "this model has no chat template; give a raw prompt")
+        if self._no_chat:
+            raise RequestError(
+                "invalid_request", f"the chat template's special tokens are not known: {self._no_chat[:256]}"
+            )
         try:
-            source = self._named_template
-            if self._template_file.is_file():
-                source = read_bounded(self._template_file).decode()
-            self._template = _environment().from_string(source or "")
+            self._templates[tools] = _environment().from_string(self._template_text(tools))
         except Exception as error:  # compiling evaluates the constants of the model's own code
             cause = str(error) or type(error).__name__
             raise RequestError("invalid_request", f"the chat template cannot be read: {cause[:256]}") from None
-        return self._template
+        return self._templates[tools]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
@@ -143,6 +204,45 @@ class Tokenizer:
         return decoder is not None and decoder.decode([written]) == text
 
 
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    """Returns a message as chat templates expect it: arguments of calls are no text, but what that text says."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    given = {name: getattr(message, name) for name in ("tool_call_id", "name", "reasoning_content")}
+    return turn | {name: value for name, value in given.items() if value}
+
+
+def _arguments(call: CalledTool) -> Any:
+    """Returns the arguments of a call; as text where they are no JSON."""
+    try:
+        return json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
+def _variables(options: ChatOptions) -> dict[str, Any]:
+    """Returns what a client gives the template. Raises RequestError for no JSON object, and for taken names."""
+    given = _json(options.template_kwargs, dict, "chat_template_kwargs: expected a JSON object")
+    if taken := sorted(_TAKEN & given.keys()):
+        raise RequestError("invalid_request", f"chat_template_kwargs: {taken[0]} is not for clients to set there")
+    return given
+
+
+def _json(text: str, kind: type, cause: str) -> Any:
+    """Returns what JSON says. Raises RequestError for another kind of value."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, kind):
+        raise RequestError("invalid_request", cause)
+    return given
+
+
 def _load_tokenizer(path: Path) -> _Tokenizer | None:
     if not path.is_file():
         return None
@@ -174,24 +274,34 @@ def _content(token: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _template_of(config: dict[str, Any]) -> str | None:
-    """Returns `chat_template`: one template, or the one named `default` in a list."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = [e.get("template") for e in template if isinstance(e, dict) and e.get("name") == "default"]
-        template = named[0] if named else None
-    return template if isinstance(template, str) else None
+def _templates_of(config: dict[str, Any]) -> dict[str, str]:
+    """Returns `chat_template` by name: one template is the default, a list may have more."""
+    given = config.get("chat_template")
+    named = given if isinstance(given, list) else [{"name": _CHAT, "template": given}]
+    entries = [(entry.get("name"), entry.get("template")) for entry in named if isinstance(entry, dict)]
+    found = {name: text for name, text in reversed(entries) if isinstance(name, str) and isinstance(text, str)}
+    return {name: text for name, text in found.items() if name in (_CHAT, _TOOL_USE)}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """Returns the settings, filters and functions that transformers gives chat templates."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
+
+
+class Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`: marks answers for training. Here the text in it is as any other."""
+
+    tags = {"generation"}  # noqa: RUF012  # as in the base class
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _raise_exception(message: str) -> NoReturn:

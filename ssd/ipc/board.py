@@ -156,6 +156,7 @@ class BoardReader(_Board):
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
+        self._counters = memoryview(self._memory)[:32].cast("q")  # four words of the header; numpy takes longer
         self.vocab_size = vocab_size
         self.rejected = self.stale = 0
 
@@ -207,6 +208,7 @@ class BoardReader(_Board):
 
     def telemetry(self) -> DraftTelemetry:
         """The draft's counters. Impossible ones are 0: whatever the draft writes there must fit into a message."""
-        counters: list[int] = self._header[:4].tolist()
-        progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)
+        progress, steps, nanoseconds, grown = counters = self._counters.tolist()
+        if min(counters) < 0 or max(counters) > _MOST:
+            progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)
         return DraftTelemetry(progress, steps, nanoseconds / 1e9, grown)

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
-
 from ssd.config.roles import FOLLOWERS, ROLES
 
-_PLACES = (*ROLES, *FOLLOWERS)
+_PLACES = {role: place for place, role in enumerate((*ROLES, *FOLLOWERS))}
 SIZE_BYTES = 8 * len(_PLACES)
 
 
@@ -18,12 +16,12 @@ class Heartbeats:
     """The counters in the memory of `descriptor`; -1 allocates private memory."""
 
     def __init__(self, descriptor: int) -> None:
-        self._turns = np.frombuffer(mmap.mmap(descriptor, SIZE_BYTES), dtype=np.int64)
+        self._turns = memoryview(mmap.mmap(descriptor, SIZE_BYTES)).cast("q")
 
     def beat(self, role: str) -> None:
         """Counts one more turn of the loop of `role`. Only that process may call it."""
-        self._turns[_PLACES.index(role)] += 1
+        self._turns[_PLACES[role]] += 1
 
     def turns(self, role: str) -> int:
         """Returns the turns that `role` has counted."""
-        return int(self._turns[_PLACES.index(role)])
+        return self._turns[_PLACES[role]]

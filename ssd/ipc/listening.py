@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
+import ssl
 import stat
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from ssd.files import read_bounded
 
 _BACKLOG = 2048
 _MOST_KEY_BYTES = 2**20
+_MOST_PEM_BYTES = 2**20
 _SEND_BYTES = 128 * 2**10  # a connection; what lies in the kernel's buffer looks read (default: megabytes)
 
 
@@ -44,12 +47,36 @@ def _refused(where: str, error: OSError) -> UsageError:
     return UsageError(f"cannot listen on {where}: {error.strerror or error}")
 
 
-def url(listening: socket.socket) -> str:
+def url(listening: socket.socket, tls: bool = False) -> str:
     """Returns where a client finds the socket."""
     if listening.family == socket.AF_UNIX:
         return f"unix:{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
+    """Returns the certificate and its key, ready for connections; None without one. Raises UsageError."""
+    if server.ssl_certfile is None:
+        return None
+    for option, path in (("--ssl-certfile", server.ssl_certfile), ("--ssl-keyfile", server.ssl_keyfile)):
+        try:
+            _ = None if path is None else read_bounded(Path(path), _MOST_PEM_BYTES)
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(server.ssl_certfile, server.ssl_keyfile, password=lambda: "")
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        files = f"--ssl-certfile {server.ssl_certfile}"
+        files += f" --ssl-keyfile {server.ssl_keyfile}" if server.ssl_keyfile is not None else ""
+        raise UsageError(
+            f"{files}: {error.strerror or error}" if isinstance(error, OSError) else f"{files}: {error}"
+        ) from None
+    return context
 
 
 def close(listening: socket.socket) -> None:
@@ -102,6 +129,14 @@ def _bound(listening: socket.socket, address: object) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def api_keys(server: ServerConfig) -> list[bytes]:
+    """Returns all API keys. Raises UsageError for one that no header can carry, and for a file as `read_api_keys`."""
+    if not all(re.fullmatch(r"[!-~]{1,4096}", key) for key in server.api_keys):
+        raise UsageError("--api-key: a key has printable ASCII characters, without spaces")
+    from_file = read_api_keys(server.api_key_file) if server.api_key_file is not None else []
+    return [*from_file, *(key.encode() for key in server.api_keys)]
 
 
 def read_api_keys(path: str) -> list[bytes]:

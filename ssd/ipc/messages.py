@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, TokenId
+from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
 from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Tokens
 
@@ -139,7 +139,8 @@ class Step(InternalMessage, frozen=True):
 
 class Admit(InternalMessage, frozen=True):
     """Begins or rebuilds a sequence from its committed `token_ids`, all that a draft needs.
-    `round` is the verification in flight, which carries no draft tokens."""
+    `round` is the verification in flight, which carries no draft tokens. The tokens after the first `prompt_length` are
+    `structured`, if that is given."""
 
     request: RequestId
     slot: Count
@@ -152,6 +153,8 @@ class Admit(InternalMessage, frozen=True):
     seed: RequestId
     speculation: Speculation
     cache_salt: CacheSalt = ""
+    prompt_length: Count = 0
+    structured: Structured | None = None
 
 
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -14,8 +14,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from ssd.config.engine import EngineConfig, Nodes
+from ssd.config.engine import EngineConfig, Nodes, ServerConfig
 from ssd.errors import SsdError, UsageError
 from ssd.ipc.listening import listen_for_nodes
 
@@ -66,7 +67,8 @@ class Host:
         self._store = TCPStore(
             host, port, None, True, _ANSWER, wait_for_workers=False, master_listen_fd=listening.detach()
         )
-        self._store.set("config", msgspec.json.encode(config).decode())
+        followers = replace(config, server=ServerConfig())  # they serve nobody, and API keys are nobody else's
+        self._store.set("config", msgspec.json.encode(followers).decode())
         self._group: int | None = None
         self._counts: dict[int, _Count] = {}
 

@@ -20,6 +20,9 @@ _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_TEXT = 4 * 2**20
+MAX_TEMPLATE_KWARGS = 64 * 2**10
+MAX_TOOLS = 2**20
+MAX_CALLS = 128
 
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -97,16 +100,48 @@ class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     completion_tokens: Count
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
+class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call in an earlier answer. `arguments` is JSON."""
+
+    id: Name
+    name: Name
+    arguments: Text
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One turn. `tool_calls` and `reasoning_content` are an assistant's. A `tool` says what the call with
+    `tool_call_id`, of the tool `name`, has returned."""
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: Text
+    tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_CALLS)] = []
+    tool_call_id: Name = ""
+    name: Name = ""
+    reasoning_content: Text = ""
+
+    @property
+    def characters(self) -> int:
+        return len(self.content) + len(self.reasoning_content) + sum(len(call.arguments) for call in self.tool_calls)
+
+
+class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the model's chat template makes a prompt of messages.
+
+    By default the prompt ends where the assistant's answer begins. With `continue_final_message` it ends with the last
+    message, which the answer then continues. `template_kwargs` is a JSON object: more variables for the template.
+    `tools` is a JSON array of tools as OpenAI's interface has them. Calls of them are part of the answer's text."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Annotated[str, Meta(max_length=MAX_TEMPLATE_KWARGS)] = "{}"
+    tools: Annotated[str, Meta(max_length=MAX_TOOLS)] = "[]"
 
 
 # -- client -> engine -----------------------------------------------------------------------------------------------
 
 
 class Generate(Message, frozen=True):
-    """Asks for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given.
+    """Asks for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given; `chat` is about the last.
     `id` is the client's own name for the request, unique among its open ones."""
 
     id: RequestId
@@ -114,6 +149,7 @@ class Generate(Message, frozen=True):
     token_ids: PromptIds | None = None
     messages: Annotated[list[ChatMessage], Meta(max_length=1024)] | None = None
     params: SamplingParams = SamplingParams()
+    chat: ChatOptions = ChatOptions()
 
 
 class Cancel(Message, frozen=True):

@@ -166,10 +166,9 @@ def receive(
     """Returns (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
     `took` is called for whatever arrives, with the peer, the connection's descriptor and the size in bytes. Raises
     `BadFrame` for a frame that is not a message of `direction`; it is consumed."""
-    try:
-        first = socket.recv(flags=zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None  # in a tenth of the time that an exception takes
+    first = socket.recv(flags=zmq.NOBLOCK, copy=False)
     frames = [first.bytes]
     if first.more:
         frames += socket.recv_multipart()

@@ -56,6 +56,11 @@ static void weigh(const float *weights, const float *values, int64_t stride, con
         for (int64_t j = 0; j < count; j++) out[i] += weights[j] * values[slots[j] * stride + i];
 }
 
+void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots) {
+    for (int64_t page = 0; page < count; page++)
+        for (int64_t i = 0; i < size; i++) *slots++ = pages[page] * size + i;
+}
+
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
          int64_t tokens, int64_t row) {
     for (int64_t t = 0; t < tokens; t++) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import byref
 
@@ -10,22 +11,33 @@ from torch import Tensor
 
 from ssd.kernels import library
 from ssd.kernels.cpu import by_heads
-from ssd.kernels.library import call, scratch
+from ssd.kernels.library import address, call, scratch
 
 NO_WINDOW = 2**62
+
+
+def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
+    """The slot numbers of whole pages, page after page."""
+    numbers, slots = array("q", pages), array("q", bytes(8 * page_size * len(pages)))
+    call().expand(address(numbers), len(numbers), page_size, address(slots))
+    return slots
 
 
 class KVSpans:
     """Which keys and values each of n tokens sees: token i those in slots[begin[i]] to slots[begin[i] + count[i] - 1].
 
-    Its own are in the last of these. keys and values are [layers, ..., kv_heads, dim]. slots, int64 [m], must exist:
-    nothing checks them."""
+    Its own are in the last of these. keys and values are [layers, ..., kv_heads, dim]. Slots must exist: nothing checks
+    them."""
 
-    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, begin: Sequence[int], count: Sequence[int]) -> None:
-        self._kept = keys, values, slots, torch.tensor(begin), torch.tensor(count)
-        lists = (kept.data_ptr() for kept in self._kept[2:])
+    def __init__(
+        self, keys: Tensor, values: Tensor, slots: array[int], begin: Sequence[int], count: Sequence[int]
+    ) -> None:
+        self._kept = keys, values
+        self._lists = lists = slots, array("q", begin), array("q", count)
         self.longest, self.tokens = max(count, default=0), len(count)
-        self.struct = library.Store(keys.data_ptr(), values.data_ptr(), keys.stride(0), *lists, self.longest)
+        self.struct = library.Store(
+            keys.data_ptr(), values.data_ptr(), keys.stride(0), *map(address, lists), self.longest
+        )
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store each token's own k and v [n, kv_heads, dim]."""

@@ -74,6 +74,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
+def gather(table: Tensor, places: Tensor) -> Tensor:
+    """table [rows, size], places int64 [n] -> the rows that these name, [n, size]. Raises `IndexError`."""
+    check(table)
+    if places.dtype != torch.int64 or places.dim() != 1 or not table.is_contiguous():
+        raise TypeError(f"places {places.dtype} {list(places.shape)} of a table {list(table.shape)}")
+    places = places.contiguous()
+    n, (rows, size) = places.shape[0], table.shape
+    if n and not 0 <= min(found := places.tolist()) <= max(found) < rows:
+        raise IndexError(f"places from {min(found)} to {max(found)} in a table of {rows} rows")
+    y = torch.empty(n, size)
+    call().gather(table.data_ptr(), size, places.data_ptr(), y.data_ptr(), n)
+    return y
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size]."""
     check(gate_up)

@@ -1,5 +1,5 @@
-/* A decoder layer of the Llama family, from the kernels of the other files. Bit for bit what `ssd.models.llama` does in
-   single calls. */
+/* The decoder layers of the Llama family, from the kernels of the other files. Bit for bit what `ssd.models.llama` does
+   in single calls. */
 
 #include "kernels.h"
 
@@ -26,9 +26,9 @@ static void norm_heads(float *x, const float *weight, int64_t heads, const layer
     for (int64_t row = 0; row < rows; row++, x += stride) rms_norm(x, by->dim, weight, x, heads, by->dim, by->eps);
 }
 
-/* x [rows, width] -> y. `scratch` holds the buffers below. */
-void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *cos, const float *sin, float *y,
-                   int64_t rows, const view_t *views, int64_t count, float *scratch) {
+/* x [rows, width] -> y, which may be x. `scratch` holds the buffers below. */
+static void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *cos, const float *sin,
+                          float *y, int64_t rows, const view_t *views, int64_t count, float *scratch) {
     const int64_t dim = by->dim, width = by->qkv.inputs, attended = by->heads * dim, kv = by->kv_heads * dim;
     const int64_t turned = attended + kv, projected = turned + kv;
     float *normed = scratch, *qkv = normed + rows * width, *rotated = qkv + rows * projected;
@@ -57,4 +57,17 @@ void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float
     silu_mul(gate_up, gated, rows, by->down.inputs);
     multiply(&by->down, gated, by->down.inputs, normed, rows, rest);
     add(y, normed, y, rows * width);
+}
+
+/* x [rows, width] -> y, by the layers from `first` to `stop` - 1 of all `layers`. `cosines` and `sines` are the tables
+   of every position, and `positions` [rows] those of the rows. */
+void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,
+             const int64_t *positions, const float *x, float *y, int64_t rows, const view_t *views, int64_t count,
+             float *scratch) {
+    const int64_t dim = layers->dim;
+    float *cos = scratch, *sin = cos + rows * dim, *rest = sin + rows * dim;
+    gather(cosines, dim, positions, cos, rows);
+    gather(sines, dim, positions, sin, rows);
+    for (int64_t layer = first; layer < stop; layer++, x = y)
+        decoder_layer(layers + layer, layer, x, cos, sin, y, rows, views, count, rest);
 }

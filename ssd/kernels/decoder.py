@@ -1,9 +1,10 @@
-"""A decoder layer in one call (decoder.c)."""
+"""All decoder layers in one call (decoder.c)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import byref, pointer
+from array import array
+from collections.abc import Collection, Sequence
+from ctypes import pointer
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ssd.kernels import library
 from ssd.kernels.attention import NO_WINDOW, View, scores_bytes
 from ssd.kernels.cpu import Product, check
+from ssd.kernels.library import address
 
 
 class Heads(NamedTuple):
@@ -25,10 +27,12 @@ class Heads(NamedTuple):
 
 
 class Views:
-    """What the tokens of a batch see, run after run."""
+    """What the tokens of a batch see, run after run, and their `positions`.
 
-    def __init__(self, views: Sequence[View]) -> None:
-        self._views = views
+    `kept`: after how many layers hidden states are wanted."""
+
+    def __init__(self, views: Sequence[View], positions: array[int], kept: Collection[int] = ()) -> None:
+        self._views, self.positions, self.kept = views, positions, kept
         self.tokens, self.scores_bytes = sum(view.shared.tokens for view in views), scores_bytes(views)
         parts = [
             library.View(
@@ -40,9 +44,8 @@ class Views:
 
 
 class DecoderLayer:
-    """A layer of `ssd.models.llama` in one call, bit for bit what it computes with the kernels of `ssd.kernels.cpu`.
-
-    h = x + attention(norm(x)); the result is h + down(silu(gate) * up) of norm(h)."""
+    """A layer of `ssd.models.llama` as the kernels take it: h = x + attention(norm(x)), then h + down(silu(gate) * up)
+    of norm(h)."""
 
     def __init__(
         self,
@@ -58,22 +61,42 @@ class DecoderLayer:
         addresses = [library.pointer(weight) for weight in (*norms, *(head_norms or (None, None)))]
         structs = [product.struct for product in products]
         queries, keys, dim, scale, window = heads
-        self._struct = library.Layer(*addresses, eps, *structs, queries, keys, dim, scale, window or NO_WINDOW)
+        self.struct = library.Layer(*addresses, eps, *structs, queries, keys, dim, scale, window or NO_WINDOW)
         qkv, _, gate_up, down = structs
-        self._width = int(qkv.inputs)
+        self.width = int(qkv.inputs)
         floats = qkv.inputs + qkv.outputs + (2 * queries + keys) * dim + gate_up.outputs + down.inputs
-        self._row_bytes, self._product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
+        self.row_bytes, self.product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
 
-    def __call__(self, layer: int, x: Tensor, table: tuple[Tensor, Tensor], views: Views) -> Tensor:
-        """x [n, width] -> [n, width]; `table`: cosines and signed sines, each [n, 1, dim]."""
+
+class Decoder:
+    """The layers of a model, in one call bit for bit what the kernels of `ssd.kernels.cpu` compute one by one.
+
+    `table`: cosines and signed sines of all positions, each [positions, dim], float32."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], table: tuple[Tensor, Tensor]) -> None:
+        self._layers, self._table = layers, table
+        self._structs = (library.Layer * len(layers))(*(layer.struct for layer in layers))
+        self._addresses = self._structs, *(part.data_ptr() for part in table)
+        self._width, (self._positions, dim) = layers[0].width, table[0].shape
+        self._row_bytes = max(layer.row_bytes for layer in layers) + 2 * 4 * dim
+        self._product_bytes = max(layer.product_bytes for layer in layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __call__(self, x: Tensor, views: Views, first: int, stop: int) -> Tensor:
+        """x [n, width] -> [n, width], by the layers from `first` to `stop` - 1."""
         n = x.shape[0]
         check(x)
         if x.shape != (views.tokens, self._width) or not x.is_contiguous():
             raise ValueError(f"{views.tokens} contiguous tokens of {self._width} numbers expected, not {list(x.shape)}")
+        if len(views.positions) != n:
+            raise ValueError(f"{n} tokens with {len(views.positions)} positions")
+        if not 0 <= min(views.positions, default=0) <= max(views.positions, default=0) < self._positions:
+            raise IndexError(f"positions beyond the {self._positions} that the model has")
         y = torch.empty(x.shape)
         memory = library.scratch(n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes))
-        addresses = x.data_ptr(), table[0].data_ptr(), table[1].data_ptr(), y.data_ptr()
-        library.call().decoder_layer(
-            byref(self._struct), layer, *addresses, n, views.structs, len(views.structs), memory.data_ptr()
-        )
+        layers, cosines, sines = self._addresses
+        addresses = cosines, sines, address(views.positions), x.data_ptr(), y.data_ptr()
+        library.call().decoder(layers, first, stop, *addresses, n, views.structs, len(views.structs), memory.data_ptr())
         return y

@@ -9,6 +9,7 @@ void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size);
 void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,
             int64_t dim);
+void gather(const float *table, int64_t size, const int64_t *places, float *y, int64_t rows);
 
 /* noise.c: keys [rows, 2], y [rows, size]. */
 void gumbel(const int32_t *keys, int32_t first, float *y, int64_t rows, int64_t size);
@@ -30,6 +31,8 @@ typedef struct {
     int64_t longest;
 } store_t;
 
+/* The slots of `count` pages of `size` tokens, page after page. */
+void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots);
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
          int64_t tokens, int64_t row);
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -78,6 +79,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
+    "gather": (c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "expand": (c_void_p, c_int64, c_int64, c_void_p),
     "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
@@ -88,8 +91,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
         *(POINTER(Store), POINTER(Store), c_int64, c_void_p, c_int64, c_void_p),
         *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_float, c_int64, c_void_p),
     ),
-    "decoder_layer": (
-        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+    "decoder": (
+        *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(View), c_int64, c_void_p),
     ),
 }
@@ -124,6 +127,11 @@ def scratch(size: int) -> Tensor:
     if _scratch.numel() < size:
         _scratch = torch.empty(2 * size, dtype=torch.uint8)
     return _scratch
+
+
+def address(numbers: array[int]) -> int:
+    """Where the numbers of an array lie; it must live, and not grow, as long as that is used."""
+    return numbers.buffer_info()[0]
 
 
 def pointer(x: Tensor | None) -> int | None:

@@ -36,3 +36,8 @@ void rotate(const float *x, int64_t stride, const float *cos, const float *sin, 
             for (int64_t i = 0; i < half; i++) y[half + i] = high[i] * cos[half + i] + low[i] * sin[half + i];
         }
 }
+
+/* Copies the rows [size] of a table that `places` names. */
+void gather(const float *table, int64_t size, const int64_t *places, float *y, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) memcpy(y + row * size, table + places[row] * size, size * sizeof *y);
+}

@@ -24,6 +24,10 @@ from ssd.models.sizes import ModelSizes, weights
 CONTEXT = 2**30
 # Beyond what can be used at once, pages keep prefixes that come again. Each costs the host some hundred bytes.
 _SPARE_PAGES = 2**18
+# Of the host's memory that the weights leave, the caches of target and draft take at most a quarter and an eighth.
+_TARGET_SHARE, _DRAFT_SHARE = 4, 8
+# On a CPU each sequence has pages for so many tokens by default, and one has pages for all that a sequence may have.
+_USUAL_TOKENS = 2048
 
 
 class GpuPlaces(NamedTuple):
@@ -47,25 +51,32 @@ def cache_pages(
     target: Sized,
     drafts: Sequence[Sized],
     wanted: int,
+    free: int,
     places: GpuPlaces,
     shared: tuple[int, int],
 ) -> tuple[int, int]:
     """Return the pages of the caches of target and draft.
 
-    `wanted` pages can be used, if every sequence is as long as can be. The target gets `--kv-cache-memory-bytes` of
-    them, or on a CPU at most a quarter of the free memory, or on GPUs what their budget leaves (`pages_on_gpus`).
+    `wanted` pages can be used, if every sequence is as long as can be; `free` bytes of the host the weights leave. The
+    target gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, or on GPUs what their budget leaves
+    (`pages_on_gpus`). The draft on a CPU gets at most an eighth of `free`, but the pages of one sequence in any case.
+    If neither a length nor a size was asked for, no cache on a CPU has more than `_usual_pages`.
     `shared` is what target and draft exchange, which lies beside the target where the draft is on a GPU too: bytes of
     draft probabilities, and hidden state numbers per token. Raises UsageError where there is no room."""
     size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
     page = size * ModelSizes.of(target.model).kv_values_per_token * ITEM_BYTES[target.dtype]
-    found = given // page if given is not None else min(wanted, available_bytes() // 4 // page)
+    usual = _usual_pages(options, wanted)
+    found = given // page if given is not None else min(usual, free // _TARGET_SHARE // page)
+    most_of_draft = wanted
+    if options.draft_device == "cpu" and drafts:
+        most_of_draft = min(usual, max(wanted // seqs, _draft_tokens(drafts, free) // size))
     if places.present is None:
         if places.target and given is None:
             raise UsageError(
                 f"nobody here tells the memory of {options.device} (no nvidia-smi): if there is a GPU all the same, "
                 "give --kv-cache-memory-bytes"
             )
-        return found, wanted
+        return found, most_of_draft
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
     shapes = target_shapes(seqs, row, options.deterministic) if ranks == 1 else []
     need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes])
@@ -77,7 +88,40 @@ def cache_pages(
     draft_need = _drafts_need(options, speculation, target, drafts)
     budget = Budget(places.present, options.gpu_memory_utilization)
     on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)
-    return found if given is not None or not places.target else on_gpu, of_draft
+    return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
+
+
+def _usual_pages(options: EngineOptions, wanted: int) -> int:
+    """Return the pages that a cache in the host's memory gets, if there is room, of the `wanted` ones."""
+    asked = options.max_model_len is not None or options.kv_cache_memory_bytes is not None
+    if asked or options.device != "cpu":
+        return wanted
+    seqs = options.max_num_seqs
+    return min(wanted, max(wanted // seqs, seqs * (-(-_USUAL_TOKENS // options.page_size) + 1)))
+
+
+def context_room(options: EngineOptions, target: Sized, drafts: Sequence[Sized], free: int) -> int:
+    """Return the tokens of the longest sequence for which the caches in the host's memory have pages.
+
+    `free` bytes of it the weights leave. A model on a GPU counts as one with room for any."""
+    tokens = []
+    if options.device == "cpu":
+        given = options.kv_cache_memory_bytes
+        room = free // _TARGET_SHARE if given is None else given
+        tokens.append(room // _token_bytes([target]))
+    if options.draft_device == "cpu" and drafts:
+        tokens.append(_draft_tokens(drafts, free))
+    # One page stays free for tokens that are not yet accepted.
+    return max(0, min(tokens, default=2**31) // options.page_size - 1) * options.page_size
+
+
+def _draft_tokens(drafts: Sequence[Sized], free: int) -> int:
+    """Return how many tokens the caches of all drafts hold in their share of the host's memory."""
+    return free // _DRAFT_SHARE // _token_bytes(drafts)
+
+
+def _token_bytes(models: Sequence[Sized]) -> int:
+    return sum(ModelSizes.of(one.model).kv_values_per_token * ITEM_BYTES[one.dtype] for one in models)
 
 
 def _drafts_need(options: EngineOptions, speculation: Speculation, target: Sized, drafts: Sequence[Sized]) -> Need:
@@ -86,7 +130,7 @@ def _drafts_need(options: EngineOptions, speculation: Speculation, target: Sized
     largest = max(shape.tokens for shape in draft_shapes(options.max_num_seqs, chains))
     total = Need(0, 0, 0)
     for draft in drafts:
-        whole = pairs.borrowed(draft.model, target.model) if draft.model.tensors else draft.model
+        whole = _whole(draft.model, target.model)
         kept = [] if pairs.is_head(draft.model) else [largest]  # a draft keeps the logits of its largest shape alone
         own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, kept)
         branches = own.page // options.page_size * chains * (MAX_LOOKAHEAD + 1)
@@ -201,28 +245,35 @@ def draft_probs_bytes(options: EngineOptions, speculation: Speculation, vocab_si
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
 
 
-def check_random_weights(
-    options: EngineOptions, target: Checkpoint, drafts: Sequence[Checkpoint], draft_dtype: DType, quantize: Quantize
-) -> None:
-    """Raise UsageError where random weights, which no file bounds, cannot fit into the memory of the host.
-
-    `quantize` is the draft's."""
-    if options.load_format != "dummy":
-        return
+def host_weights(options: EngineOptions, target: Sized, drafts: Sequence[Sized], quantize: Quantize) -> int:
+    """Return the bytes of the weights that are in the memory of the host. `quantize` is the draft's."""
     size = 0
-    if options.device == "cpu":
-        whole = weights(target) * (1 if options.quantize == "int8" else ITEM_BYTES[options.dtype])
+    if options.device == "cpu" and options.load_format != "mock":
+        whole = weights(target.model) * (1 if options.quantize == "int8" else ITEM_BYTES[target.dtype])
         size += whole * options.ranks_here // options.tensor_parallel_size
     if options.draft_device == "cpu":
-        size += sum(map(weights, drafts)) * (1 if quantize == "int8" else ITEM_BYTES[draft_dtype])
-    if size > available_bytes():
+        size += sum(
+            weights(_whole(draft.model, target.model)) * (1 if quantize == "int8" else ITEM_BYTES[draft.dtype])
+            for draft in drafts
+        )
+    return size
+
+
+def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """Return a draft with the tensors that it reads from its target's files."""
+    return pairs.borrowed(draft, target) if draft.tensors else draft
+
+
+def check_random_weights(options: EngineOptions, size: int, available: int) -> None:
+    """Raise UsageError where random weights of `size` bytes, which no file bounds, do not fit into what is free."""
+    if options.load_format == "dummy" and size > available:
         raise UsageError(f"random weights of {options.target} need {_gib(size)}, more than the memory that is free")
 
 
-def check_arenas(config: EngineConfig, draft_probs: int) -> None:
+def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None:
     """Raise UsageError where what target and draft share is too large for the host, unless it lies on a GPU.
 
-    `draft_probs` is what the draft's probabilities take, in bytes."""
+    `draft_probs` is what the draft's probabilities take, `available` what is free on the host, in bytes."""
     if on_gpus(config.device, config.draft_device):
         return
     arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]
@@ -230,7 +281,7 @@ def check_arenas(config: EngineConfig, draft_probs: int) -> None:
         lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
         arenas.append(("an EAGLE-3 head", feature_layout(config).size_bytes, "the target's hidden states", lower))
     for who, size, what, lower in arenas:
-        if size > available_bytes() // 4:
+        if size > available // 4:
             raise UsageError(
                 f"{who} needs {_gib(size)} for {what}, more than a quarter of the memory that is free; lower {lower}"
             )

@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from ssd.config import cores, gpus
 from ssd.config.engine import CommonOptions, DType, EngineConfig, Features, Quantize, check_text
-from ssd.config.params import DRAFTED
+from ssd.config.params import DRAFTED, SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
 from ssd.launch.memory import GpuPlaces, Sized
@@ -24,8 +25,6 @@ from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.sizes import ModelSizes
 
 log = logging.getLogger("ssd.launch")
-
-_CPU_CONTEXT = 2048  # default limit of the context without a GPU
 
 
 def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
@@ -43,23 +42,30 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
     target, drafts = _models(options)
     sizes = ModelSizes.of(target)
-    length = _max_model_len(options, sizes)
+    if server is not None and server.generation_config == "auto":
+        served = replace(served, sampling=_sampling(target))
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
     draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
     features = _features(drafts, target)
+    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, draft_dtype) for draft in drafts]
+    available = memory.available_bytes()  # read once: what depends on it must fit together
+    host_weights = memory.host_weights(options, sized, sized_drafts, draft_quantize)
+    memory.check_random_weights(options, host_weights, available)
+    free = max(0, available - host_weights)
+    length = _max_model_len(options, sizes, memory.context_room(options, sized, sized_drafts, free))
     draft_probs = memory.draft_probs_bytes(options, speculation, sizes.vocab_size)
     num_pages, draft_num_pages = memory.cache_pages(
         options,
         speculation,
-        Sized(target, options.dtype),
-        [Sized(draft, draft_dtype) for draft in drafts],
+        sized,
+        sized_drafts,
         options.max_num_seqs * (-(-length // options.page_size) + 1),  # a page each for tokens not yet accepted
+        free,
         _gpu_places(options, bool(drafts)),
         (draft_probs, 0 if features is None else features.width),
     )
-    memory.check_random_weights(options, target, drafts, draft_dtype, draft_quantize)
     alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
     target_cpus, draft_cpus = cores.placement(
         options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
@@ -90,7 +96,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         page_size=options.page_size,
         **{name: getattr(options, name) for name in CommonOptions.__struct_fields__},
     )
-    memory.check_arenas(config, draft_probs)
+    memory.check_arenas(config, draft_probs, available)
+    log.info("context: %d tokens, for prompt and answer together", length)
     return within_bounds(config)
 
 
@@ -135,6 +142,21 @@ def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpo
     return target, drafts
 
 
+def _sampling(target: checkpoint.Checkpoint) -> SamplingDefaults:
+    """Return the sampling that the target's generation_config.json recommends. What is no valid value is left out."""
+    said, found = checkpoint.generation_config(target), SamplingDefaults()
+    for name in SamplingDefaults.__struct_fields__:
+        try:
+            found = msgspec.convert({**found.given(), name: said.get(name)}, SamplingDefaults)
+        except msgspec.ValidationError:
+            log.warning("generation_config.json of %s: %s %.40r is ignored", target.directory, name, said[name])
+    if given := found.given():
+        log.info(
+            "sampling by generation_config.json: %s", ", ".join(f"{name} {value}" for name, value in given.items())
+        )
+    return found
+
+
 def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint) -> Features | None:
     """Return what an EAGLE-3 head among the drafts reads of the target. Raises UsageError."""
     found = [draft for draft in drafts if pairs.is_head(draft)]
@@ -146,10 +168,14 @@ def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
     return Features(layers=layers, width=pairs.FUSED * pairs.target_width(found[0].config))
 
 
-def _max_model_len(options: EngineOptions, shape: ModelSizes) -> int:
+def _max_model_len(options: EngineOptions, shape: ModelSizes, room: int) -> int:
+    """Return the longest sequence: by default the model's own, or as long as there is `room` for. Raises UsageError."""
     length = options.max_model_len
     if length is None:
-        length = min(shape.context, _CPU_CONTEXT) if options.device == "cpu" else shape.context
+        # With no room for two tokens, EngineConfig refuses the model's own length: the message names what is missing.
+        length = min(shape.context, room) if room >= 2 else shape.context
+        if length < shape.context:
+            log.warning("memory for a context of %d tokens; the model's own has %d", length, shape.context)
     if length > shape.context:
         raise UsageError(f"--max-model-len {length} is more than the {shape.context} tokens of {options.target}")
     if length < 2:

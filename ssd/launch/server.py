@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from ssd.config import parsers
 from ssd.config.engine import Limits, MetricsCompat, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
-from ssd.ipc.listening import is_loopback, read_api_keys
+from ssd.ipc.listening import api_keys, is_loopback, tls_context
 
 _NEEDED = ("uvicorn", "httptools", "prometheus_client")
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
 _HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host header has it
 
 
@@ -25,13 +28,21 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     port: Port = 8000
     uds: str | None = None
     api_key_file: str | None = None
+    api_key: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
+    allow_origin: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     zmq_bind: str | None = None
     zmq_keys: str | None = None
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: MetricsCompat = "none"
+    strict_fields: bool = False
+    generation_config: Literal["auto", "none"] = "auto"
     cache_report: bool = True
+    tool_call_parser: str = parsers.AUTO
+    reasoning_parser: str = parsers.AUTO
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
@@ -40,15 +51,21 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
     if options.http:
         _check_http(options)
     _check_zmq(options)
+    parsers.check(parsers.TOOLS, "--tool-call-parser", options.tool_call_parser)
+    parsers.check(parsers.REASONING, "--reasoning-parser", options.reasoning_parser)
     if not all(options.served_model_name):
         raise UsageError("--served-model-name must not be empty")
-    given = {name: getattr(options, name, None) for name in ServerConfig.__struct_fields__}
+    given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
     given |= {"names": options.served_model_name or (model,), "allowed_hosts": options.allowed_host}
+    given |= {"api_keys": options.api_key, "allow_origins": options.allow_origin}
     given |= {"limits": {name: getattr(options, name) for name in Limits.__struct_fields__}}
     try:
-        return msgspec.convert(given, ServerConfig)
+        server = msgspec.convert(given, ServerConfig)
     except msgspec.ValidationError as error:
         raise UsageError(f"server options: {error}") from None
+    if options.http:
+        _check_doors(server, options.insecure)
+    return server
 
 
 def _check_http(options: ServerOptions) -> None:
@@ -62,11 +79,20 @@ def _check_http(options: ServerOptions) -> None:
             raise UsageError(f"--allowed-host {name!r}: give a host name or an address, without scheme and port")
     if options.uds == "":
         raise UsageError("--uds must not be empty")
-    if options.api_key_file is not None:
-        read_api_keys(options.api_key_file)
-    elif options.uds is None and not is_loopback(options.host) and not options.insecure:
+    for origin in options.allow_origin:
+        if not _ORIGIN.fullmatch(origin):
+            raise UsageError(f"--allow-origin {origin!r}: give *, or scheme and host, as https://app.example:8080")
+    if options.ssl_keyfile is not None and options.ssl_certfile is None:
+        raise UsageError("--ssl-keyfile is the key of a certificate: give --ssl-certfile")
+
+
+def _check_doors(server: ServerConfig, insecure: bool) -> None:
+    """Read keys and certificate, and see that nobody is let in unasked. Raises UsageError."""
+    keys = api_keys(server)
+    tls_context(server)
+    if not keys and server.uds is None and not is_loopback(server.host) and not insecure:
         raise UsageError(
-            f"--host {options.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
+            f"--host {server.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
         )
 
 

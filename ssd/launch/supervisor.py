@@ -66,7 +66,7 @@ class Engine:
     @property
     def url(self) -> str | None:
         """The address of HTTP; None where it is not served."""
-        return None if self._http is None else listening.url(self._http)
+        return None if self._http is None else listening.url(self._http, self.config.server.ssl_certfile is not None)
 
     @property
     def address(self) -> str:

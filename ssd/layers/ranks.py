@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError
+from ssd.kernels import cpu
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -124,10 +125,10 @@ class Embedding:
     """int64 [n] -> rows of `weight`, [n, width]."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
+        self._weight, self._kernel = weight, cpu.serve(weight) and weight.is_contiguous()
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        return self._weight[token_ids]
+        return cpu.gather(self._weight, token_ids) if self._kernel else self._weight[token_ids]
 
 
 class ParallelEmbedding:

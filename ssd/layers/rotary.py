@@ -14,20 +14,23 @@ from ssd.layers.fields import Config, mapping, number
 
 
 class Rotary:
-    """Owns tables of cosines and signed sines for the positions 0 to `max_position` - 1."""
+    """Owns `tables` of cosines and signed sines, each [max_position, head_dim]."""
 
     def __init__(self, inverse_frequencies: Tensor, max_position: int, dtype: torch.dtype) -> None:
         angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse_frequencies.float().cpu()
         cos, sin = angles.cos(), angles.sin()
         device = inverse_frequencies.device
-        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
+        self.tables = (
+            torch.cat((cos, cos), dim=-1).to(device, dtype),
+            torch.cat((-sin, sin), dim=-1).to(device, dtype),
+        )
         self._half = inverse_frequencies.shape[0]
-        self._kernel = cpu.serve(self._cos)
+        self._kernel = cpu.serve(self.tables[0])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return (cos, sin), each [n, 1, head_dim], for `positions` int64 [n]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        cos, sin = self.tables
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate x [n, heads, head_dim]; number i of a head is paired with number i + head_dim / 2."""

@@ -1,7 +1,7 @@
 """The mock's process: the target's socket and protocol around `ssd.mock.oracle`, without torch.
 
-It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last. Its trace shows what
-a target would do meanwhile."""
+It obeys no grammar. It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last.
+Its trace shows what a target would do meanwhile."""
 
 from __future__ import annotations
 

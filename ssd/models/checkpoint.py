@@ -179,16 +179,18 @@ def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
         raise UsageError(f"cannot read {file}: {error}") from error
 
 
+def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What generation_config.json says; nothing where there is none. Raises UsageError if it cannot be read."""
+    path = checkpoint.directory / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     """The end-of-sequence ids of config.json and generation_config.json that are in the vocabulary.
 
     Raises UsageError if one is no id, or if all of them are beyond the vocabulary."""
     found: set[int] = set()
-    sources = [checkpoint.config]
-    path = checkpoint.directory / "generation_config.json"
-    if path.is_file():
-        sources.append(read_json(path))
-    for source in sources:
+    for source in (checkpoint.config, generation_config(checkpoint)):
         ids = source.get("eos_token_id")
         ids = [] if ids is None else ids
         listed = ids if isinstance(ids, list) else [ids]

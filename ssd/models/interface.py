@@ -27,7 +27,7 @@ class ForwardContext(Protocol):
         Returns [n, heads * head_dim]."""
 
     def views(self) -> Views | None:
-        """What tokens see, if our kernels can compute a whole layer over it in one call; else None."""
+        """What tokens see, if our kernels can compute all layers over it in one call; else None."""
 
     def keep_hidden(self, layers: int, x: Tensor) -> None:
         """Offer x [n, width], the hidden states after the first `layers` layers; few contexts keep them.

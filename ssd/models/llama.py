@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.cpu import Product
-from ssd.kernels.decoder import DecoderLayer, Heads
+from ssd.kernels.decoder import Decoder, DecoderLayer, Heads
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
@@ -90,7 +90,7 @@ class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
 
     inputs = 1  # how many times the model's width goes in
-    # True if our one-call layer kernel computes what this class does. Each subclass must say so itself: it may change
+    # True if our kernel of all layers computes what this class does. Each subclass must say so itself: it may change
     # what the kernel does not know of.
     in_one_call = True
 
@@ -173,19 +173,19 @@ class Layer:
 
     def __init__(
         self,
-        index: int,
         attention_norm: RMSNorm,
         attention: Attention,
         forward_norm: RMSNorm,
         feed_forward: Callable[[Tensor], Tensor],
     ) -> None:
-        self._index, self._attention_norm, self._attention = index, attention_norm, attention
+        self._attention_norm, self._attention = attention_norm, attention
         self._forward_norm, self._feed_forward = forward_norm, feed_forward
-        self._whole = self._in_one_call()
 
-    def _in_one_call(self) -> DecoderLayer | None:
-        """The layer as one kernel call; None if a part of it has no kernel of ours."""
+    def whole(self) -> DecoderLayer | None:
+        """The layer as our kernels take it; None if a part of it has no kernel of ours."""
         norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
+        if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
+            return None
         first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
         if first is None or second is None or type(feed_forward) is not FeedForward:
             return None
@@ -199,8 +199,6 @@ class Layer:
         )
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        if self._whole is not None and (views := context.views()) is not None:
-            return self._whole(self._index, x, table, views)
         x = x + self._attention(self._attention_norm(x), table, context)
         return x + self._feed_forward(self._forward_norm(x))
 
@@ -228,6 +226,9 @@ class Llama:
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
+        whole = [layer.whole() for layer in self._layers]
+        kernels = [layer for layer in whole if layer is not None]
+        self._decoder = Decoder(kernels, self._rotary.tables) if len(kernels) == len(whole) else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
         table = output_table(config, weights, self._embedding, tied=False)
         self._head = weights.linear(table[: self.shape.outputs], None)
@@ -246,7 +247,6 @@ class Llama:
 
     def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
         return Layer(
-            index,
             RMSNorm(weights("input_layernorm.weight", width), eps),
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
             RMSNorm(weights("post_attention_layernorm.weight", width), eps),
@@ -259,8 +259,14 @@ class Llama:
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x = self._embed(token_ids)
-        table = self._rotary.at(context.positions)
         context.keep_hidden(0, x)
+        if self._decoder is not None and (views := context.views()) is not None:
+            first, last = 0, len(self._layers)
+            for stop in [n for n in range(1, last) if n in views.kept] + [last] if views.kept else [last]:
+                x, first = self._decoder(x, views, first, stop), stop
+                context.keep_hidden(stop, x)
+            return self._norm(x)
+        table = self._rotary.at(context.positions)
         for index, layer in enumerate(self._layers, 1):
             x = layer(x, table, context)
             context.keep_hidden(index, x)

@@ -15,9 +15,11 @@ from torch import Tensor
 class Adjustment(NamedTuple):
     """What a request asks for.
 
-    `bias` is added to the logits of its ids. No token of `ends` is possible before `min_tokens` of output. `repetition`
-    divides positive logits of tokens in prompt or output and multiplies negative ones. `frequency` is subtracted from a
-    token's logit for each time it is in the output, `presence` once. Ids beyond the vocabulary have no effect."""
+    `bias` is added to the logits of its ids. No token of `ends` is possible before `min_tokens` of output,
+    unless all that are allowed are ends. `repetition` divides positive logits of tokens in prompt or output and
+    multiplies negative ones. `frequency` is subtracted from a token's logit for each time it is in the output,
+    `presence` once. Only tokens of `allowed` (int64 [n]) are possible; None: all. Ids beyond the vocabulary have no
+    effect."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -25,6 +27,7 @@ class Adjustment(NamedTuple):
     bias: Mapping[int, float] = {}
     min_tokens: int = 0
     ends: Collection[int] = ()
+    allowed: Tensor | None = None
 
 
 class Written:
@@ -43,16 +46,34 @@ class Written:
         self.length += len(tokens)
 
 
-def adjusted(logits: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int] = ()) -> Tensor:
-    """Returns `logits` [n, V] as new float32: row i comes after `written` and i of the n - 1 `draft` tokens."""
+def adjusted(
+    logits: Tensor,
+    adjustment: Adjustment,
+    written: Written,
+    draft: Sequence[int] = (),
+    possible: Tensor | None = None,
+) -> Tensor:
+    """Returns `logits` [n, V] as new float32: row i comes after `written` and i of the n - 1 `draft` tokens.
+
+    `possible` bool [m, V], m <= n, says which tokens a grammar allows in the first rows."""
     rows = logits.to(torch.float32, copy=True)
     vocab_size = rows.shape[-1]
     bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
     if bias:
         rows[:, list(bias)] += torch.tensor(list(bias.values()), device=rows.device)
+    if adjustment.allowed is not None:
+        allowed = adjustment.allowed[adjustment.allowed < vocab_size].to(rows.device)
+        rows = torch.full_like(rows, -torch.inf).index_copy_(1, allowed, rows[:, allowed])
+    if possible is not None:
+        rows[: len(possible)].masked_fill_(~possible, -torch.inf)
     too_early = adjustment.min_tokens - written.length
     if too_early > 0:
-        rows[:too_early, [token for token in adjustment.ends if token < vocab_size]] = -torch.inf
+        ends = [token for token in adjustment.ends if token < vocab_size]
+        ending = rows[:too_early, ends]
+        rows[:too_early, ends] = -torch.inf
+        if possible is not None or adjustment.allowed is not None:  # where nothing else is left, the text ends
+            stuck = rows[:too_early].isneginf().all(-1, keepdim=True)
+            rows[:too_early, ends] = torch.where(stuck, ending, -torch.inf)
     if (adjustment.repetition, adjustment.presence, adjustment.frequency) != (1.0, 0.0, 0.0):
         _penalise(rows, adjustment, written, draft)
     return rows

@@ -296,20 +296,17 @@ class DraftSession:
         of the sequence as it was in that verification, which `length` tokens came before."""
         if not self._hears or not self._breaker.admits(len(self.tracked)):
             return False
-        law = sequence.law
         self.tell(
             Admit(
                 request=sequence.request,
                 slot=sequence.slot,
                 round=sequence.round if round is None else round,
                 token_ids=sequence.tokens[:length],
-                temperature=law.temperature,
-                top_k=law.top_k,
-                top_p=law.top_p,
-                min_p=law.min_p,
-                seed=law.seed,
                 speculation=sequence.speculation,
                 cache_salt=sequence.params.cache_salt,
+                prompt_length=sequence.prompt_length,
+                structured=sequence.params.structured,
+                **sequence.law._asdict(),
             )
         )
         if self._hears:

@@ -13,6 +13,7 @@ from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
 from ssd.speculation.acceptance import coupled
+from ssd.target.grammars import GrammarQueue
 from ssd.target.proposer import Proposer, Result
 from ssd.target.scheduler import Scheduled, Scheduler
 from ssd.target.sequence import Sequence
@@ -44,28 +45,43 @@ class TargetEngine:
         self.pool = PagePool(config.num_pages, config.page_size, salt)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer
+        self._compiling = GrammarQueue(config, stop_token_ids)
         self._config, self._verification, self._stop_token_ids = config, verification, stop_token_ids
         self._forward_ended = 0.0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
+
+    def prepare(self) -> None:
+        """Load what the first grammar would need; called before there are requests."""
+        self._compiling.prepare()
 
     def submit(self, submit: Submit) -> None:
         table = PageTable(self.pool, submit.params.cache_salt)
         default, longest = self._config.speculation, self._config.max_model_len
         now = time.perf_counter()
-        self.scheduler.add(Sequence(submit, default, longest, table, now, self._stop_token_ids))
+        sequence = Sequence(submit, default, longest, table, now, self._stop_token_ids)
+        if submit.params.structured is None:
+            self.scheduler.add(sequence)
+        else:
+            self._compiling.add(sequence, submit.params.structured)
 
     def abort(self, request: int) -> None:
         """Forget a request; called between steps, so that no step in flight can touch its pages."""
+        self._compiling.discard(request)
         sequence = self.scheduler.find(request)
         if sequence is not None:
             self._forget([sequence])
 
     def abort_all(self) -> None:
         """Forget every request, as the frontend that asked for them is gone; called between steps."""
+        self._compiling.discard()
         self._forget([*self.scheduler.running, *self.scheduler.waiting])
 
     @property
     def busy(self) -> bool:
+        return self._has_work or bool(self._compiling.waiting)
+
+    @property
+    def _has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def load(self) -> Load:
@@ -74,7 +90,7 @@ class TargetEngine:
         counters = self.proposer.counters
         return Load(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self._compiling.waiting),
             kv_cache_usage=self.pool.live / self.pool.count,
             draft_state=self.proposer.state,
             rejected_speculations=self.proposer.rejected,
@@ -91,25 +107,33 @@ class TargetEngine:
         """Advance every sequence that the batch has room for; returns what clients must be told.
 
         Calls `host_work` exactly once: during a wait for draft or device if there is one, else before the forward."""
-        self._admit()
+        refused = self._admit()
         host_work = Once(host_work)
         waited = self.proposer.settle(self.scheduler.running, host_work)
         batch = self._schedule()
         if not batch:
             host_work()
             self._took = (0, 0.0, 0.0)
-            return []
+            return refused
         verified = self._verification.verify(batch, len(self.scheduler.running), host_work)
         self._account(verified, waited)
         committed = self._commit(verified)
         self.proposer.outcomes([row.result for row in committed if row.result is not None and row.reason is None])
         self._verification.learn(verified, [row.result for row in committed])
-        return self._emissions(verified, committed)
+        return refused + self._emissions(verified, committed)
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Emission]:
+        """Begin what can begin; returns the ends of requests whose grammars cannot be compiled."""
+        refused = []
+        for sequence in self._compiling.take(wait=not self._has_work) if self._compiling.waiting else ():
+            if sequence.grammar is not None:
+                self.scheduler.add(sequence)
+            else:
+                refused.append(Emission(sequence.request, [], finish_reason="error", error=sequence.failure))
         for sequence in self.scheduler.admit():
             sequence.timing.admitted = sequence.timing.admitted or time.perf_counter()
             self.proposer.admit(sequence)
+        return refused
 
     def _schedule(self) -> list[Scheduled]:
         """What the device runs already, or else a new batch."""
@@ -190,7 +214,7 @@ class TargetEngine:
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             metrics=metrics,
-            error="the model produced values that are not numbers" if reason == "error" else "",
+            error=(sequence.failure or "the model produced values that are not numbers") if reason == "error" else "",
             drafted=result.drafted,
             accepted=result.outcome.accepted,
             cache=result.cache,

@@ -61,12 +61,15 @@ class WaitCosts:
         """Seconds of a tree step by its chains, None while unknown."""
         return self._tuning.costs.of("step_beside")
 
-    def price(self, more: int) -> float:
-        """What verifying `more` tokens takes, in tokens that the whole batch brings in that time; 0 while unknown."""
+    def pricing(self) -> Callable[[int], float]:
+        """Returns what verifying so many more tokens takes, in tokens that the whole batch brings in that time; 0 while
+        unknown."""
         cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
         if cost is None:
-            return 0.0
-        return self._tuning.speed * (cost.at(self.verified + more) - cost.at(self.verified))
+            return lambda more: 0.0
+        speed, verified = self._tuning.speed, self.verified
+        present = cost.at(verified)
+        return lambda more: speed * (cost.at(verified + more) - present)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
         """Returns for each request the draft tokens worth waiting for; 0 if waiting does not pay.
@@ -94,6 +97,7 @@ class MissPolicy:
     differs, and registers the class under the entry-point group `ssd.backups`; then `--backup NAME` chooses it. The
     whole batch waits for its methods, and they must not raise."""
 
+    uses_draft = True  # False: the target works without a draft, and K is no bound
     uses_cache = True  # False: outcomes are not looked up, as the draft works in turn with the target
     decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
 
@@ -149,7 +153,7 @@ class ModelFree(MissPolicy):
     """`ngram` and plugins' speculators: verifies what the speculator proposes, without waiting.
 
     `make` returns a new speculator, which learns the text of one sequence when it is first asked. A request whose
-    speculator raises goes on without it."""
+    speculator raises goes on without it. Tokens that a grammar forces come first: they are always right."""
 
     decides_later = True
 
@@ -175,6 +179,9 @@ class ModelFree(MissPolicy):
                 kind = kind_of(sequence.law.temperature)
                 self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, kind)
             guesser = self._guessers[sequence.request]
+            if forced := _forced(sequence):
+                guesser.guess = ()  # it says nothing of the speculator
+                return forced
             if guesser.speculator is None:
                 return []
             known, guesser.known = guesser.known, len(sequence.tokens)
@@ -206,13 +213,24 @@ class ModelFree(MissPolicy):
         """How many of `most` tokens to verify: those that bring the most tokens beyond their price.
 
         With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
-        reached, brought, best, depth = 1.0, 0.0, 0.0, 0
+        price, reached, brought, best, depth = costs.pricing(), 1.0, 0.0, 0.0, 0
         for count, chance in enumerate(self._chances[guesser.kind][guesser.evidence][:most], 1):
             reached *= chance.value
             brought += reached
-            if brought - costs.price(count) > best:
-                best, depth = brought - costs.price(count), count
+            gain = brought - price(count)
+            if gain > best:
+                best, depth = gain, count
+            elif gain + reached * (most - count) <= best:
+                break  # more tokens cost more, and bring no more than this
         return depth
+
+
+def _forced(sequence: Sequence) -> list[int]:
+    """The next tokens, where the sequence's grammar leaves no choice: they are right, whatever the model says."""
+    if sequence.grammar is None:
+        return []
+    most = min(MAX_LOOKAHEAD, sequence.acceptable)
+    return sequence.grammar.forced(sequence.tokens[sequence.prompt_length :])[:most]
 
 
 class Auto(ModelFree):
@@ -230,7 +248,7 @@ class Auto(ModelFree):
 class Lookup(ModelFree):
     """Mode `ngram`: the target works without a draft, and verifies what prompt lookup proposes."""
 
-    uses_cache = False
+    uses_cache = uses_draft = False
 
     def __init__(self) -> None:
         super().__init__(PromptLookup)

@@ -94,6 +94,7 @@ class Target:
             self._await_draft(self._experience)
             self._prepare(self._experience)
             self._experience.tuning.prepare(self._child.config.speculation)
+        self.engine.prepare()
         self._child.ready()
         while True:
             self.turn()

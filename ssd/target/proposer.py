@@ -18,13 +18,15 @@ from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.acceptance import Outcome
 from ssd.target.draft_session import DraftSession
-from ssd.target.misses import Lookup, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
+from ssd.target.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.target.sequence import Cache, Sequence
 from ssd.tuning.learner import Learner
 from ssd.tuning.rounds import DecodingRound, PlanKey, Tuning, kind_of, setting_of
 from ssd.tuning.tuner import Setting
 
 log = logging.getLogger("ssd.target")
+
+_DESCRIBED_EVERY = 8  # windows of rounds
 
 
 class Result(NamedTuple):
@@ -121,7 +123,7 @@ class BoardProposer(Proposer):
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
         self._running, self._sequences = list[int](), 0
-        self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), -1, 0)
+        self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
         self._beginner: Sequence | None = None
         self._runs_since: float | None = None
 
@@ -222,14 +224,14 @@ class BoardProposer(Proposer):
     def _retune(self, sequences: Items[Sequence]) -> None:
         """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
         self._learns = any(map(self._needs_measures, sequences))
-        rows, asked = [], None
+        rows, last = [], None
         if any(sequence.tuned for sequence in sequences):
             self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
         for sequence in sequences:
             if not sequence.tuned:
                 continue
-            asked, before = sequence.asked, sequence.speculation
-            planned = self.tuning.current(asked, kind_of(sequence.law.temperature))
+            last, before = sequence, sequence.speculation
+            planned = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))
             if planned == before:
                 continue
             sequence.speculation = planned
@@ -244,12 +246,12 @@ class BoardProposer(Proposer):
                 rows.append((sequence.request, planned))
         if rows:
             self.session.tell(Retune(rows))
-        if asked is not None:
-            self._describe(PlanKey.of(asked), len(sequences))
+        if last is not None:
+            self._describe(PlanKey.of(last.asked), setting_of(last.speculation), len(sequences))
 
-    def _describe(self, key: PlanKey, batch: int) -> None:
-        """Say what is in force for a kind of request, if it may have changed."""
-        of = key, self.tuning.windows, batch
+    def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
+        """Say what is in force for a kind of request, if that has changed, and now and then what is expected of it."""
+        of = key, setting, self.tuning.windows // _DESCRIBED_EVERY, batch
         if of == self._plan_of:
             return
         self._plan_of, before = of, self._plan
@@ -273,7 +275,7 @@ class BoardProposer(Proposer):
             key = key._replace(base=len(sequence.tokens) - 1, accepted=0)
         if result.taken is not None:
             sequence.proposal = result.taken.ids
-        speculates = sequence.acceptable > 0 if isinstance(policy, Lookup) else sequence.lookahead > 0
+        speculates = (sequence.lookahead if policy.uses_draft else sequence.acceptable) > 0
         if policy.uses_cache and speculates and not begins:
             self._propose(result, key)
         in_flight = len(sequence.proposal)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.pages import PageTable
+from ssd.grammar.matcher import GrammarState
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
@@ -73,10 +75,14 @@ class Sequence:
         temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
         self.law = Law(temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
         # A token of `ends` ends the text.
-        self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_token_ids)
+        endless = params.ignore_eos and params.structured is None  # a complete structure must end
+        self.ends = frozenset(params.stop_token_ids) | (frozenset() if endless else stop_token_ids)
         # None where logits are taken as they are; `written` is what the adjustment has been told of the text.
         self.adjustment = None if params.plain else _adjustment(params, self.ends)
         self.written: Written | None = None
+        # What the output must be, once it is compiled; why it cannot go on, if that is known.
+        self.grammar: GrammarState | None = None
+        self.failure = ""
         # What was asked for, and what the tuner makes of that at present. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
@@ -222,4 +228,5 @@ def _adjustment(params: SamplingParams, ends: frozenset[int]) -> Adjustment:
         bias=params.logit_bias,
         min_tokens=params.min_tokens,
         ends=ends,
+        allowed=torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None,
     )

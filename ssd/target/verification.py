@@ -8,13 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ssd.errors import RequestError
 from ssd.execution.batch import BaseContext
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
@@ -56,7 +59,6 @@ class VerifiedBatch:
         before it, as 0 x NaN is NaN."""
         return [part.drafted > 0 and -1 in own for part, own in zip(self.batch, self.samples, strict=True)]
 
-    @torch.inference_mode()
     def logprobs(self, tokens: Items[Items[int]]) -> list[list[TokenLogprob] | None]:
         """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
         under the target's unmodified distribution."""
@@ -66,7 +68,6 @@ class VerifiedBatch:
         rows = zip(_sampled(self.logits, self.batch), tokens, counts, strict=True)
         return [_entries(row, mine, count) if count is not None and mine else None for row, mine, count in rows]
 
-    @torch.inference_mode()
     def collect_prompt_logprobs(self) -> None:
         """Give each sequence that wants it what the first outputs of its row say of its prompt's tokens."""
         if not any(part.prompt_outputs for part in self.batch):
@@ -134,6 +135,8 @@ class PlainVerification:
         began = time.perf_counter()
         self.announce(batch)
         rows, laws = [part.row for part in batch], unfiltered_laws(batch)
+        if any(part.sequence.grammar is not None for part in batch):
+            host_work = partial(_work_out_masks, batch, host_work)
         context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
         own = None if laws is None else self.runner.sample(rows, laws, context, host_work)
         logits = self.runner.forward(rows, context, host_work) if own is None else NO_LOGITS
@@ -201,7 +204,16 @@ class Sampler:
             sequence.written = Written(sequence.tokens[: sequence.prompt_length], self._vocab_size, self._device)
         written = sequence.written
         written.extend(sequence.tokens[sequence.prompt_length + written.length :])
-        return adjusted(logits, sequence.adjustment, written, part.draft)
+        try:
+            possible = _possible(part)
+        except RequestError as error:
+            sequence.failure = str(error)
+            return torch.full_like(logits, torch.nan)
+        on_device = None if possible is None else possible.to(logits.device)
+        rows = adjusted(logits, sequence.adjustment, written, part.draft, on_device)
+        if on_device is not None and sequence.adjustment.allowed is not None and bool(rows[0].isneginf().all()):
+            sequence.failure = "no token is possible: structured output and allowed_token_ids exclude each other"
+        return rows
 
     def _scores(self, logits: Tensor, part: Scheduled) -> Tensor:
         law = part.sequence.law
@@ -251,6 +263,24 @@ def _greedy(part: Scheduled) -> bool:
     return part.sequence.law.temperature == 0.0 and part.sequence.adjustment is None
 
 
+def _work_out_masks(batch: Items[Scheduled], host_work: Task) -> None:
+    """Does `host_work`, then what the sampler will ask the grammars of a batch."""
+    host_work()
+    for part in batch:
+        with suppress(RequestError):  # the sampler hears it too
+            _possible(part)
+
+
+def _possible(part: Scheduled) -> Tensor | None:
+    """What the request's grammar allows, [n, V] on the CPU; None if it has none. Asking again costs nothing.
+
+    Raises RequestError where the grammar has become too complex."""
+    sequence = part.sequence
+    if sequence.grammar is None or not part.complete:
+        return None
+    return torch.from_numpy(sequence.grammar.masks(sequence.tokens[sequence.prompt_length :], part.draft))
+
+
 def _places(batch: Items[Scheduled]) -> Iterator[Place]:
     """Those of the noise that decides the samples of a batch, where it is shared with the draft."""
     for part in batch:
@@ -267,6 +297,7 @@ def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
     return logits.split([part.row.outputs for part in batch])
 
 
+@torch.inference_mode()
 def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogprob]:
     """The log-probabilities of `tokens` and of the `count` likeliest ones under the first rows of logits [n, V]."""
     table = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)

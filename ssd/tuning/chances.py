@@ -111,6 +111,14 @@ class Chances:
             _raise(found, node.copied.token, law.copied[_kind(node)].value)
         return found
 
+    def outcomes(self, node: Node, reached: float, acceptance: float) -> tuple[dict[int, float], float]:
+        """The chance of each bonus token there, where all trunk tokens before are right with the chance `reached`; and
+        the chance that the one in flight is right as well, `acceptance` where it is no candidate."""
+        likely = self.of(node)
+        # A token of the target's own need not be a candidate.
+        accepted = acceptance if node.in_flight is None else likely.pop(node.in_flight, acceptance)
+        return {token: reached * chance for token, chance in likely.items() if chance > 0}, reached * accepted
+
     def learn(self, node: Node, token: int) -> None:
         """Note which token came after all."""
         law, first = self._law(node), node.first

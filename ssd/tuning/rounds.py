@@ -128,7 +128,8 @@ class Tuning:
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, SpeculationPlan] = {}
-        self.situate([0], False)
+        self._given: dict[tuple[Speculation, int], Speculation] = {}  # what `current` has returned since a choice
+        self._batch, self._kinds, self._draft = 1, [0], False
         # Windows that have begun, by batch class and setting: under load these alternate.
         self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
@@ -169,20 +170,33 @@ class Tuning:
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""
-        self._batch, self._kinds, self._draft = batch_class(max(1, len(kinds))), list(kinds) or [0], draft
+        batch = batch_class(max(1, len(kinds)))
+        if (batch, draft) != (self._batch, self._draft):
+            self._given.clear()
+        self._batch, self._kinds, self._draft = batch, list(kinds) or [0], draft
 
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
         """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers.
 
-        Only greedy requests (`kind` 0) have their chains allocated jointly: at higher temperatures scores may be flat,
-        and lists hit more until the draft has learned what they are worth."""
+        Where the fan-out is open, it has the list of Theorem 12 and leaves it to the draft whether to use that."""
+        if (asked, kind) not in self._given:
+            self._given[asked, kind] = self._filled(asked, kind)
+        return self._given[asked, kind]
+
+    def _filled(self, asked: Speculation, kind: int) -> Speculation:
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
-        if plan.mode == "ssd" and not asked.fan_out and asked.allocation == "joint" and kind == 0:
-            chains = sum(plan.fan_out)  # the draft spreads them
-            return replace(asked, mode="ssd", num_speculative_tokens=plan.lookahead, budget=chains)
-        return replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead, fan_out=plan.fan_out)
+        numbers = {"num_speculative_tokens": plan.lookahead, "fan_out": plan.fan_out}
+        # The draft finds out which allocation hits more. Under the ratio rule draft probabilities belong to the list.
+        if (
+            plan.mode == "ssd"
+            and not asked.fan_out
+            and asked.allocation == "joint"
+            and (asked.sampler == "coupled" or kind == 0)
+        ):
+            numbers |= {"allocation": "either", "budget": sum(plan.fan_out)}
+        return replace(asked, mode=plan.mode, **numbers)
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """The plan in force for a kind of request at the present batch size."""
@@ -191,6 +205,7 @@ class Tuning:
             if len(self._plans) > _REMEMBERED:
                 self._plans.clear()
                 self._ranked.clear()
+                self._given.clear()
             self._plans[place] = self._chosen(place, None)
         return self._plans[place]
 
@@ -264,6 +279,7 @@ class Tuning:
             plan = followed[0][1]
             plan = plan._replace(speed=speed_of(measured, window.batch, plan))
             self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
+        self._given.clear()
         for place, plan in followed:
             self._plans[place] = self._chosen(place, plan.setting)
 

@@ -59,12 +59,13 @@ def refused_long_prompts(site: Site) -> Iterator[Answer]:
         yield post(site, CHAT, {"model": site.model, "messages": messages, "n": 8, "stream": True})
 
 
-@attack()
+@attack("200")
 def unknown_field_of_a_megabyte(site: Site) -> Iterator[Answer]:
-    """A name that nobody knows is not sent back whole."""
+    """A name that nobody knows is not sent back whole; neither are half a million of them."""
     answer = post(site, COMPLETIONS, question(site, **{"x" * _MIB: 1}))
     assert len(answer.reason) < 2000, f"the answer has {len(answer.reason)} characters"
     yield answer
+    yield post(site, COMPLETIONS, question(site, **{str(number): [] for number in range(300_000)}))
     for field in ("user", "model", "stop", "seed", "messages"):
         answer = post(site, COMPLETIONS, question(site, **{field: "y" * _MIB}))
         assert len(answer.reason) < 2000, f"the answer to a long {field} has {len(answer.reason)} characters"
@@ -99,6 +100,10 @@ def bad_utf8(site: Site) -> Iterator[Answer]:
     for text in texts:
         yield post(site, COMPLETIONS, b'{"model": "' + text + b'", "prompt": "a"}')
         yield post(site, TOKENIZE, b'{"prompt": "' + text + b'"}')
+        for field in (b'"tools": "%s"', b'"tools": ["%s"]', b'"chat_template_kwargs": {"a": "%s"}'):
+            chat = b'{"messages": [{"role": "user", "content": "a"}], ' + field % text + b"}"
+            yield post(site, CHAT, chat)
+        yield post(site, TOKENIZE, chat)
 
 
 @attack()
@@ -129,10 +134,10 @@ def as_many_choices_as_may_be(site: Site) -> Iterator[Answer]:
 @attack("200")
 def many_stop_strings(site: Site) -> Iterator[Answer]:
     """As long and as many as are taken, where each is looked for in every token; and more."""
-    stops = ["a" * 255 + letter for letter in "bcde"]
+    stops = ["a" * 255 + letter for letter in "bcdefghijklmnopq"]
     body = question(site, stop=stops, n=8, max_tokens=400, ignore_eos=True)
     yield from at_once([lambda: post(site, COMPLETIONS, body)] * 8)
-    for stop in (["a"] * 5, ["a" * 257], [""], ["a"] * 100_000, [["a"]], {"a": 1}):
+    for stop in (["a"] * 17, ["a" * 257], [""], ["a"] * 100_000, [["a"]], {"a": 1}):
         answer = post(site, COMPLETIONS, question(site, stop=stop))
         assert answer.code == "400", f"{str(stop)[:40]}: {answer}"
 

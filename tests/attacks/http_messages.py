@@ -186,7 +186,6 @@ def wrong_keys(site: Site) -> Iterator[Answer]:
         "/version",
         "/server_info",
         "/openapi.json",
-        "/health/live",
         "/x",
         "/v1/models/x",
     )

@@ -165,7 +165,7 @@ def _http_stream(asker: _Asker, connection: http.client.HTTPConnection, tokens: 
         fields["authorization"] = f"Bearer {asker.site.api_key}"
     connection.request("POST", "/v1/completions", json.dumps(body), fields)
     response = connection.getresponse()
-    if response.status == 503:
+    if response.status in (429, 503):
         raise RequestError("overloaded", response.read().decode())
     if response.status != 200:
         raise _Wrong(f"status {response.status}: {response.read()[:200]!r}")

@@ -46,13 +46,17 @@ def over_zeromq(site: Site, message: Generate) -> Answer:
 
 
 def chats(word: str) -> Attack:
-    """A user says the word to the template, over both doors, and has its text counted."""
+    """A user says the word to the template, over both doors, and has its text counted. Templates that use up their time
+    are asked over one door each."""
     said = [{"role": "user", "content": word}]
 
     def ask(site: Site) -> Iterator[Answer]:
-        yield post(site, CHAT, {"model": site.model, "messages": said, "max_tokens": 2}, patience=_PATIENCE_S)
-        yield post(site, TOKENIZE, {"model": site.model, "messages": said}, patience=_PATIENCE_S)
-        yield over_zeromq(site, Generate(1, messages=[ChatMessage("user", word)], params=_SHORT))
+        if word != "loops":
+            yield post(site, CHAT, {"model": site.model, "messages": said, "max_tokens": 2}, patience=_PATIENCE_S)
+        if word != "power":
+            yield over_zeromq(site, Generate(1, messages=[ChatMessage("user", word)], params=_SHORT))
+        if word not in ("loops", "power"):
+            yield post(site, TOKENIZE, {"model": site.model, "messages": said}, patience=_PATIENCE_S)
 
     return Attack(word, "hostile_models", ask)
 

@@ -18,6 +18,7 @@ SITE = Site(1, "ipc:///nowhere", "mock")
     [
         (Answer("400", "no"), (), True),
         (Answer("503", "busy"), (), True),
+        (Answer("429", "busy"), (), True),
         (Answer("overloaded", "busy"), (), True),
         (Answer("400", ""), (), False),
         (Answer("overloaded", ""), (), False),

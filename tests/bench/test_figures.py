@@ -46,6 +46,8 @@ def test_what_auto_chose_is_told_and_has_no_prediction() -> None:
     settings = [AR, *(Setting(mode, replace(AUTO, mode=mode)) for mode in ("sd", "ngram", "auto"))]
     _, sd, ngram, auto = found = rows(settings, runs, 0.0)
     assert (auto["plan"], auto["k"], auto["over_ar"], auto["over_sd"]) == (said, "auto", 4, 2)
+    assert auto["over_best"] == pytest.approx(40 / 30)
+    assert "over_best" not in sd  # of fixed settings, none is a goal
     assert "measured_over_predicted" not in auto and "plan" not in ngram
     assert ngram["measured_over_predicted"] == pytest.approx(0.5) and sd["over_sd"] == 1 and "over_sd" not in ngram
     assert "k" not in ngram and all(row["equal_to_ar"] == 1 for row in found)

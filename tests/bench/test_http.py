@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -18,16 +20,16 @@ Answering = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def server(answer: Answering) -> Iterator[str]:
-    """The address of one that has a model, and answers every request so."""
+def server(answer: Answering, owner: str = "somebody") -> Iterator[str]:
+    """The address of one that has a model of this owner, and answers every request so."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._begin()
-            self.wfile.write(b'{"data": [{"id": "model"}]}')
+            self.wfile.write(b'{"data": [{"id": "model", "owned_by": "%s"}]}' % owner.encode())
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            self.body = self.rfile.read(int(self.headers["Content-Length"]))
             self._begin()
             answer(self)
 
@@ -57,6 +59,26 @@ def test_a_stream_that_breaks_off_is_no_answer(end: bytes, error: str | None) ->
 
     with server(lambda request: request.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n' + end) and None) as url:
         asyncio.run(ask(url))
+
+
+@pytest.mark.parametrize("owner", ["ssd", "somebody"])
+def test_a_server_does_not_sample_as_its_model_recommends(owner: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: Any) -> None:
+        asked.append(json.loads(request.body))
+        request.wfile.write(b"data: [DONE]\n\n")
+
+    async def ask(url: str) -> None:
+        async with Http(url, 1, chat=False) as http:
+            await http("x", SamplingParams(temperature=0.5))
+
+    with server(answer, owner) as url:
+        asyncio.run(ask(url))
+    names = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    said = {name: value for name, value in asked[0].items() if name in names}
+    more = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0} if owner == "ssd" else {}
+    assert said == {"temperature": 0.5, "top_p": 1.0, **more}
 
 
 def test_answers_that_never_come_are_not_waited_for_in_the_end() -> None:

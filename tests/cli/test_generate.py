@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.cli.launched import children
@@ -58,6 +59,34 @@ def test_json_is_one_object_with_every_promised_field(undisturbed: dict[str, Any
     assert set(result["metrics"]) >= METRICS
     assert result["metrics"]["mode"] == "auto" and result["metrics"]["plan"]
     assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 80}
+
+
+def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 120}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    texts = set()
+    for mode in ("ar", "sd", "ssd"):
+        asked = "--temperature", "0.8", "--seed", "3", "--mode", mode, "--json-schema", str(file)
+        done = run("generate", "Describe a person in JSON.", *asked)
+        assert done.returncode == 0, done.stderr
+        texts.add(done.stdout)
+    (text,) = texts
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--regex", "[a-"], ["--regex", "a", "--grammar", __file__], ["--grammar", __file__]]
+)
+def test_no_grammar(wrong: list[str]) -> None:
+    done = run("generate", PROMPT, "--load-format", "mock", *wrong)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: " in done.stderr and ("structured output" in done.stderr or "give one of" in done.stderr)
 
 
 @pytest.mark.parametrize("mode", ["auto", "ssd"])

@@ -43,6 +43,17 @@ def resolved(*arguments: str | Path, **environment: str) -> dict[str, Any]:
 # -- without starting anything --------------------------------------------------------------------------------------
 
 
+def test_keys_of_the_environment_and_of_flags_are_counted_and_not_shown() -> None:
+    for arguments, environment, count in (
+        ((), {"SSD_API_KEY": "sesame,open"}, 2),
+        (("--api-key", "sesame"), {}, 1),
+        ((), {"SSD_API_KEY": ""}, 0),
+    ):
+        found = resolved("--host", "0.0.0.0", "--insecure", *arguments, **environment)
+        assert found["server"]["api_keys"] == ["..."] * count
+        assert "sesame" not in json.dumps(found)
+
+
 def test_serve_takes_the_model_as_its_argument(tmp_path: Path) -> None:
     dry = ["serve", "--dry-run", "--load-format", "mock", "--no-http"]
     for arguments in ([TARGET], ["-m", TARGET], ["--target", TARGET]):

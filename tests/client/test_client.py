@@ -249,10 +249,12 @@ def test_an_engine_killed_under_a_stream_is_told_and_what_it_sent_is_delivered(c
 def test_answers_sent_before_the_engine_went_are_not_lost(connect: type[Client]) -> None:
     with scripted_engine() as engine, ExitStack() as stack:
         stack.enter_context(gateway_thread(engine, engine_config()))
-        with following(engine, echo), connect(engine.address, timeout=0.2) as client:
+        stack.enter_context(following(engine, echo))
+        with connect(engine.address, timeout=0.2) as client:
             stream = client.stream("one two three four five six seven")
             first = next(stream).text
-            stack.close()  # drains, so it answers the request and goes
+            wait_until(lambda: not engine.target.open)  # the target has said everything
+            stack.close()  # the gateway drains and goes
             rest = "".join(chunk.text for chunk in stream)
             assert first + rest == "one two three four five six seven"
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.conformance.repeating import repeating
+
 _PATIENCE_S = 60
 
 
@@ -33,6 +35,16 @@ def launched(*options: str, **environment: str) -> Iterator[str]:
 def server() -> Iterator[str]:
     """The built-in pair."""
     with launched() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A tiny model, named caller, that thinks, calls get_weather twice and answers from what that returns.
+    It drafts for itself, so every draft token is accepted."""
+    model = str(repeating(tmp_path_factory.mktemp("models") / "caller"))
+    names = ("--served-model-name", "caller", "--reasoning-parser", "think")
+    with launched("--target", model, "--draft", model, "--mode", "sd", "-k", "5", *names) as url:
         yield url
 
 

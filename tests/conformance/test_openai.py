@@ -78,10 +78,10 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="smollm2", messages=MESSAGES, tools=[])
-    assert caught.value.param == "tools"
+        client.chat.completions.create(model="smollm2", messages=MESSAGES, modalities=["audio"])
+    assert caught.value.param == "modalities"
     with pytest.raises(openai.BadRequestError, match=r"cannot hold it|the context of"):
-        client.completions.create(model="smollm2", prompt="a " * 3000)
+        client.completions.create(model="smollm2", prompt="a " * 9000)
 
 
 def test_leaving_a_stream_frees_its_place(client: openai.OpenAI) -> None:
@@ -117,9 +117,8 @@ def test_keys_and_retries(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", max_retries=0)
         name = next(iter(client.models.list())).id
         held = client.completions.create(model=name, prompt="a", max_tokens=2000, stream=True)
-        with pytest.raises(openai.InternalServerError) as caught:
+        with pytest.raises(openai.RateLimitError):
             client.completions.create(model=name, prompt="a")
-        assert caught.value.status_code == 503
         threading.Timer(0.5, held.close).start()
         patient = client.with_options(max_retries=8)
         assert patient.completions.create(model=name, prompt="a", max_tokens=2).choices

@@ -1,4 +1,4 @@
-"""Other programs that speak OpenAI's interface: litellm, llm, lm-eval, schemathesis."""
+"""Other programs that speak OpenAI's interface: litellm, llm, lm-eval, guidellm, schemathesis."""
 
 from __future__ import annotations
 
@@ -82,6 +82,22 @@ def test_lm_eval_scores_with_our_logprobs(server: str, tmp_path: Path) -> None:
     (found,) = (tmp_path / "out").rglob("results_*.json")
     accuracy = json.loads(found.read_text())["results"]["tiny"]["acc,none"]
     assert math.isclose(accuracy, 1.0)
+
+
+def test_guidellm_measures(server: str, tmp_path: Path) -> None:
+    """It asks for the usage in every event."""
+    run(
+        "guidellm", "run", "--backend", f"kind=openai_http,target={server}",
+        "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4",
+        "--tokenizer", f"kind=huggingface_auto,model={hub.ensure('smollm2')}",
+        "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
+        "--output", f"kind=json,path={tmp_path / 'out.json'}", "--disable-console",
+        HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"),
+    )  # fmt: skip
+    (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    requests = benchmark["requests"]
+    assert (len(requests["successful"]), requests["errored"]) == (4, [])
+    assert {request["output_metrics"]["text_tokens"] for request in requests["successful"]} == {8}
 
 
 def test_schemathesis_finds_no_server_error(mock_server: str) -> None:

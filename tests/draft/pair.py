@@ -204,7 +204,8 @@ class Always(OverlapPolicy):
 class Pair:
     """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
     message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
-    GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome."""
+    GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome. `stops` are
+    the model's end-of-sequence ids."""
 
     def __init__(
         self,
@@ -213,20 +214,21 @@ class Pair:
         draft: Draft | None = None,
         overlap: bool = False,
         elastic: bool = False,
+        stops: frozenset[int] = frozenset(),
     ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
         self.between_steps: Callable[[], None] = lambda: None
         self._said_hello = False
         if draft is None:
-            self.engine = TargetEngine(configuration, PlainVerification(target), NoProposer())
+            self.engine = TargetEngine(configuration, PlainVerification(target), NoProposer(), stops)
         else:
             team = CoreTeam(1, 1) if elastic else None
             self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs, team=team)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft) if overlap else None
-            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer)
+            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops)
             self.proposer.join(draft.epoch)
 
     def _overlapped(self, plain: PlainVerification, draft: Draft) -> OverlappedVerification:

@@ -65,9 +65,10 @@ class Lying(Failing):
         return [[5] * (count + 9), [3, -1, 4], [131], [2, "x", 1]][self._last % 4]  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("temperature", "steps"), [(0.8, None), (0.0, 1)], ids=["sampled, quick draft", "greedy, slow draft"]
+)
 @pytest.mark.parametrize("backup", ["auto", "jit", "ngram", "none", Failing, Unborn, Lying], ids=str)
-@pytest.mark.parametrize("steps", [None, 1], ids=["quick draft", "slow draft"])
 def test_no_backup_changes_a_token(
     world: World, backup: str | type[Failing], temperature: float, steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,17 +42,17 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *_: dice.choice((0, 1, 1, 2, 3, 16)))
 
 
-@pytest.mark.parametrize("levels", [1, 2], ids=["two drafts", "three drafts"])
 @pytest.mark.parametrize(
-    "speculation",
+    ("speculation", "levels"),
     [
-        Speculation("ssd", 4, (3,)),
-        Speculation("ssd", 8, (1,)),
-        Speculation("ssd", 4, (), budget=12),
-        Speculation("sd", 4),
-        Speculation("sd", 8),
+        (Speculation("ssd", 4, (3,)), 1),
+        (Speculation("ssd", 4, (3,)), 2),
+        (Speculation("ssd", 8, (1,)), 2),
+        (Speculation("ssd", 4, (), budget=12), 1),
+        (Speculation("sd", 4), 1),
+        (Speculation("sd", 8), 2),
     ],
-    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}",
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"{s} smaller",
 )
 def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
     world: World, smaller: list[Runner], speculation: Speculation, levels: int
@@ -69,8 +69,7 @@ def test_in_every_state_every_level_is_what_a_fresh_one_would_be(
     draft.assert_empty()
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.0), ("ssd", 0.8)])
 def test_the_text_is_the_targets_and_fewer_forwards_write_it(
     world: World, smaller: list[Runner], monkeypatch: pytest.MonkeyPatch, mode: Mode, temperature: float
 ) -> None:

@@ -114,21 +114,45 @@ def guess(candidates: list[int], scores: list[float]) -> Guess:
     return Guess(candidates[0], candidates, scores=scores)
 
 
-def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
-    """None where the draft is sure of the token in flight, most where it is not; never for that token itself."""
-    scheduler, _ = scheduler_of(8)
-    tree = joint_tree(4)
-    tree.computed += 3
-    tree.guesses = {
+def sure_but_for_one() -> dict[int, Guess]:
+    """Guesses after 0 to 3 trunk tokens, unsure after the first only."""
+    return {
         0: guess([1, 10, 11, 12], [9.0, 1.0, 1.0, 1.0]),
         1: guess([2, 20, 21, 22], [2.0, 1.9, 1.8, 1.7]),
         2: guess([3, 30, 31, 32], [9.0, 1.0, 1.0, 1.0]),
         3: guess([40, 41, 42], [5.0, 1.0, 1.0]),
     }
+
+
+def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
+    """None where the draft is sure of the token in flight, most where it is not; never for that token itself."""
+    scheduler, _ = scheduler_of(8)
+    tree = joint_tree(4)
+    tree.computed += 3
+    tree.guesses = sure_but_for_one()
     ((_, chains),) = scheduler.fork([tree])
     assert {(c.fork, c.tokens[0]) for c in chains} == {(1, 20), (1, 21), (1, 22), (3, 40)}
     assert {(c.tokens[0], c.rank, c.fan_out) for c in chains} == {(20, 1, 3), (21, 2, 3), (22, 3, 3), (40, 1, 1)}
     assert scheduler.fork([tree]) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_allocation_that_would_have_hit_more_often_is_in_force(temperature: float) -> None:
+    """Whichever it is now: both are computed from the same guesses. Each has an outcome that the other leaves out."""
+    scheduler, _ = scheduler_of(64)
+    lists, spread = (0, 10), (1, 21)
+    for outcome, expected in ((lists, False), (spread, True), (lists, False)):
+        for _ in range(150):
+            asked = Speculation("ssd", 3, (1, 1, 1, 1), budget=4, allocation="either")
+            tree = tree_of(asked, temperature)
+            tree.jointly = scheduler.jointly(tree)
+            tree.trunk, tree.in_flight, tree.computed = [1, 2, 3], 3, tree.base + 3
+            tree.guesses = sure_but_for_one()
+            ((_, chains),) = scheduler.fork([tree])
+            assert (lists in {(c.fork, c.tokens[0]) for c in chains}) is not tree.jointly
+            scheduler.compare(tree, *outcome)
+            scheduler._chain_cache.give_back([c.cell for c in chains if c.cell is not None])
+        assert scheduler.jointly(tree) is expected
 
 
 def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:

@@ -100,8 +100,7 @@ def events(pair: Pair, every: int, then: Callable[[], None]) -> Iterator[None]:
         then()
 
 
-@pytest.mark.parametrize("every", [2, 3, 7])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("every", "temperature"), [(2, 0.8), (3, 0.0), (7, 0.8)])
 def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
     world: World, every: int, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:

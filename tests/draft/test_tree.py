@@ -15,10 +15,10 @@ PROMPT = [50, 51, 52]
 SSD = Speculation("ssd", 3, (2,))
 
 
-def tree_of(speculation: Speculation = SSD) -> Tree:
+def tree_of(speculation: Speculation = SSD, temperature: float = 0.0) -> Tree:
     """A tree after `Admit`, before any token is computed."""
     admit = Admit(
-        REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
+        REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=0,
         speculation=speculation,
     )  # fmt: skip
     return Tree(admit, EPOCH, PageTable(PagePool(64, 4)))

@@ -29,6 +29,8 @@ def adjust_by(params: SamplingParams, prompt_length: int) -> Adjust:
         row, output = logits[0].clone(), list(text[prompt_length:])
         for token, bias in params.logit_bias.items():
             row[token] += bias
+        if params.allowed_token_ids:
+            row[[token for token in range(len(row)) if token not in params.allowed_token_ids]] = -torch.inf
         if len(output) < params.min_tokens:
             row[list(params.stop_token_ids)] = -torch.inf
         for token in set(text):

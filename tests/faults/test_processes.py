@@ -74,8 +74,8 @@ def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
     assert engine.failure is None
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_losing_the_draft_changes_no_token(engine: Engine, fault: signal.Signals) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+def test_losing_the_draft_changes_no_token_and_the_next_one_proposes(engine: Engine, fault: signal.Signals) -> None:
     with Client(engine.address) as client:
         expected = client.generate(PROMPT, params("ar")).token_ids
         ids: list[int] = []
@@ -88,14 +88,7 @@ def test_losing_the_draft_changes_no_token(engine: Engine, fault: signal.Signals
         if fault != signal.SIGKILL:
             os.kill(draft, signal.SIGKILL)
         assert gone(draft, within_s=2)
-
-
-def test_a_restarted_draft_proposes_again(engine: Engine) -> None:
-    with Client(engine.address) as client:
-        draft = engine.pids.get("draft")
-        if draft is not None:  # it may just be on its way back from the test before
-            os.kill(draft, signal.SIGKILL)
-        assert is_hit(client)
+        assert is_hit(client) and engine.pids["draft"] != draft
 
 
 def test_a_draft_that_was_stopped_is_given_up_goes_on_and_is_of_use_again(engine: Engine) -> None:
@@ -122,7 +115,7 @@ def test_a_draft_that_loses_its_core_for_moments_is_kept(engine: Engine, noise: 
         assert is_hit(client)
         before = openings(engine)
         begin.set()
-        for _ in range(5):
+        for _ in range(3):
             assert client.generate(PROMPT, params(lookahead=3)).token_ids == expected
         assert openings(engine) == before
 
@@ -179,7 +172,7 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, "target.submit=hang@0.3")
-    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=5.0)), failpoints=True))
+    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=3.0)), failpoints=True))
     with engine, Client(engine.address) as client:
         monkeypatch.delenv(failpoints.VARIABLE)  # the next target is sound
         target = engine.pids["target"]
@@ -189,15 +182,15 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
         assert len(texts) == 1, "before the hang, and over it"
 
 
-@pytest.mark.parametrize("stopped", [None, 0, 1, 2], ids=["none", *ROLES])
-def test_children_end_with_a_killed_supervisor(stopped: int | None) -> None:
+@pytest.mark.parametrize("stopped", [0, 1, 2], ids=ROLES)
+def test_children_end_with_a_killed_supervisor(stopped: int) -> None:
+    """Those that run, and one that is stopped."""
     host = subprocess.Popen(
         [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )
     assert host.stdout is not None and host.stdin is not None
     address, *pids = host.stdout.readline().split()
-    if stopped is not None:
-        os.kill(int(pids[stopped]), signal.SIGSTOP)
+    os.kill(int(pids[stopped]), signal.SIGSTOP)
     host.kill()
     host.wait()
     assert all(gone(int(pid), within_s=2) for pid in pids)

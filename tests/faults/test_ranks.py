@@ -98,8 +98,7 @@ def test_two_ranks_leave_nothing_behind_and_hear_nobody_from_outside(models: dic
     assert (shared_memory(), descriptors()) == (shm, before)
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("role", ["target", "target-1"])
+@pytest.mark.parametrize(("role", "fault"), [("target", signal.SIGKILL), ("target-1", signal.SIGSTOP)])
 def test_the_loss_of_a_rank_is_that_of_the_target(engine: Engine, role: str, fault: signal.Signals) -> None:
     with Client(engine.address) as client:
         expected = client.generate(PROMPTS[0], params("ar")[0]).token_ids

@@ -9,8 +9,10 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
+from ssd.config.engine import ServerConfig
 from ssd.frontend.http import connection
 from ssd.frontend.tokenization import Tokenizer
+from tests.frontend import tool_model
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
 
@@ -35,6 +37,15 @@ def http(request: pytest.FixtureRequest) -> Iterator[HttpEngine]:
     """One that answers with the `IDS` of the test's module, by its `SERVER` if it has one."""
     with http_engine(getattr(request.module, "SERVER", None)) as engine, answering(engine, request.module.IDS):
         yield engine
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tool_model.Thinker]:
+    """A model that thinks, and calls tools as Hermes does."""
+    directory = tmp_path_factory.mktemp("thinker")
+    tokenizer = tool_model.model(directory, tool_model.TEMPLATE)
+    with http_engine(ServerConfig(names=("scripted",), port=0), target=str(directory), max_model_len=2048) as engine:
+        yield tool_model.Thinker(engine, tokenizer)
 
 
 @pytest.fixture

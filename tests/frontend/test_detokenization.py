@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar
 
 import pytest
@@ -87,6 +87,37 @@ def test_the_division_over_calls_changes_nothing(text: str, cuts: list[int], sto
     assert not any(s in "".join(pieces) for s in stop)
 
 
+@settings(max_examples=200)
+@given(st.text("ab🙂", max_size=30), borders, st.lists(st.text("ab🙂", min_size=1, max_size=4), max_size=4))
+def test_a_stop_string_may_be_part_of_the_text(text: str, cuts: list[int], stop: list[str]) -> None:
+    ids = TOKENIZER.encode(text)
+    before, count, _ = run(divide(ids, cuts), stop)
+    detokenizer, found, used = Detokenizer(VOCABULARY, stop, include_stop=True), "", 0
+    for part in divide(ids, cuts):
+        if not detokenizer.stopped:
+            piece, more = detokenizer.feed(part)
+            found, used = found + piece, used + more
+    found += detokenizer.finish()
+    assert used == count and text.startswith(found)
+    shown = found.removeprefix("".join(before))
+    assert shown in stop if detokenizer.stopped else shown == ""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_special_tokens_may_be_part_of_the_text_but_not_the_one_that_ends_it(at_once: bool) -> None:
+    ids = TOKENIZER.encode("a<|im_end|>b<|im_start|>c<|im_end|>")
+    for ended, include_stop, text in (
+        (True, False, "a<|im_end|>b<|im_start|>c"),
+        (True, True, "a<|im_end|>b<|im_start|>c<|im_end|>"),
+        (False, False, "a<|im_end|>b<|im_start|>c<|im_end|>"),
+    ):
+        detokenizer = Detokenizer(VOCABULARY, include_stop=include_stop, shown=VOCABULARY.silent)
+        parts = [ids] if at_once else [ids[:-1], ids[-1:]]
+        fed = [detokenizer.feed(part, ended=ended and part is parts[-1]) for part in parts]
+        assert "".join(piece for piece, _ in fed) + detokenizer.finish() == text
+        assert [count for _, count in fed] == [len(part) for part in parts]
+
+
 def test_what_may_become_a_stop_string_is_held_back() -> None:
     detokenizer = Detokenizer(VOCABULARY, ["\n\nEND"])
     assert detokenizer.feed(TOKENIZER.encode("text\n\nEN"))[0] == "text"
@@ -115,9 +146,9 @@ class Counting(Vocabulary):
 
     asked: ClassVar[int] = 0
 
-    def added_bytes(self, token_id: int) -> tuple[bytes, bytes]:
+    def added_bytes(self, token_id: int, shown: Set[int] = frozenset()) -> tuple[bytes, bytes]:
         Counting.asked += 1
-        return super().added_bytes(token_id)
+        return super().added_bytes(token_id, shown)
 
 
 @pytest.mark.parametrize("token", [2, SINGLE[0]], ids=["special", "part of a character"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from http.client import HTTPConnection
 
@@ -14,15 +15,16 @@ from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.messages import Emission, Load, Step
 from ssd.ipc.public import Message, Metrics
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.test_gateway import TOKENIZER
 from tests.frontend.test_request_manager import with_manager
 from tests.scripted_engine import PATIENCE_S
 
 COMPATIBLE = ServerConfig(names=("scripted",), port=0, metrics_compat="vllm")
 
 
-def begin(engine: HttpEngine) -> HTTPConnection:
+def begin(engine: HttpEngine, **more: object) -> HTTPConnection:
     connection = engine.connection()
-    body = json.dumps({"model": "scripted", "prompt": [5, 6, 7], "max_tokens": 9})
+    body = json.dumps({"model": "scripted", "prompt": [5, 6, 7], "max_tokens": 9, **more})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     return connection
 
@@ -37,6 +39,7 @@ def test_metrics_count_what_happened() -> None:
         connection = begin(engine)
         request = target.next_submit().request
         load = Load(running=1, kv_cache_usage=0.25, draft_state="up", verify_seconds=0.01, wait_seconds=0.002)
+        load = replace(load, batched_tokens=7)
         target._send(Step([Emission(request, [28120])], load))
         load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3)
         target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
@@ -44,7 +47,7 @@ def test_metrics_count_what_happened() -> None:
             request,
             [28120],
             finish_reason="stop",
-            metrics=Metrics(queue_time_ms=250.0),
+            metrics=Metrics(queue_time_ms=250.0, time_to_first_token_ms=1000.0, cached_tokens=2),
             drafted=4,
             accepted=0,
             cache="token_not_covered",
@@ -68,6 +71,18 @@ def test_metrics_count_what_happened() -> None:
                 "e2e_request_latency_seconds_count": 1,
                 "request_queue_time_seconds_count": 1,
                 "request_queue_time_seconds_sum": 0.25,
+                "request_prefill_time_seconds_count": 1,
+                "request_prefill_time_seconds_sum": 0.75,
+                "request_decode_time_seconds_count": 1,
+                "request_inference_time_seconds_count": 1,
+                "request_time_per_output_token_seconds_count": 1,
+                "request_prompt_tokens_sum": 3,
+                "request_generation_tokens_sum": 5,
+                "request_params_max_tokens_sum": 9,
+                "iteration_tokens_total_count": 3,
+                "iteration_tokens_total_sum": 21,
+                "prefix_cache_queries_total": 3,
+                "prefix_cache_hits_total": 2,
                 "verify_seconds_count": 3,
                 "draft_step_seconds_count": 4,
                 "draft_step_seconds_sum": 0.02,
@@ -86,6 +101,41 @@ def test_metrics_count_what_happened() -> None:
             'request_success_total{finished_reason="stop",model_name="scripted"} 1.0',
         ):
             assert f"ssd:{labels}\n" in found
+        assert 'vllm:time_per_output_token_seconds_count{model_name="scripted"} 4.0\n' in found
+        (about,) = re.findall(r"^vllm:cache_config_info\{(.*)\} 1\.0$", found, re.MULTILINE)
+        assert 'block_size="16"' in about and 'num_gpu_blocks="1024"' in about and 'cache_dtype="float32"' in about
+
+
+def test_an_aborted_request_counts_where_it_can() -> None:
+    """The target tells no figures of it."""
+    with http_engine() as engine:
+        target, connection = engine.engine.target, begin(engine)
+        request = target.next_submit().request
+        target.step(Emission(request, [5]))
+        deadline = time.monotonic() + PATIENCE_S
+        while 'ssd:generation_tokens_total{model_name="scripted"} 1.0\n' not in exposition(engine):
+            assert time.monotonic() < deadline
+        connection.close()
+        target.wait_abort(request)
+        check(engine, request_prompt_tokens_sum=3, request_prefill_time_seconds_count=0, prefix_cache_queries_total=0)
+
+
+def test_a_request_that_meets_a_stop_string_counts_everywhere() -> None:
+    """The target tells its figures with every token."""
+    metrics = Metrics(rounds=1, queue_time_ms=1.0, time_to_first_token_ms=3.0, cached_tokens=1)
+    with http_engine() as engine:
+        connection = begin(engine, stop=TOKENIZER.decode([28120]))
+        engine.engine.target.step(Emission(engine.engine.target.next_submit().request, [28120] * 2, metrics=metrics))
+        assert json.loads(connection.getresponse().read())["choices"][0]["finish_reason"] == "stop"
+        connection.close()
+        check(engine, request_prompt_tokens_sum=3, request_prefill_time_seconds_count=1, prefix_cache_queries_total=3)
+        check(engine, prefix_cache_hits_total=1)
+
+
+def check(engine: HttpEngine, **expected: int) -> None:
+    found = exposition(engine)
+    for name, value in expected.items():
+        assert f'ssd:{name}{{model_name="scripted"}} {float(value)}\n' in found, name
 
 
 def test_what_runs_and_what_waits() -> None:

@@ -87,7 +87,7 @@ def test_a_client_that_is_still_sending_gets_its_answer(http: HttpEngine, begun:
     """Before, the connection was reset after some hundred kilobytes."""
     client = raw(http)
     client.sendall(begun)
-    for _ in range(20):
+    for _ in range(64):
         client.sendall(b" " * MIB)
     assert error(until_closed(client))[0] == status
     client.close()
@@ -241,13 +241,10 @@ def test_where_keys_or_the_file_system_say_who_may_ask_any_name_does(tmp_path: P
 @pytest.mark.parametrize(
     "body",
     [
-        BODY | {"x" * 3000: 1},
-        BODY | {"stream_options": {"x" * 3000: 1}},
-        BODY | {"response_format": {"type": "x" * 3000}},
         BODY | {"logit_bias": {"x" * 3000: 1}},
         BODY | {"model": "x" * 250},
     ],
-    ids=["field", "field of a field", "value", "token", "model"],
+    ids=["token", "model"],
 )
 def test_an_error_repeats_128_characters_of_a_name(http: HttpEngine, body: dict[str, object]) -> None:
     status, _, content = http.ask("POST", "/v1/completions", body)

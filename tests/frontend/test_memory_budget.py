@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend import request_manager
 from ssd.frontend.memory_budget import MemoryBudget, prompt_bytes
@@ -62,6 +63,8 @@ def test_a_text_counts_with_what_it_takes_and_not_with_what_was_sent() -> None:
     assert 10_000 < prompt_bytes(plain) < 10_100 and 40_000 < prompt_bytes(wide) < 40_200
     assert prompt_bytes(Generate(1, messages=[ChatMessage("user", "a" * 5000)] * 2)) > 10_000
     assert prompt_bytes(Generate(1, token_ids=[5] * 1000)) == 40_000
+    allowed = SamplingParams(allowed_token_ids=(5,) * 1000)
+    assert prompt_bytes(Generate(1, token_ids=[5], params=allowed)) == 40_040
 
 
 def test_a_client_is_told_that_its_prompts_are_too_much_and_may_go_on_when_one_has_ended(
@@ -94,7 +97,7 @@ def test_bodies_that_do_not_end_keep_out_no_short_prompt(monkeypatch: pytest.Mon
         held.putheader("content-length", str(2**20))
         held.endheaders(b"{")
         question = {"model": "scripted", "prompt": "a", "max_tokens": 1}
-        while http.post("/v1/completions", **question | {"user": "x" * 500, "stop": ["x" * 250] * 4} | LONG)[0] != 503:
+        while http.post("/v1/completions", **question | {"user": "x" * 500, "stop": ["x" * 250] * 4} | LONG)[0] != 429:
             pass
         assert http.post("/v1/completions", **question)[0] == 200
         held.close()
@@ -110,6 +113,6 @@ def test_one_body_of_any_size_is_let_in_and_a_large_answer_counts(monkeypatch: p
         held.putheader("content-type", "application/json")
         held.putheader("content-length", str(50_000))
         held.endheaders(b"{")
-        while http.post("/tokenize", prompt="a " * 20_000)[0] != 503:
+        while http.post("/tokenize", prompt="a " * 20_000)[0] != 429:
             pass
         held.close()

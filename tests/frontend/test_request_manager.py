@@ -101,10 +101,10 @@ def test_more_at_once_than_may_ever_be_open_is_refused_for_good() -> None:
 def test_a_bug_in_one_requests_tokens_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Detokenizer.feed
 
-    def broken(self: Detokenizer, token_ids: list[int]) -> Any:
+    def broken(self: Detokenizer, token_ids: list[int], ended: bool = False) -> Any:
         if 13 in token_ids:
             raise ValueError("a bug")
-        return feed(self, token_ids)
+        return feed(self, token_ids, ended)
 
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         first, second = manager.open(ids(1), ignore), manager.open(ids(2), ignore)
@@ -122,7 +122,7 @@ def test_over_http_too_many_lookups_are_refused_for_now(monkeypatch: pytest.Monk
     with http_engine() as http:
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             status, answer = http.post(path, **body)
-            assert (status, answer["error"]["code"]) == (503, "overloaded")
+            assert (status, answer["error"]["code"]) == (429, "overloaded")
 
 
 def test_what_the_target_had_begun_fails_with_it_and_the_rest_is_submitted_to_the_next() -> None:

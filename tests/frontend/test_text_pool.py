@@ -68,12 +68,12 @@ def test_the_replies_are_those_of_the_tokenizer() -> None:
 def test_a_long_text_holds_up_no_short_one() -> None:
     async def body(pool: TextPool) -> None:
         await pool.start()
-        long = [pool.do(worker, Encode("word " * 800_000, most=1)) for worker in (TextWorker.LONG, TextWorker.LOOKUP)]
+        long = [pool.do(worker, Encode("word " * 250_000, most=1)) for worker in (TextWorker.LONG, TextWorker.LOOKUP)]
         for _ in range(20):
             assert (await pool.do(TextWorker.PROMPT, SHORT)).count
             assert (await pool.do(TextWorker.CHAT, CHAT)).count
         assert not any(job.done() for job in long)
-        assert [found.count for found in await asyncio.gather(*long)] == [800_001] * 2
+        assert [found.count for found in await asyncio.gather(*long)] == [250_001] * 2
 
     with_pool(MODEL, body)
 

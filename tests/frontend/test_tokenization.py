@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.tokenization import Tokenizer
-from ssd.ipc.public import ChatMessage
+from ssd.ipc.public import CalledTool, ChatMessage, ChatOptions
 from tests.scripted_engine import MODEL
 
 HELLO = [ChatMessage("user", "Hello there")]
@@ -115,18 +115,26 @@ def test_without_a_tokenizer_only_token_ids_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("tokenizer.json", b"{"),
         ("tokenizer_config.json", b"[]"),
         ("tokenizer_config.json", b"{"),
         ("tokenizer_config.json", b'{"a":' * 100_000),
     ],
     ids=lambda value: value[:12],
 )
-def test_unreadable_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_special_tokens_that_cannot_be_read_cost_chat_alone(tmp_path: Path, name: str, content: bytes) -> None:
     directory = model(tmp_path)
+    (directory / "chat_template.jinja").write_text("{{ bos_token }}")
     (directory / name).write_bytes(content)
-    with pytest.raises(UsageError, match=name):
-        Tokenizer(directory)
+    tokenizer = Tokenizer(directory)
+    with pytest.raises(RequestError, match=name):
+        tokenizer.encode_chat(HELLO)
+    assert tokenizer.encode("hi")
+
+
+def test_an_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(UsageError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +151,115 @@ def test_a_template_that_cannot_be_read_costs_chat_alone(tmp_path: Path, content
     assert tokenizer.encode("hi")
 
 
+# -- options of a chat ----------------------------------------------------------------------------------------------
+
+WITH_TOOLS = """{{ tools | tojson if tools else 'no tools' }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
+{%- for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}{{ call.id }}
+{%- endfor %}{{ m.tool_call_id }}{{ m.name }}{{ m.reasoning_content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("arguments", [{"city": "São Paulo", "days": [1, None]}, {}])
+def test_tools_and_calls_reach_the_template_as_in_transformers(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(MODEL / "tokenizer.json"), chat_template=WITH_TOOLS)
+    tools = [{"type": "function", "function": {"name": "f", "description": "<é>", "parameters": {"type": "object"}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Hm"},
+        {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
+    ]
+    called = CalledTool("c1", "f", json.dumps(arguments))
+    said = [
+        ChatMessage("user", "Hi"),
+        ChatMessage("assistant", "", [called], reasoning_content="Hm"),
+        ChatMessage("tool", "4", tool_call_id="c1", name="f"),
+    ]
+    tokenizer = Tokenizer(model(tmp_path, chat_template=WITH_TOOLS))
+    for given in (tools, None):
+        expected = reference.apply_chat_template(turns, tools=given, tokenize=False)
+        assert tokenizer.render_chat(said, ChatOptions(tools=json.dumps(given or []))) == expected
+
+
+def test_arguments_that_are_no_json_stay_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(model(tmp_path, chat_template="{{ messages[0].tool_calls[0].function.arguments }}"))
+    for text in ("{a", "[" * 10_000):
+        assert tokenizer.render_chat([ChatMessage("assistant", "", [CalledTool("c", "f", text)])]) == text
+    with pytest.raises(RequestError, match="tools: expected a JSON array"):
+        tokenizer.render_chat(HELLO, ChatOptions(tools="{}"))
+
+
+SAID = [ChatMessage("user", "Hi"), ChatMessage("assistant", " So it is \n")]
+THINKS = "{% if enable_thinking is defined and not enable_thinking %}<quick>{% endif %}{{ more.a[1] }}"
+
+
+@pytest.mark.parametrize("said", [HELLO, SAID, [*SAID, ChatMessage("user", "Go on")]], ids=len)
+def test_the_final_message_is_continued_as_transformers_does(tokenizer: Tokenizer, said: list[ChatMessage]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    reference = PreTrainedTokenizerFast(
+        tokenizer_file=str(MODEL / "tokenizer.json"),
+        chat_template=(MODEL / "chat_template.jinja").read_text(),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+    )
+    messages = [{"role": one.role, "content": one.content} for one in said]
+    for options in ({"continue_final_message": True}, {}):
+        expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=False, **options)
+        assert tokenizer.render_chat(said, ChatOptions(False, **options)) == expected
+
+
+def test_one_prompt_does_not_both_continue_and_begin(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="set add_generation_prompt to false"):
+        tokenizer.render_chat(SAID, ChatOptions(continue_final_message=True))
+    silent = Tokenizer(model(tmp_path, chat_template="{{ messages[0].content }}"))
+    with pytest.raises(RequestError, match="leaves out the final message"):
+        silent.render_chat(SAID, ChatOptions(False, True))
+
+
+def test_clients_set_variables_of_the_template(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(model(tmp_path, chat_template=THINKS))
+    given = json.dumps({"enable_thinking": False, "more": {"a": [1, "é"]}})
+    assert tokenizer.render_chat(HELLO, ChatOptions(template_kwargs=given)) == "<quick>é"
+    for wrong in ("[]", "{", "[" * 10_000, "1" * 10_000, '{"messages": []}', '{"chat_template": ""}'):
+        with pytest.raises(RequestError, match="chat_template_kwargs"):
+            tokenizer.render_chat(HELLO, ChatOptions(template_kwargs=wrong))
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_files_that_would_fill_the_memory_are_not_read(tmp_path: Path, name: str) -> None:
     directory = model(tmp_path)
     with (directory / name).open("wb") as file:
         file.truncate(1 << 40)  # takes no room on the disk
-    with pytest.raises(UsageError, match=f"{name} is larger than"):
-        Tokenizer(directory)
+    with pytest.raises((UsageError, RequestError), match=f"{name} is larger than"):
+        Tokenizer(directory).encode_chat(HELLO)
+
+
+MARKED = """{%- for m in messages -%}
+    <|im_start|>{{ m.role }}
+    {% if m.role == 'assistant' %}
+        {% generation %}
+            {% set text = m.content %}
+            {{- text }}<|im_end|>
+        {% endgeneration %}
+    {% else %}
+        {{- m.content }}<|im_end|>
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}<|im_start|>assistant{% endif %}
+"""
+
+
+def test_answers_that_a_template_marks_for_training_are_text_as_any(tmp_path: Path) -> None:
+    """As transformers renders it."""
+    from transformers import PreTrainedTokenizerFast
+
+    said = [ChatMessage("user", "a"), ChatMessage("assistant", "b"), ChatMessage("user", "c")]
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(MODEL / "tokenizer.json"), chat_template=MARKED)
+    messages = [{"role": one.role, "content": one.content} for one in said]
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert Tokenizer(model(tmp_path, chat_template=MARKED)).render_chat(said) == expected
 
 
 def test_pieces_are_the_bytes_of_a_text(tokenizer: Tokenizer, sentencepiece: Tokenizer) -> None:

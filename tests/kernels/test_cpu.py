@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,7 +63,7 @@ def test_attention_over_shared_and_own_keys(
 ) -> None:
     """Tokens with any number of keys in scattered slots of a cache, and own ones in another, layer 1 of 2."""
     stores = [(numbers(2, 90, kv_heads, dim), numbers(2, 90, kv_heads, dim) + 1) for _ in range(2)]
-    slots = [torch.randperm(90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    slots = [array("q", torch.randperm(90, generator=torch.Generator().manual_seed(i)).tolist()) for i in range(2)]
     begin, counts, own_begin, own_counts = [0, 3, 50, 7], [1, 70, 16, 33], [0, 5, 20, 80], [1, 3, 9, 2]
     shared = KVSpans(*stores[0], slots[0], begin, counts)
     own = KVSpans(*stores[1], slots[1], own_begin, own_counts)

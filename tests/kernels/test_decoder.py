@@ -1,4 +1,4 @@
-"""A layer in one call: the bits of the same kernels called one by one, for every family that has it."""
+"""All layers in one call: the bits of the same kernels called one by one, for every family that has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ssd.execution.batch import Row
 from ssd.execution.paged import PagedContext
 from ssd.kernels import cpu
-from ssd.kernels.decoder import DecoderLayer
+from ssd.kernels.decoder import Decoder
 from ssd.layers.attention import Scores
 from ssd.layers.norm import RMSNorm
 from ssd.models import llama
@@ -44,21 +44,43 @@ def test_one_call_is_all_of_them(
 ) -> None:
     ours = cpu.multiply_int8(4) if int8 else cpu.multiply_floats(torch.empty(1, 1))  # on processors with AVX-512
     directory, calls = tiny.model(kind, tmp_path, **config), 0
-    plain = DecoderLayer.__call__
+    plain = Decoder.__call__
 
     def counted(*arguments: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return plain(*arguments)
 
-    monkeypatch.setattr(DecoderLayer, "__call__", counted)
+    monkeypatch.setattr(Decoder, "__call__", counted)
     runner = tiny.runner(directory, int8=int8)
     together = [runner.forward(rows) for rows in BATCHES]
-    assert calls == (2 * 2 if ours else 0)  # two layers, two batches without a long row
+    assert calls == (2 if ours else 0)  # two batches without a long row
     monkeypatch.setattr(PagedContext, "views", lambda context: None)
     runner = tiny.runner(directory, int8=int8)
     for rows, logits in zip(BATCHES, together, strict=True):
         assert torch.equal(runner.forward(rows), logits)
+
+
+def test_hidden_states_are_kept_between_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first layer, after layers within, and after the last."""
+    if not cpu.multiply_floats(torch.empty(1, 1)):
+        pytest.skip("a processor without AVX-512: layers have many calls")
+    directory = tiny.llama(tmp_path, num_hidden_layers=5)
+
+    def kept(layers: set[int]) -> dict[int, torch.Tensor]:
+        runner, tokens = tiny.runner(directory), tiny.token_ids(9, 1)
+        context = runner.context([Row(tokens, 0, [7, 3, 5], 2)], layers)
+        assert isinstance(context, PagedContext)
+        runner.run(tokens, context, [8])
+        return context.hidden
+
+    every = [{0, 1, 3, 5}, {2, 4}, {5}, set[int]()]
+    together = list(map(kept, every))
+    monkeypatch.setattr(PagedContext, "views", lambda context: None)
+    for layers, hidden in zip(every, together, strict=True):
+        alone = kept(layers)
+        assert hidden.keys() == alone.keys() == layers
+        assert all(torch.equal(hidden[layer], alone[layer]) for layer in layers)
 
 
 class Halved(Attention):
@@ -82,9 +104,14 @@ class Shifted(RMSNorm):
         return super().__call__(x) + 1
 
 
+class RaisedLayer(Layer):
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        return super().__call__(*arguments) + 1
+
+
 class ShiftedLayer(Layer):
-    def __init__(self, index: int, norm: RMSNorm, *parts: Any) -> None:
-        super().__init__(index, Shifted(*(norm.kernel or ())), *parts)
+    def __init__(self, norm: RMSNorm, *parts: Any) -> None:
+        super().__init__(Shifted(*(norm.kernel or ())), *parts)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +121,9 @@ class ShiftedLayer(Layer):
         ("llama", (Llama, "attention"), Capped),
         ("qwen2", (Qwen2, "attention"), Doubled),
         ("llama", (llama, "Layer"), ShiftedLayer),
+        ("llama", (llama, "Layer"), RaisedLayer),
     ],
-    ids=["normalised", "scores", "call", "norm"],
+    ids=["normalised", "scores", "call", "norm", "layer"],
 )
 def test_what_a_family_of_ones_own_changes_is_not_passed_over(
     kind: str, part: tuple[Any, str], changed: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,9 +142,13 @@ def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
     if not cpu.multiply_floats(torch.empty(1, 1)):
         pytest.skip("a processor without AVX-512: layers have many calls")
     runner = tiny.runner(tiny.llama(tmp_path))
-    context = runner.context([Row([1, 2], 0, [0])])
-    layer, table = runner.model._layers[0], runner.model._rotary.at(context.positions)
+    views, decoder = runner.context([Row([1, 2], 0, [0])]).views(), runner.model._decoder
+    assert views is not None
     with pytest.raises(ValueError, match="2 contiguous tokens of 32 numbers"):
-        layer(torch.zeros(3, 32), table, context)
+        decoder(torch.zeros(3, 32), views, 0, 2)
     with pytest.raises(TypeError, match="float32 on a CPU"):
-        layer(torch.zeros(2, 32, dtype=torch.float64), table, context)
+        decoder(torch.zeros(2, 32, dtype=torch.float64), views, 0, 2)
+    with pytest.raises(IndexError, match="positions beyond"):
+        runner.forward([Row([1], runner.model.shape.max_position, range(100))])
+    with pytest.raises(IndexError, match="in a table of"):
+        runner.forward([Row([-1], 0, [0])])

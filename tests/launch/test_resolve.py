@@ -51,6 +51,12 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     return there
 
 
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All free memory is for the caches."""
+    monkeypatch.setattr(memory, "host_weights", lambda *_: 0)
+
+
 def test_the_models_are_named_and_described() -> None:
     found = config()
     assert (found.target, found.draft, found.target_name) == (TARGET, str(MODEL), "smollm2")
@@ -70,23 +76,25 @@ def test_without_speculation_no_draft_is_loaded() -> None:
     assert config(mode="ar").draft is None
 
 
-def test_the_context_is_limited_by_the_model_and_by_default_on_a_cpu() -> None:
-    assert config().max_model_len == 2048
+def test_the_context_is_the_models_own() -> None:
+    assert config().max_model_len == 8192
     assert config(device="cuda").max_model_len == 8192
     assert config(max_model_len=8192).max_model_len == 8192
     with pytest.raises(UsageError, match="8193 is more than the 8192"):
         config(max_model_len=8193)
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = 8 * (2048 // 16 + 1)
-    assert (config().num_pages, config().draft_num_pages) == (wanted, wanted)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
+    assert (config(max_model_len=2048).num_pages, config(max_model_len=2048).draft_num_pages) == (wanted, wanted)
     monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
-    assert config().num_pages == 200
-    assert config(dtype="bfloat16").num_pages == 400
-    assert config(kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
+    assert config(max_model_len=2048).num_pages == 200
+    assert config(max_model_len=2048, dtype="bfloat16").num_pages == 400
+    assert config(max_model_len=2048, kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
     with pytest.raises(UsageError, match="no room for the KV cache"):
-        config(kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
+        config(max_model_len=2048, kv_cache_memory_bytes=100 * 4 * PAGE_BYTES)
 
 
 def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
@@ -197,7 +205,7 @@ def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytes
     with pytest.raises(UsageError, match=r"nobody here tells the memory of cuda .* give --kv-cache-memory-bytes"):
         config(device="cuda")
     assert config(device="cuda:9", kv_cache_memory_bytes=GIB).num_pages == GIB // (4 * PAGE_BYTES)
-    assert config(draft_device="cuda").draft_num_pages == 8 * (2048 // 16 + 1)
+    assert config(draft_device="cuda").draft_num_pages == 8 * (8192 // 16 + 1)
     assert config(mode="ar", draft_device="cuda").draft is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,6 +21,16 @@ BACKENDS: dict[str, PagedAttention] = {
     "triton, keys shared out": TritonAttention(CPU, processors=40),
     "triton, deterministic": TritonAttention(CPU, deterministic=True),
 }
+
+
+def turns(*values: Any) -> list[tuple[str, Any]]:
+    """Backends with values: torch and Triton with all of them, Triton's two variants by turns."""
+    plain, variants = list(BACKENDS)[:2], list(BACKENDS)[2:]
+    return [(name, value) for name in plain for value in values] + [
+        (variants[index % 2], value) for index, value in enumerate(values)
+    ]
+
+
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -33,8 +45,7 @@ def check(backend: str, given: Case, rule: Scores = PLAIN) -> None:
 MIXED = ((1, 1), (1, 40), (5, 5), (8, 30), (16, 33), (1, 17))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (9, 3), (7, 1)], ids=str)
+@pytest.mark.parametrize(("backend", "heads"), turns((1, 1), (4, 4), (4, 2), (9, 3), (7, 1)), ids=str)
 def test_rows_of_any_length_over_shared_key_heads(backend: str, heads: tuple[int, int]) -> None:
     check(backend, case(MIXED, heads))
 
@@ -44,29 +55,33 @@ def test_more_queries_share_a_key_head_than_a_program_has_at_least(backend: str)
     check(backend, case(((2, 9), (1, 20)), (40, 2)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("page", [1, 3, 16, 64])
-@pytest.mark.parametrize("length", [15, 16, 17, 300])
-def test_pages_of_any_size(backend: str, page: int, length: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "sizes"),
+    turns((1, 17), (1, 300), (3, 15), (3, 300), (16, 15), (16, 16), (16, 17), (64, 16), (64, 300)),
+    ids=str,
+)
+def test_pages_of_any_size(backend: str, sizes: tuple[int, int]) -> None:
+    page, length = sizes
     check(backend, case(((3, length), (1, 64)), page=page))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", [Scores(window=w) for w in (1, 4, 32, 100)], ids=str)
+@pytest.mark.parametrize(("backend", "rule"), turns(*(Scores(window=w) for w in (1, 4, 32, 100))), ids=str)
 def test_a_window_hides_what_lies_before_it(backend: str, rule: Scores) -> None:
     check(backend, case(((1, 90), (7, 90), (5, 5), (16, 40), (2, 129)), dim=8), rule)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", [Scores(softcap=0.7), Scores(window=9, softcap=30.0)], ids=str)
+@pytest.mark.parametrize(("backend", "rule"), turns(Scores(softcap=0.7), Scores(window=9, softcap=30.0)), ids=str)
 def test_a_soft_cap(backend: str, rule: Scores) -> None:
     check(backend, case(MIXED), rule)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("dim", [24, 64, 160])
-def test_types_and_widths_of_heads(backend: str, dtype: torch.dtype, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    turns((torch.float32, 24), (torch.bfloat16, 24), (torch.float16, 64), (torch.float32, 160), (torch.bfloat16, 160)),
+    ids=str,
+)
+def test_types_and_widths_of_heads(backend: str, kind: tuple[torch.dtype, int]) -> None:
+    dtype, dim = kind
     check(backend, case(((4, 70), (1, 130)), (6, 2), dim, dtype=dtype))
 
 

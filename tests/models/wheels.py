@@ -133,7 +133,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(rest)))
         self.end_headers()
         rest = rest[: self.server.cuts.pop(0)] if self.server.cuts else rest
-        self.server.sent.append(self.wfile.write(rest))
+        self.server.sent.append(len(rest))  # before the bytes: who has read them all may ask at once
+        self.wfile.write(rest)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -22,7 +22,7 @@ def words(vocab_size: int, length: int) -> Iterator[Tokens]:
     return product(range(vocab_size), repeat=length)
 
 
-@pytest.mark.parametrize("vocab_size", range(1, 9))
+@pytest.mark.parametrize("vocab_size", range(1, 6))
 @pytest.mark.parametrize("depth", range(4))
 def test_every_draft_against_every_sample(vocab_size: int, depth: int) -> None:
     """What is committed is the target's own samples up to and with the first difference, never less and never more."""
@@ -93,7 +93,7 @@ def test_every_draft_in_every_round_continues_the_text_of_plain_decoding(seed: i
                 assert after == truth[: done + accepted + 1]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.integers(2, 8), st.integers(0, 99), st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1))
 def test_a_loop_with_any_drafts_writes_the_text_of_plain_decoding(
     vocab_size: int, seed: int, drafts: list[list[int]]

@@ -23,6 +23,7 @@ adjustments = st.builds(
     bias=st.dictionaries(st.integers(0, VOCAB + 3), st.floats(-100, 100, width=32), max_size=4),
     min_tokens=st.integers(0, 8),
     ends=st.frozensets(st.integers(0, VOCAB + 3), max_size=3),
+    allowed=st.none() | st.sets(st.integers(0, VOCAB + 3), min_size=1).map(lambda ids: torch.tensor(list(ids))),
 )
 
 
@@ -41,9 +42,14 @@ def written(prompt: list[int], output: list[int]) -> Written:
 def definition(logits: list[float], adjustment: Adjustment, prompt: list[int], output: list[int]) -> list[float]:
     """One row, after `output`, in double precision."""
     counts, row = Counter(output), []
+    allowed = set(range(VOCAB) if adjustment.allowed is None else adjustment.allowed.tolist())
+    others = [token for token in allowed - {*adjustment.ends} if token < VOCAB and logits[token] > -math.inf]
+    may_go_on = adjustment.allowed is None or others
     for token, logit in enumerate(logits):
         value = logit + adjustment.bias.get(token, 0.0)
-        if len(output) < adjustment.min_tokens and token in adjustment.ends:
+        if len(output) < adjustment.min_tokens and may_go_on and token in adjustment.ends:
+            value = -math.inf
+        if token not in allowed:
             value = -math.inf
         if token in {*prompt, *output}:
             value = value / adjustment.repetition if value > 0 else value * adjustment.repetition
@@ -98,3 +104,13 @@ def test_before_the_minimum_there_is_no_end() -> None:
     """Two of three tokens are there: the third must not end the text, the fourth may."""
     rows = adjusted(torch.zeros(3, VOCAB), Adjustment(min_tokens=3, ends=(4, 5)), written([4], [1, 1]), [2, 3])
     assert rows.isinf().nonzero().tolist() == [[0, 4], [0, 5]]
+
+
+def test_before_the_minimum_the_text_may_end_if_nothing_else_is_allowed() -> None:
+    ends_only = Adjustment(min_tokens=3, ends=(4, 5), allowed=torch.tensor([5, 4, 5]))
+    assert (adjusted(torch.zeros(2, VOCAB), ends_only, written([1], []), [5]) == 0).nonzero().tolist() == [
+        [0, 4],
+        [0, 5],
+        [1, 4],
+        [1, 5],
+    ]

@@ -75,9 +75,11 @@ def followed(pair: Pair) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("lookahead", "fan_out"), [(1, (2,)), (4, (3,)), (8, (1,))], ids=str)
+@pytest.mark.parametrize(
+    ("lookahead", "fan_out", "temperature", "deterministic"),
+    [(1, (2,), 0.0, False), (1, (2,), 0.8, True), (4, (3,), 0.8, False), (4, (3,), 0.0, True), (8, (1,), 0.8, True)],
+    ids=str,
+)
 def test_ids_and_hits_are_those_of_the_host(
     world: World, lookahead: int, fan_out: tuple[int, ...], temperature: float, deterministic: bool
 ) -> None:
@@ -180,7 +182,7 @@ def test_tokens_whose_logits_are_no_numbers_end_only_their_own_text(world: World
     laws = params(4, 40)
     texts = world.truth(PROMPTS[:4], laws)
     dropped = 0
-    for poison in {texts[0][20], texts[1][9], texts[2][30], 5}:
+    for poison in {texts[0][20], texts[1][9]}:
         plain, static = Runner(Poisoned(world.plain.model, poison), PAGES, PAGE_SIZE), world.static()
         static.model = Poisoned(static.model, poison)
         pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), static)

@@ -83,7 +83,7 @@ def error(code: str | int | None, kind: str = "server_error") -> dict[str, Any]:
             [(5, [1, 2], "é"), (5, [3], ""), (5, "length", "")],
         ),
         (plain("200 OK", choice([1, 2], "ab", "stop")), [(5, [1, 2], "ab"), (5, "stop", "")]),
-        (plain("503 Service Unavailable", error("overloaded")), [(5, "overloaded")]),
+        (plain("429 Too Many Requests", error("overloaded")), [(5, "overloaded")]),
         (plain("503 Service Unavailable", {}), [(5, "overloaded")]),
         (plain("400 Bad Request", error(None, "invalid_request_error")), [(5, "invalid_request_error")]),
         (plain("404 Not Found", error(404)), [(5, "404")]),

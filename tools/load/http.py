@@ -83,7 +83,7 @@ class ResponseReader:
         if not self._streams and self._body:
             self._take(self._body)
         if status != 200 or self._code or not self._reason:
-            self._sink.fail(self.name, "overloaded" if status == 503 else self._code or f"status {status}")
+            self._sink.fail(self.name, "overloaded" if status in (429, 503) else self._code or f"status {status}")
         else:
             self._sink.end(self.name, self._reason, "")
 

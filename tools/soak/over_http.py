@@ -20,7 +20,7 @@ _AGAIN_S = 0.1
 
 @dataclass
 class Asked:
-    """What came of it. `told` counts errors by code; those with status 503 say to try again."""
+    """What came of it. `told` counts errors by code; those with status 429 and 503 say to try again."""
 
     finished: int = 0
     altered: int = 0
@@ -74,7 +74,7 @@ def _body(model: str, request: Request) -> bytes:
 
 def _count(status: int, body: dict, expected: Answer, asked: Asked) -> None:  # type: ignore[type-arg]
     if status != 200:
-        (asked.told if status == 503 else asked.errors)[body["error"]["code"]] += 1
+        (asked.told if status in (429, 503) else asked.errors)[body["error"]["code"]] += 1
         return
     (choice,) = body["choices"]
     asked.finished += 1

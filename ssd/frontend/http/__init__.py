@@ -2,7 +2,7 @@
 
 To add an endpoint:
 
-    1. bodies.py: a struct for the JSON that it takes, if any
+    1. bodies.py: a struct for the JSON that it takes, if any; decoding.py refuses and ignores by it
     2. answers.py: a struct for the JSON that it returns
     3. app.py: a method of `App` that reads the `Exchange` and replies, and its `Route` in `App._table`
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,13 +21,13 @@ class CompletionDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts. `*_prediction_tokens` are those that the draft proposed."""
+    """Token counts. The last one has details, where `*_prediction_tokens` count what the draft proposed."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    prompt_tokens_details: PromptDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class SpeculativeMetrics(msgspec.Struct):
@@ -58,6 +58,18 @@ class RequestMetrics(msgspec.Struct):
     speculative_decoding: SpeculativeMetrics
 
 
+class PromptLogprob(msgspec.Struct):
+    """`rank` is 1 for the likeliest token; null where it is below the alternatives asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt: that token and its alternatives, by their ids. The first token has none."""
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Log-probabilities of each token; the first token of an echoed prompt has none."""
 
@@ -74,6 +86,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: FinishReason | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -106,17 +119,43 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class Called(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class MessageCall(msgspec.Struct):
+    """A call of a tool. Its arguments are the text of a JSON object."""
+
+    id: str
+    function: Called
+    type: Literal["function"] = "function"
+
+
+class DeltaCall(MessageCall):
+    """A call in a stream: complete, in one event."""
+
+    index: int = 0
+
+
 class AssistantMessage(msgspec.Struct):
+    """`content` is null where there are only calls, or thoughts."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MessageCall] | UnsetType = UNSET
+
+
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(msgspec.Struct):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -131,18 +170,21 @@ class Chat(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     metrics: RequestMetrics | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[DeltaCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -156,6 +198,51 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
+
+
+class InputDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Thoughts are not counted apart."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """An answer of `/v1/responses`. Items of `output` have the types `reasoning`, `message` and `function_call`."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    output: list[dict[str, Any]] = []
+    usage: ResponseUsage | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: Any = {}
+    parallel_tool_calls: bool = True
+    temperature: float | None = None
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_p: float | None = None
+    object: Literal["response"] = "response"
+    background: bool = False
+    error: None = None
+    previous_response_id: None = None
+    store: bool = False
+    truncation: Literal["disabled"] = "disabled"
+    text: Any
 
 
 class Model(msgspec.Struct):

@@ -16,28 +16,33 @@ import msgspec
 from ssd import __version__
 from ssd.errors import RequestError
 from ssd.frontend.admission import no_chat
-from ssd.frontend.http import answers, chat, completions
-from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from ssd.frontend.http import answers, chat, completions, responses
+from ssd.frontend.http.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponseRequest,
+    Sampling,
+    TokenizeRequest,
+)
+from ssd.frontend.http.cors import CrossOrigin
+from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
-from ssd.frontend.http.parameters import decode
 from ssd.frontend.http.style import now
+from ssd.frontend.http.tools import offered
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Decoded, Encode
-from ssd.ipc.listening import is_loopback, read_api_keys
+from ssd.ipc.listening import api_keys, is_loopback
 
 log = logging.getLogger("ssd.http")
 
 _MODELS = "/v1/models/"
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
 _KEY = "key"  # the API key of a request, in its state
-_completion = msgspec.json.Decoder(CompletionRequest)
-_chat = msgspec.json.Decoder(ChatRequest)
-_tokenize = msgspec.json.Decoder(TokenizeRequest)
-_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class App:
@@ -47,12 +52,17 @@ class App:
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         server = manager.config.server
         self._manager, self._limit, self._created = manager, server.limits.max_body_bytes, now()
-        self._keys = read_api_keys(server.api_key_file) if server.api_key_file else []
+        self._keys = api_keys(server)
+        self._cross_origin = CrossOrigin(server.allow_origins)
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
         local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
         self._checks_host = local and not self._keys
         self._metrics = PrometheusExporter(manager, server.metrics_compat)
         self._turns = asyncio.Lock()
+        decoder = partial(BodyDecoder, strict=server.strict_fields)
+        self._decode_chat, self._decode_completion = decoder(ChatRequest), decoder(CompletionRequest)
+        self._decode_response = decoder(ResponseRequest)
+        self._decode_tokenize, self._decode_detokenize = decoder(TokenizeRequest), decoder(DetokenizeRequest)
         self.routes = self._table()
         self._by_path: dict[str, dict[str, Route]] = {}
         for route in self.routes:
@@ -62,16 +72,18 @@ class App:
         get, post = partial(Route, "GET"), partial(Route, "POST")
         chat = ChatRequest, answers.Chat, answers.ChatChunk
         raw = CompletionRequest, answers.Completion, answers.Completion
+        response = ResponseRequest, answers.Response, answers.Response
         return [
             post("/v1/chat/completions", self._chat, "Continue a conversation.", *chat),
+            post("/v1/responses", self._response, "Continue a conversation of items.", *response),
             post("/v1/completions", self._completion, "Continue a text or token ids.", *raw),
             get("/v1/models", self._models, "List what is served.", answer=answers.Models),
             get(_MODELS + "{model}", self._model, "One of them.", answer=answers.Model),
             post("/tokenize", self._tokenize, "Text to token ids.", TokenizeRequest, answers.Tokenized),
             post("/detokenize", self._detokenize, "Ids to text.", DetokenizeRequest, answers.Detokenized),
             get("/health", self._health, "200 when requests are answered, else 503.", open=True),
-            get("/health/live", self._live, "200 while this process runs."),
-            get("/health/ready", self._ready, "200 when new requests are taken, else 503."),
+            get("/health/live", self._live, "200 while this process runs.", open=True),
+            get("/health/ready", self._ready, "200 when new requests are taken, else 503.", open=True),
             get("/metrics", self._exposition, "Prometheus metrics, as text."),
             get("/version", self._version, "The engine's version.", answer=answers.Version),
             get("/server_info", self._info, "Configuration and load.", answer=dict),
@@ -80,6 +92,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
+        exchange.more_headers = self._cross_origin.headers(exchange)
         try:
             await self._dispatch(exchange)
         except Gone:
@@ -103,6 +116,10 @@ class App:
         path = exchange.scope["path"]
         # A model's name may have slashes of its own.
         methods = self._by_path.get(_MODELS + "{model}" if path.startswith(_MODELS) else path)
+        preflight = None if methods is None else self._cross_origin.preflight(exchange, methods)
+        if preflight is not None:  # it never has a key
+            await exchange.reply(b"", 204, headers=preflight)
+            return
         method = exchange.scope["method"]
         route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
         if self._keys and not (route is not None and route.open):
@@ -129,36 +146,58 @@ class App:
     def _authenticate(self, exchange: Exchange) -> None:
         kind, _, given = (exchange.header(b"authorization") or b"").partition(b" ")
         if kind.lower() != b"bearer":
-            given = b""
+            given = exchange.header(b"x-api-key") or b""
         matches = [secrets.compare_digest(given.strip(), key) for key in self._keys]
         exchange.scope["state"][_KEY] = given.strip()
         if not any(matches):
-            message, headers = "give a valid key as Authorization: Bearer KEY", {b"www-authenticate": b"Bearer"}
+            message, headers = (
+                "give a valid key as Authorization: Bearer KEY, or as X-Api-Key: KEY",
+                {b"www-authenticate": b"Bearer"},
+            )
             raise HttpError(401, message, "invalid_api_key", headers=headers)
 
     # -- generation -------------------------------------------------------------------------------------------------
 
     async def _chat(self, exchange: Exchange) -> None:
-        body = decode(await self._json(exchange), _chat)
-        self._check_model(body.model)
-        self._check_ready()
-        if not self._manager.vocabulary.has_chat:
-            raise invalid("messages", f"{no_chat(self._manager.vocabulary)}; use /v1/completions", "no_chat_template")
-        self._salt(body, exchange)
-        style = chat.ChatStyle(body, f"chatcmpl-{exchange.id}", self._manager.vocabulary)
-        requests = chat.generates(body, self._manager.config)
-        await Generation(self._manager, exchange, style, requests, self._turns).run(_streamed(body))
+        body = self._decode_chat.decode(await self._json(exchange))
+        self._complete(body, exchange)
+        self._check_chat(chat.ChatStyle.prompt)
+        tools = offered(body, self._manager.answer_format)
+        style = chat.ChatStyle(
+            body, f"chatcmpl-{exchange.id}", self._manager.vocabulary, self._manager.answer_format, tools
+        )
+        requests = chat.generates(body, self._manager.config, tools)
+        await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
+
+    async def _response(self, exchange: Exchange) -> None:
+        body = self._decode_response.decode(await self._json(exchange))
+        self._complete(body, exchange)
+        asked = responses.as_chat(body)
+        self._check_chat(responses.ResponseStyle.prompt)
+        tools = offered(asked, self._manager.answer_format)
+        style = responses.ResponseStyle(body, exchange.id, self._manager.vocabulary, self._manager.answer_format, tools)
+        requests = chat.generates(asked, self._manager.config, tools)
+        await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
     async def _completion(self, exchange: Exchange) -> None:
-        body = decode(await self._json(exchange), _completion)
-        self._check_model(body.model)
-        self._salt(body, exchange)
+        body = self._decode_completion.decode(await self._json(exchange))
+        self._complete(body, exchange)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._manager.vocabulary)
         requests = completions.generates(body, self._manager.config)
-        await Generation(self._manager, exchange, style, requests, self._turns).run(_streamed(body))
+        await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
-    def _salt(self, body: Sampling, exchange: Exchange) -> None:
-        """Lets only requests with the same API key share prefix-cached prompts, if there are several keys."""
+    def _check_chat(self, param: str) -> None:
+        """Raises HttpError where the model has no chat, which is the fault of the parameter."""
+        self._check_ready()
+        if not self._manager.vocabulary.has_chat:
+            raise invalid(param, f"{no_chat(self._manager.vocabulary)}; use /v1/completions", "no_chat_template")
+
+    def _complete(self, body: Sampling, exchange: Exchange) -> None:
+        """Checks and fills in the model's name, and the salt: if there are several API keys, only requests with the
+        same one share prefix-cached prompts."""
+        self._check_model(body.model)
+        if body.model is None:
+            body.model = self._manager.config.server.names[0]
         if len(self._keys) > 1:
             owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
             body.cache_salt = f"{owner}/{body.cache_salt or ''}"
@@ -183,13 +222,20 @@ class App:
     # -- tokens -----------------------------------------------------------------------------------------------------
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        body = decode(await self._json(exchange), _tokenize)
+        body = self._decode_tokenize.decode(await self._json(exchange))
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
         messages = None if body.messages is None else chat.conversation(body.messages)
         # The worker encodes the ids as JSON: for millions of them that takes time.
-        job = Encode(body.prompt, messages, body.add_special_tokens, _MOST_TOKENS, as_json=True)
+        job = Encode(
+            body.prompt,
+            messages,
+            chat.options(body, body.tools or ()),
+            body.add_special_tokens,
+            _MOST_TOKENS,
+            as_json=True,
+        )
         found = await self._look_up(exchange, job, "messages" if body.prompt is None else "prompt")
         if found.count > job.most:
             raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
@@ -197,7 +243,7 @@ class App:
         await _reply(exchange, answers.Tokenized(found.count, self._manager.config.max_model_len, ids))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        body = decode(await self._json(exchange), _detokenize)
+        body = self._decode_detokenize.decode(await self._json(exchange))
         self._check_model(body.model)
         beyond = [token for token in body.tokens if token >= self._manager.config.vocab_size]
         if beyond:
@@ -282,6 +328,8 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "limits": config.server.limits,
+        "sampling_defaults": config.server.sampling.given(),
+        **manager.answer_format.names,
         "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
         "kv_cache_usage": load.kv_cache_usage,
     }
@@ -289,9 +337,3 @@ def server_info(manager: RequestManager) -> dict[str, object]:
 
 async def _reply(exchange: Exchange, answer: msgspec.Struct) -> None:
     await exchange.reply(encoder.encode(answer))
-
-
-def _streamed(body: Sampling) -> bool:
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options needs stream")
-    return bool(body.stream)

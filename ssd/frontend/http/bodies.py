@@ -1,32 +1,67 @@
-"""The JSON that HTTP clients send, by the names of the OpenAI API and of vLLM. Unknown fields are refused."""
+"""The JSON that HTTP clients send, by the names of the OpenAI API, of vLLM and of llama.cpp.
+
+Every field that is known stands here: what it does, why it changes nothing (`_ignored`), or which values of it mean
+that it is not used (`_unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from ssd.config.params import MAX_LOOKAHEAD, Seed, TokenId
-from ssd.ipc.public import MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
+from ssd.config.params import MAX_GRAMMAR, MAX_LOOKAHEAD, MAX_SEED, MAX_STOPS, TokenId
+from ssd.ipc.public import MAX_CALLS, MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
 
-Unsupported = Annotated[None, Meta(description="Not supported; may be null.")]
+Anything: TypeAlias = msgspec.Raw | UnsetType
+"""A field whose value is not looked into, so that it costs no memory."""
+NEUTRAL = "neutral"
+"""In the metadata of a field that is not supported: the values that ask for nothing, null always among them."""
+
+
+def _ignored(reason: str) -> Meta:
+    """A field that changes no token, for this reason."""
+    return Meta(description=f"Accepted, and ignored: {reason}.")
+
+
+def _unsupported(*neutral: Any) -> Meta:
+    """A field that would change the answer, and is not there. These values, and null, are accepted."""
+    return Meta(description="Not supported.", extra={NEUTRAL: neutral}, extra_json_schema={"enum": [None, *neutral]})
+
+
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+_Name = Annotated[str, Meta(max_length=256)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
+_Source = Annotated[str, Meta(max_length=MAX_GRAMMAR)]
+_Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
 _Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Variables = Annotated[dict[str, msgspec.Raw], Meta(max_length=64)]
+_Alternatives = Annotated[int, Meta(ge=0, le=20)]
 # A list is one prompt of token ids, or a list of prompts.
 _Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_PROMPT_TOKENS}
 _PROMPT = {"oneOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
 
+OTHER_VALUES = frozenset(
+    {
+        *("function", "image_url", "input_audio", "input_image", "input_file", "video_url", "file", "refusal"),
+        *("custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
+        *("image_generation", "computer_use_preview", "local_shell", "item_reference", "custom_tool_call"),
+        *("structural_tag", "custom_tool_call_output", "web_search_call", "file_search_call", "mcp_call", "compaction"),
+    }
+)
+"""Roles, kinds of content, of items, of tools and of formats that other engines have and this one has not."""
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`include_usage` adds a last event with the usage."""
+    """`include_usage` adds a last event with the usage, `continuous_usage_stats` the usage so far to every event."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[Anything, _ignored("events are not padded")] = UNSET
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,40 +71,114 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True):
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] | None = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """Only plain text is supported."""
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's wrapper of a schema. Every schema is obeyed, `strict` or not."""
 
-    type: Literal["text"]
+    schema: Anything = UNSET
+    name: _Name | None = None
+    description: Annotated[Anything, _ignored("the prompt says what the model is told")] = UNSET
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`schema` belongs to `json_object`, as in llama.cpp."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema: Anything = UNSET
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's: one of the first five. `json` is a schema, or a text that holds one."""
+
+    json: Anything = UNSET
+    json_object: bool | None = None
+    regex: _Source | None = None
+    choice: _Choices | None = None
+    grammar: _Source | None = None
+    structural_tag: Annotated[Anything, _unsupported()] = UNSET
+    whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
+    disable_any_whitespace: Annotated[Anything, _unsupported(False)] = UNSET
+    disable_additional_properties: Annotated[Anything, _unsupported(False)] = UNSET
+    disable_fallback: Annotated[Anything, _ignored("there is one backend")] = UNSET
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that chats and raw completions have in common."""
 
-    model: Annotated[str, Meta(max_length=256)]
+    model: _Name | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=4)] | None = None
+    stop: (
+        Annotated[str, Meta(max_length=256, description="An empty text is none.")]
+        | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)]
+        | None
+    ) = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
-    seed: Seed | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
+    seed: Annotated[int, Meta(ge=-1, le=MAX_SEED, description="-1 is a random one.")] | None = None
     # beyond OpenAI's, by vLLM's names
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: _Probability | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: _Alternatives | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")] | None
+    ) = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # our own
     speculative: Speculative | None = None
     return_metrics: bool | None = None
+    # OpenAI's that change nothing here
+    user: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
+    safety_identifier: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
+    metadata: Annotated[Anything, _ignored("no answer is stored")] = UNSET
+    store: Annotated[Anything, _ignored("no answer is stored")] = UNSET
+    service_tier: Annotated[Anything, _ignored("there is one")] = UNSET
+    prompt_cache_key: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
+    prompt_cache_retention: Annotated[Anything, _ignored("the prefix cache keeps what fits")] = UNSET
+    # vLLM's that change nothing here
+    priority: Annotated[Anything, _ignored("requests are served in order of arrival")] = UNSET
+    request_id: Annotated[Anything, _ignored("the header X-Request-Id names a request")] = UNSET
+    spaces_between_special_tokens: Annotated[Anything, _ignored("only slow tokenizers of transformers do so")] = UNSET
+    mm_processor_kwargs: Annotated[Anything, _ignored("there are no images")] = UNSET
+    guided_decoding_backend: Annotated[Anything, _ignored("there is one")] = UNSET
+    # what the answer must be: OpenAI's, vLLM's and its older ones, llama.cpp's
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Anything = UNSET
+    guided_regex: _Source | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: _Source | None = None
+    grammar: _Source | None = None
+    json_schema: Anything = UNSET
+    # what would change the answer
+    guided_whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
+    best_of: Annotated[Anything, _unsupported(1)] = UNSET
+    use_beam_search: Annotated[Anything, _unsupported(False)] = UNSET
+    length_penalty: Annotated[Anything, _unsupported(1)] = UNSET
+    logits_processors: Annotated[Anything, _unsupported([])] = UNSET
+    return_tokens_as_token_ids: Annotated[Anything, _unsupported(False)] = UNSET
+    bad_words: Annotated[Anything, _unsupported([])] = UNSET
+    # llama.cpp's
+    n_predict: Annotated[Anything, _unsupported(-1)] = UNSET
+    repeat_penalty: Annotated[Anything, _unsupported(1)] = UNSET
+    typical_p: Annotated[Anything, _unsupported(1)] = UNSET
+    tfs_z: Annotated[Anything, _unsupported(1)] = UNSET
+    mirostat: Annotated[Anything, _unsupported(0)] = UNSET
+    dry_multiplier: Annotated[Anything, _unsupported(0)] = UNSET
+    xtc_probability: Annotated[Anything, _unsupported(0)] = UNSET
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -77,28 +186,75 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: _Alternatives | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
-    suffix: Unsupported = None
+    suffix: Annotated[Anything, _unsupported("")] = UNSET
+    add_special_tokens: Annotated[Anything, _unsupported(True)] = UNSET
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text"]
     text: Text
+    cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """`arguments` is the text of a JSON object."""
+
+    name: _Name
+    arguments: Text
+
+
+class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call in an earlier answer."""
+
+    id: _Name
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: Annotated[Anything, _ignored("calls have an order")] = UNSET
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation."""
+    """One message of a conversation. Only an assistant's may have no content, and `tool_calls`.
+    A `tool` says what the call with `tool_call_id` has returned."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Meta(max_length=1024)]
-    name: Unsupported = None
-    refusal: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
-    audio: Unsupported = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
+    tool_calls: Annotated[list[SaidCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: _Name | None = None
+    reasoning_content: Text | None = None
+    name: Annotated[_Name, Meta(description="Chat templates know that of a tool.")] | None = None
+    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
+    cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
+    refusal: Annotated[Anything, _unsupported("")] = UNSET
+    function_call: Annotated[Anything, _unsupported()] = UNSET
+    audio: Annotated[Anything, _unsupported()] = UNSET
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a tool is called and does. `parameters` is the JSON schema of its arguments."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: Text | None = None
+    parameters: dict[str, msgspec.Raw] | None = None
+    strict: Annotated[bool | None, Meta(description="Reaches the chat template. Arguments are not enforced.")] = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    name: _Name
+
+
+class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[list[Tool], Meta(max_length=1024)]
 
 
 class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -108,33 +264,118 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: _Tokens | None = None
     max_tokens: _Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Unsupported = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    audio: Unsupported = None
-    modalities: Unsupported = None
-    prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
-    web_search_options: Unsupported = None
-    metadata: Unsupported = None
-    store: Unsupported = None
-    service_tier: Unsupported = None
+    top_logprobs: _Alternatives | None = None
+    # how the chat template makes a prompt of the messages, by vLLM's names
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: _Variables | None = None
+    tools: Tools | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | ChosenTool, Meta(description="Supported are `none` and `auto`.")
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: Annotated[bool, Meta(description="If false, only the first call is told.")] | None = None
+    reasoning_effort: Annotated[
+        Anything, _ignored("set it in `chat_template_kwargs`, if the model's template knows it")
+    ] = UNSET
+    verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
+    prediction: Annotated[Anything, _ignored("it is about speed, and the draft predicts")] = UNSET
+    functions: Annotated[Anything, _unsupported([])] = UNSET
+    function_call: Annotated[Anything, _unsupported("none", "auto")] = UNSET
+    modalities: Annotated[Anything, _unsupported([], ["text"])] = UNSET
+    audio: Annotated[Anything, _unsupported()] = UNSET
+    web_search_options: Annotated[Anything, _unsupported()] = UNSET
+    documents: Annotated[Anything, _unsupported([])] = UNSET
+    chat_template: Annotated[Anything, _unsupported()] = UNSET
+    add_special_tokens: Annotated[Anything, _unsupported(False)] = UNSET
+    echo: Annotated[Anything, _unsupported(False)] = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`/tokenize`: a text, or a conversation in the model's chat format."""
 
-    model: Annotated[str, Meta(max_length=256)] | None = None
+    model: _Name | None = None
     prompt: Text | None = None
     messages: Annotated[list[Said], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: _Variables | None = None
+    tools: Tools | None = None
+
+
+class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
+    text: Text
+    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
+    logprobs: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
+
+
+_ItemText = Text | Annotated[list[ItemPart], Meta(max_length=1024)] | None
+
+
+class InputItem(msgspec.Struct, forbid_unknown_fields=True):
+    """One item of a conversation: a message, a call of a tool, what it returned, or thoughts."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: _ItemText = None
+    call_id: _Name | None = None
+    name: _Name | None = None
+    arguments: Text | None = None
+    output: _ItemText = None
+    id: Annotated[Anything, _ignored("no answer is stored")] = UNSET
+    status: Annotated[Anything, _ignored("an unfinished item is an item")] = UNSET
+    phase: Annotated[Anything, _ignored("chat templates know roles only")] = UNSET
+    summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
+    encrypted_content: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
+
+
+class FunctionTool(Function, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["function"]
+
+
+class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: _Name
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: Annotated[dict[str, Any], Meta(description='Supported is {"type": "text"}.')] | None = None
+    verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
+
+
+class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`/v1/responses`. `input` is a text of the user, or the whole conversation: nothing is stored."""
+
+    input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=1024)]
+    instructions: Text | None = None
+    max_output_tokens: _Tokens | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=1024)] | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | ChosenFunction, Meta(description="Supported are `none` and `auto`.")
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: Annotated[bool, Meta(description="If false, only the first call is told.")] | None = None
+    chat_template_kwargs: _Variables | None = None
+    reasoning: Annotated[Anything, _ignored("chat_template_kwargs reach the model's template")] = UNSET
+    include: Annotated[Anything, _ignored("answers have all that there is")] = UNSET
+    max_tool_calls: Annotated[Anything, _ignored("it is about tools of the server, and there are none")] = UNSET
+    text: TextOptions | None = None
+    previous_response_id: Annotated[Anything, _unsupported()] = UNSET
+    conversation: Annotated[Anything, _unsupported()] = UNSET
+    background: Annotated[Anything, _unsupported(False)] = UNSET
+    truncation: Annotated[Anything, _unsupported("disabled")] = UNSET
+    prompt: Annotated[Anything, _unsupported()] = UNSET
+    top_logprobs: Annotated[Anything, _unsupported(0)] = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`/detokenize`."""
 
-    model: Annotated[str, Meta(max_length=256)] | None = None
+    model: _Name | None = None
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]

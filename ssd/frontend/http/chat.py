@@ -10,29 +10,61 @@ from msgspec import UNSET, Raw
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import ChatRequest, Said
+from ssd.frontend.http.bodies import ChatRequest, Said, TokenizeRequest, Tool
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
-from ssd.frontend.http.style import Choice, Each, Style
-from ssd.ipc.public import ChatMessage, Chunk, Done, FinishReason, Generate, TokenLogprob
+from ssd.frontend.http.style import Choice, Each, ParsingStyle
+from ssd.frontend.http.tools import as_json, calls_of, new_id
+from ssd.frontend.parsers.answer import AnswerFormat, joined
+from ssd.ipc.public import (
+    MAX_TEMPLATE_KWARGS,
+    ChatMessage,
+    ChatOptions,
+    Chunk,
+    Done,
+    Generate,
+    TokenLogprob,
+)
 
 
 def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
-    """Converts messages to those of the engine, with one text each. `developer` is the newer name of `system`."""
-    return [
-        ChatMessage(
-            "system" if said.role == "developer" else said.role,
-            said.content if isinstance(said.content, str) else "".join(part.text for part in said.content),
+    """Converts messages to those of the engine, with one text each. `developer` is the newer name of `system`.
+    Raises HttpError for a message without content that is no assistant's."""
+    tools = {call.id: call.function.name for said in messages for call in said.tool_calls or ()}
+    found = []
+    for index, said in enumerate(messages):
+        content = said.content
+        if content is None and said.role != "assistant":
+            name = f"messages[{index}].content"
+            raise invalid(name, f"{name} is required", "missing_parameter")
+        call_id = said.tool_call_id or ""
+        found.append(
+            ChatMessage(
+                "system" if said.role == "developer" else said.role,
+                "".join(part.text for part in content) if isinstance(content, list) else content or "",
+                calls_of(said),
+                call_id,
+                (said.name or tools.get(call_id, "")) if said.role == "tool" else "",
+                said.reasoning_content or "",
+            )
         )
-        for said in messages
-    ]
+    return found
 
 
-def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
-    """Returns one request to the engine for each choice. Raises HttpError."""
+def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:
+    """Returns what the chat template is told beside the messages. Raises HttpError."""
+    continues, begins = bool(body.continue_final_message), body.add_generation_prompt
+    kwargs = encoder.encode(body.chat_template_kwargs or {})
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise invalid("chat_template_kwargs", f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} bytes")
+    return ChatOptions(not continues if begins is None else begins, continues, kwargs.decode(), as_json(tools))
+
+
+def generates(body: ChatRequest, config: EngineConfig, tools: Sequence[Tool]) -> list[Generate]:
+    """Returns one request to the engine for each choice, which may call `tools`. Raises HttpError."""
     n = count(body, config)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling(
@@ -42,16 +74,21 @@ def generates(body: ChatRequest, config: EngineConfig) -> list[Generate]:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     messages = conversation(body.messages)
-    return [Generate(index, messages=messages, params=own) for index, own in enumerate(each_choice(params, n))]
+    chat = options(body, tools)
+    return [
+        Generate(index, messages=messages, params=own, chat=chat) for index, own in enumerate(each_choice(params, n))
+    ]
 
 
-class ChatStyle(Style):
+class ChatStyle(ParsingStyle):
     """Choices as messages of an assistant."""
 
     prompt = "messages"
 
-    def __init__(self, body: ChatRequest, name: str, vocabulary: Vocabulary) -> None:
-        super().__init__(body, name, vocabulary)
+    def __init__(
+        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, tools: Sequence[Tool]
+    ) -> None:
+        super().__init__(body, name, vocabulary, format, tools, body.parallel_tool_calls)
         self._with_logprobs = bool(body.logprobs)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
@@ -60,26 +97,51 @@ class ChatStyle(Style):
             choices=[await self._choice(choice, each) for choice in choices],
             usage=self._usage(choices),
             metrics=self._metrics(choices),
+            prompt_logprobs=await self._prompt_logprobs(choices[0], each),
             **self._named,
         )
 
-    def first(self, choice: Choice) -> answers.ChatChunk:
-        return self._chunk(choice, answers.Delta("assistant", ""))
+    def first(self, choice: Choice) -> list[answers.ChatChunk]:
+        return [self._chunk(choice, answers.Delta("assistant", ""))]
 
-    def event(self, choice: Choice, message: Chunk | Done) -> answers.ChatChunk:
+    def events(self, choice: Choice, message: Chunk | Done) -> list[answers.ChatChunk]:
+        delta = self._delta(choice, message)
         if isinstance(message, Done):
-            delta = answers.Delta(content=message.text) if message.text else answers.Delta()
-            return self._chunk(choice, delta, reason=message.finish_reason)
+            return [self._chunk(choice, delta, reason=_reason(choice))]
         ids = message.token_ids if self._with_ids else UNSET
-        return self._chunk(choice, answers.Delta(content=message.text), message.logprobs, token_ids=ids)
+        return [self._chunk(choice, delta, message.logprobs, token_ids=ids)]
+
+    def _delta(self, choice: Choice, message: Chunk | Done) -> answers.Delta:
+        """Returns what the last message has added."""
+        if choice.parser is None:
+            return answers.Delta(content=message.text if message.text or isinstance(message, Chunk) else UNSET)
+        news, made = choice.parts[-1], choice.parts[-1].calls
+        first = choice.calls - len(made)
+        calls = [
+            answers.DeltaCall(new_id(), answers.Called(*call), index=index) for index, call in enumerate(made, first)
+        ]
+        return answers.Delta(UNSET, news.content or UNSET, news.reasoning or UNSET, calls or UNSET)
+
+    def _message(self, choice: Choice) -> answers.AssistantMessage:
+        if choice.parser is None:
+            return answers.AssistantMessage("assistant", "".join(choice.text))
+        answer = joined(choice.parts)
+        calls = [answers.MessageCall(new_id(), answers.Called(*call)) for call in answer.calls]
+        silent = not answer.content and (calls or answer.reasoning)
+        return answers.AssistantMessage(
+            "assistant",
+            None if silent else answer.content,
+            reasoning_content=answer.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
 
     async def _choice(self, choice: Choice, each: Each) -> answers.ChatChoice:
         logprobs = await each(self._encoded, choice.logprobs) if self._with_logprobs else None
         return answers.ChatChoice(
             choice.index,
-            answers.AssistantMessage("assistant", "".join(choice.text)),
+            self._message(choice),
             None if logprobs is None else answers.ChatLogprobs(logprobs),
-            choice.end.finish_reason,
+            _reason(choice),
             choice.token_ids if self._with_ids else UNSET,
             choice.request.prompt.tolist() if self._with_ids else UNSET,
         )
@@ -89,7 +151,7 @@ class ChatStyle(Style):
         choice: Choice,
         delta: answers.Delta,
         logprobs: list[TokenLogprob] | None = None,
-        reason: FinishReason | None = None,
+        reason: answers.ChatFinishReason | None = None,
         **more: Any,
     ) -> answers.ChatChunk:
         shown = None
@@ -97,7 +159,7 @@ class ChatStyle(Style):
             shown = answers.ChatLogprobs([self._content_logprob(entry) for entry in logprobs])
         return self._part(
             [answers.ChatChunkChoice(choice.index, delta, shown, reason, **more)],
-            usage=None if self._with_usage else UNSET,
+            usage=self._event_usage(choice),
         )
 
     def _part(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
@@ -111,3 +173,9 @@ class ChatStyle(Style):
         piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes
         tops = [answers.TopLogprob(piece(token), value, list(raw(token))) for token, value in entry.top]
         return answers.ContentLogprob(piece(entry.token_id), entry.logprob, list(raw(entry.token_id)), tops)
+
+
+def _reason(choice: Choice) -> answers.ChatFinishReason:
+    """Returns why a choice has ended: a whole answer with calls ended for them."""
+    reason = choice.end.finish_reason
+    return "tool_calls" if choice.calls and reason == "stop" else reason

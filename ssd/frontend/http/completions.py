@@ -29,6 +29,8 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
     tokens = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 unless echo is set")
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "echo with logprobs scores the prompt already; leave prompt_logprobs out")
     if body.echo and body.stream:
         raise invalid("echo", "echo cannot be streamed")
     params = sampling(
@@ -36,7 +38,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
         config,
         max_tokens=max(1, tokens),
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        **({"prompt_logprobs": body.logprobs} if body.echo and body.logprobs is not None else {}),
     )
     choices = each_choice(params, n)
     return [
@@ -70,10 +72,10 @@ class CompletionStyle(Style):
             metrics=self._metrics(choices),
         )
 
-    def first(self, choice: Choice) -> None:
-        return None
+    def first(self, choice: Choice) -> list[answers.Completion]:
+        return []
 
-    def event(self, choice: Choice, message: Chunk | Done) -> answers.Completion:
+    def events(self, choice: Choice, message: Chunk | Done) -> list[answers.Completion]:
         if isinstance(message, Done):
             shown = answers.CompletionChoice(choice.index, message.text, None, message.finish_reason)
         else:
@@ -83,7 +85,7 @@ class CompletionStyle(Style):
                 logprobs, choice.told = self._logprobs(message.logprobs, choice.told, tops)
             ids = message.token_ids if self._with_ids else UNSET
             shown = answers.CompletionChoice(choice.index, message.text, logprobs, None, ids)
-        return self._part([shown], usage=None if self._with_usage else UNSET)
+        return [self._part([shown], usage=self._event_usage(choice))]
 
     def _part(self, choices: list[answers.CompletionChoice], **more: object) -> answers.Completion:
         return answers.Completion(object="text_completion", choices=choices, **self._named, **more)  # type: ignore[arg-type]
@@ -91,7 +93,7 @@ class CompletionStyle(Style):
     async def _choice(self, choice: Choice, each: Each) -> answers.CompletionChoice:
         text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt.tolist(), choice.logprobs, 0
         if self._echo:
-            asked = choice.asked.prompt
+            asked = choice.asked.prompt if choice.asked.params.truncate_prompt_tokens is None else None
             text = (text_of(prompt, self._vocabulary) if asked is None else asked) + text
             first = [TokenLogprob(token, 0.0, []) for token in prompt[:1]]
             entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)
@@ -108,6 +110,7 @@ class CompletionStyle(Style):
             choice.end.finish_reason,
             choice.token_ids if self._with_ids else UNSET,
             prompt if self._with_ids else UNSET,
+            await self._prompt_logprobs(choice, each),
         )
 
     def _logprobs(

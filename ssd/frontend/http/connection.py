@@ -18,7 +18,7 @@ from ssd.frontend.http.exchange import GONE, JSON, encoder, request_id
 
 _HEAD_S = 10.0  # for the first head of a connection, and for any head that has begun
 _BODY_S = 30.0  # for a body, and for what a client sends after its last answer
-_REST_BYTES = 32 * 2**20  # of what a client sends after its last answer
+_REST_BYTES = 256 * 2**20  # of a body that are read and dropped after the last answer
 _MOST_PIPELINED = 16
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -104,7 +104,8 @@ class Connection(HttpToolsProtocol):
         if self._part in ("head", "body"):
             self._refuse(HttpError(400, "the connection ended in the middle of a request", "invalid_http"))
         self._expect("none")
-        if self._answered is None or not self._is_answering or self.is_closing():
+        with_tls = self.transport.get_extra_info("ssl_object") is not None  # which has no half-closed connections
+        if self._answered is None or not self._is_answering or self.is_closing() or with_tls:
             return False  # closes the connection
         if not self._refusal:
             self.cycle.keep_alive = False
@@ -297,8 +298,9 @@ class Connection(HttpToolsProtocol):
             return
         self._lingers = True
         self._expect("rest")
-        with contextlib.suppress(OSError):  # the client has reset it
-            self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            with contextlib.suppress(OSError):  # the client has reset it
+                self.transport.write_eof()
         self.flow.resume_reading()
         self._deadline = self.loop.call_later(_BODY_S, self.transport.abort)
 

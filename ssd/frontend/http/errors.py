@@ -10,17 +10,18 @@ Headers: TypeAlias = Mapping[bytes, bytes]
 _STATUS = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
-    "overloaded": 503,
+    "overloaded": 429,
     "loading": 503,
     "restarting": 503,
     "engine_restarted": 503,
     "shutting_down": 503,
     "slow_reader": 408,
 }
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 # Sampling parameters that have another name in a body.
 _FIELDS = {"speculation": "speculative"}
 _SHOWN = 128  # characters of a client's text that an error repeats
-_RETRY = {503: {b"retry-after": b"1"}}
+_RETRY = {status: {b"retry-after": b"1"} for status in (429, 503)}
 
 
 class HttpError(Exception):
@@ -53,7 +54,5 @@ def cut(name: str) -> str:
 
 def error_object(error: HttpError) -> dict[str, Any]:
     """Returns the body of an error."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    if error.status == 401:
-        kind = "authentication_error"
+    kind = _KINDS.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

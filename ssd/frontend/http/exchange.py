@@ -38,6 +38,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.started = False
+        self.more_headers: Headers = {}  # of the answer, whatever it is
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
@@ -110,6 +111,7 @@ class Exchange:
     async def _head(self, status: int, kind: bytes, headers: Headers) -> None:
         self.started = True
         fields = [(b"content-type", kind), (b"x-request-id", self.id.encode()), *headers.items()]
+        fields += self.more_headers.items()
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ssd.errors import RequestError
-from ssd.frontend.http.errors import HttpError, error_object, refusal
+from ssd.frontend.http.errors import HttpError, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, encoder
 from ssd.frontend.http.style import Choice, Style
 from ssd.frontend.request_manager import Request, RequestManager
@@ -58,7 +58,7 @@ class Generation:
                 if index < len(self._choices):
                     self._note(self._choices[index])
 
-            self._choices.append(Choice(index, generate, self._manager.open(generate, wake)))
+            self._choices.append(Choice(index, generate, self._manager.open(generate, wake, self._style.shown)))
             self._note(self._choices[-1])
 
     def _note(self, choice: Choice) -> None:
@@ -81,6 +81,8 @@ class Generation:
 
     def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
         """Blames the prompt for an error that names no parameter."""
+        if param == "structured":
+            param = self._style.structured
         return refusal(code, message, param or self._style.prompt)
 
     # -- whole ------------------------------------------------------------------------------------------------------
@@ -90,8 +92,8 @@ class Generation:
             for choice in await self._changed():
                 for message in _taken(choice):
                     if isinstance(message, Failed):
-                        raise self._error(message.code, message.message)
-                    choice.take(message)
+                        raise self._error(message.code, message.message, choice.request.blamed)
+                    self._style.take(choice, message)
         await self._exchange.reply(encoder.encode(await self._style.whole(self._choices, self._each)))
 
     async def _each(self, make: Callable[[TokenLogprob], Any], entries: Sequence[TokenLogprob]) -> list[Any]:
@@ -114,30 +116,30 @@ class Generation:
             for choice in await self._changed():
                 for message in _taken(choice):
                     if isinstance(message, Failed):
-                        await self._break(events, message)
+                        await self._break(events, message, choice.request.blamed)
                         return
-                    choice.take(message)
-                    events.append(self._style.event(choice, message))
+                    self._style.take(choice, message)
+                    events += self._style.events(choice, message)
             ended = all(choice.done for choice in self._choices)
-            if ended and (last := self._style.last(self._choices)) is not None:
-                events.append(last)
+            if ended:
+                events += self._style.last(self._choices)
             if events:
                 await self._write(events, ended)
 
-    async def _break(self, events: list[Any], failed: Failed) -> None:
+    async def _break(self, events: list[Any], failed: Failed, param: str | None) -> None:
         """Sends an error in the middle of a stream as its last event."""
-        error = self._error(failed.code, failed.message)
+        error = self._error(failed.code, failed.message, param)
         if not self._exchange.started:
             raise error
-        await self._write([*events, error_object(error)], ended=True)
+        await self._write([*events, self._style.error(error)], ended=True)
 
     async def _write(self, events: list[Any], ended: bool) -> None:
         """Sends events. The head goes out with the first ones, so that an earlier error has a status of its own."""
         if not self._exchange.started:
             await self._exchange.start_events()
-            events = [event for choice in self._choices if (event := self._style.first(choice)) is not None] + events
-        data = b"".join([b"data: %b\n\n" % encoder.encode(event) for event in events])
-        await self._exchange.write(data + b"data: [DONE]\n\n" if ended else data, more=not ended)
+            events = [event for choice in self._choices for event in self._style.first(choice)] + events
+        data = b"".join(map(self._style.encode, events))
+        await self._exchange.write(data + self._style.end if ended else data, more=not ended)
 
 
 def _taken(choice: Choice) -> list[Chunk | Done | Failed]:

@@ -21,7 +21,8 @@ _ERRORS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "503": "Loading, overloaded or shutting down; try again after `Retry-After`.",
+    "429": "Too many requests are open; try again after `Retry-After`.",
+    "503": "Loading, restarting or shutting down; try again after `Retry-After`.",
 }
 
 
@@ -55,13 +56,18 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
         "components": {"schemas": components},
     }
     if keys:
-        whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        whole["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        }
     return whole
 
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
-    """Restricts the `model` of requests to the names of this engine."""
+    """Restricts the `model` of requests to the names of this engine, and tells whether unknown fields are refused."""
     for name, schema in components.items():
+        if not config.server.strict_fields:
+            schema.pop("additionalProperties", None)
         if name.endswith("Request"):
             schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}
 
@@ -93,6 +99,6 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
         operation["parameters"] = [name]
         responses["404"] = {"description": _ERRORS["404"], "content": error}
     if keys and not route.open:
-        operation["security"] = [{"key": []}]
+        operation["security"] = [{"key": []}, {"header": []}]
         responses["401"] = {"description": "No valid key.", "content": error}
     return operation

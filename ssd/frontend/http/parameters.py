@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation, derived_seed
 from ssd.frontend.http.bodies import Sampling
-from ssd.frontend.http.errors import HttpError, cut, invalid
+from ssd.frontend.http.errors import cut, invalid
+from ssd.frontend.http.structured import structured
 
-_Body = TypeVar("_Body")
 # Fields with the same name in body and SamplingParams; null means the default.
 _SAME = (
+    "temperature",
+    "top_k",
     "top_p",
     "min_p",
     "presence_penalty",
@@ -22,58 +24,32 @@ _SAME = (
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "cache_salt",
+    "prompt_logprobs",
 )
-
-
-def decode(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """Decodes a body. Raises HttpError 400 that names the parameter that is wrong, unknown or not supported."""
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(None, f"the body is no valid JSON: {error}", "invalid_json") from None
-
-
-def _named(message: str) -> HttpError:
-    path = re.search(r" - at `\$\.?([^`]*)`$", message)
-    param = path[1] if path and path[1] else None
-    text = message[: path.start()] if path else message
-    unknown = re.search(r"unknown field `([^`]*)`", text)
-    if unknown:
-        param = f"{param}.{cut(unknown[1])}" if param else cut(unknown[1])
-        return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
-    missing = re.search(r"missing required field `([^`]*)`", text)
-    if missing:
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return invalid(param, f"{param} is required", "missing_parameter")
-    if text.startswith("Expected `null`"):
-        return invalid(param, f"{param} is not supported", "unsupported_parameter")
-    value = re.fullmatch(r"Invalid enum value '(.*)'", text, re.DOTALL)
-    if value:
-        text = f"Invalid enum value '{cut(value[1])}'"
-    return invalid(param, f"{param}: {text}" if param else text)
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
     """Returns the parameters that all choices of a request share; admission checks them. Raises HttpError."""
-    if given["max_tokens"] > config.max_model_len:
-        raise invalid(
-            "max_tokens", f"max_tokens is {given['max_tokens']}; the context has {config.max_model_len} tokens"
-        )
-    fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields: dict[str, Any] = {"temperature": 1.0, **config.server.sampling.given(), **asked}
+    fields["top_k"] = max(0, fields.get("top_k", 0))  # -1 means off, too
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    given["max_tokens"] = min(given["max_tokens"], config.max_model_len)  # the context ends it anyway
     return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(0, body.top_k or 0),  # -1 means off, too
         logit_bias=_biases(body.logit_bias or {}),
-        stop=tuple(stop),
+        stop=tuple(filter(None, stop)),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        seed=body.seed,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        structured=structured(body),
+        seed=None if body.seed == -1 else body.seed,
         speculation=_speculation(body, config),
-        **fields,
-        **given,
+        truncate_prompt_tokens=_truncation(body.truncate_prompt_tokens, config),
+        **{**fields, **given},
     )
 
 
@@ -98,6 +74,13 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
         if not re.fullmatch(r"[0-9]{1,9}", token):
             raise invalid("logit_bias", f"logit_bias: {cut(token)!r} is no token id")
     return {int(token): bias for token, bias in biases.items()}
+
+
+def _truncation(asked: int | None, config: EngineConfig) -> int | None:
+    """Returns how many tokens of a prompt are used, at most; None: all. Raises HttpError."""
+    if asked == 0:
+        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1")
+    return config.max_model_len - 1 if asked == -1 else asked  # one more is for the answer
 
 
 def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:

@@ -16,6 +16,7 @@ from ssd.frontend.http.app import App
 from ssd.frontend.http.connection import Connection, Hangups, as_bytes
 from ssd.frontend.http.errors import refusal
 from ssd.frontend.request_manager import RequestManager
+from ssd.ipc.listening import tls_context
 
 log = logging.getLogger("ssd.http")
 
@@ -25,6 +26,7 @@ _OTHER_CONNECTIONS = 128  # idle ones, and those that ask for metrics
 _AT_ONCE = 64  # connections accepted in one turn
 _AGAIN_S = 0.5
 _HEAD_BYTES = 65536
+_HANDSHAKE_S = 10.0  # of TLS
 
 
 class HttpServer:
@@ -49,6 +51,7 @@ class HttpServer:
             )
         )
         self._listening, self._broke = listening, broke
+        self._tls = tls_context(manager.config.server)
         self._connections: set[asyncio.Task[None]] = set()
         self._serving: asyncio.Task[None] | None = None
 
@@ -112,7 +115,10 @@ class HttpServer:
             self._server.config, self._server.server_state, {}, limits=self._limits, hangups=self._hangups
         )
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, client)
+            seconds = None if self._tls is None else _HANDSHAKE_S
+            await self._loop.connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=seconds
+            )
         except OSError:  # it is lost already
             client.close()
         else:
@@ -121,6 +127,8 @@ class HttpServer:
     def _turn_away(self, client: socket.socket) -> None:
         error = refusal("overloaded", f"{self._most} connections are open already")
         with client, contextlib.suppress(OSError):
+            if self._tls is not None:
+                return  # it could not read the answer
             client.send(as_bytes(error, {}))
             # Closing a socket with unread data resets the connection, and the answer is lost.
             client.recv(_HEAD_BYTES)

@@ -8,11 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import Sampling
+from ssd.frontend.http.bodies import Sampling, StreamOptions, Tool
+from ssd.frontend.http.errors import HttpError, error_object
+from ssd.frontend.http.exchange import encoder
+from ssd.frontend.http.structured import field_of
+from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
 from ssd.frontend.request_manager import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
@@ -22,7 +26,8 @@ Each: TypeAlias = Callable[[Callable[[TokenLogprob], Any], Sequence[TokenLogprob
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One completion of an answer so far. `told` counts the characters that a stream has sent."""
+    """One completion of an answer so far. `told` counts the characters that a stream has sent.
+    With a `parser`, `parts` has what each message has added to what the text says, and `calls` how many calls."""
 
     index: int
     asked: Generate
@@ -33,6 +38,9 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     done: Done | None = None
+    parser: AnswerParser | None = None
+    parts: list[Answer] = field(default_factory=list)
+    calls: int = 0
 
     @property
     def end(self) -> Done:
@@ -48,42 +56,86 @@ class Choice:
             self.token_ids += message.token_ids
             self.logprobs += message.logprobs or ()
             self.prompt_logprobs += message.prompt_logprobs or ()
+        if self.parser is not None:
+            self.parts.append(self.parser.finish(message.text) if self.done else self.parser.feed(message.text))
+            self.calls += len(self.parts[-1].calls)
 
 
 class Style(ABC):
-    """The JSON of one interface, as msgspec structs. `prompt` is the name of its field for the prompt."""
+    """The JSON of one interface, as msgspec structs. `prompt` is the name of its field for the prompt, `structured` of
+    the one that says what the answer must be."""
 
     prompt: ClassVar[str]
+    end: ClassVar[bytes] = b"data: [DONE]\n\n"
+    """What comes after the last event."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens that the text of choices must have."""
 
     def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self.structured = field_of(body)
         self._n = body.n or 1
         self._with_ids, self._with_metrics = bool(body.return_token_ids), bool(body.return_metrics)
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._with_prompt_logprobs = body.prompt_logprobs is not None
+        options = body.stream_options or StreamOptions()
+        self._with_usage, self._with_usage_so_far = bool(options.include_usage), bool(options.continuous_usage_stats)
         self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
+
+    def take(self, choice: Choice, message: Chunk | Done) -> None:
+        """Adds what has come to a choice."""
+        choice.take(message)
 
     @abstractmethod
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
         """Returns the answer that is not streamed. `each` converts log-probabilities, most of a large answer."""
 
     @abstractmethod
-    def first(self, choice: Choice) -> Any | None:
-        """Returns the event that a choice's stream begins with, or None."""
+    def first(self, choice: Choice) -> list[Any]:
+        """Returns the events that a choice's stream begins with."""
 
     @abstractmethod
-    def event(self, choice: Choice, message: Chunk | Done) -> Any:
-        """Returns the event of a message; that of the last one carries the finish reason."""
+    def events(self, choice: Choice, message: Chunk | Done) -> list[Any]:
+        """Returns the events of a message; that of the last one carries the finish reason."""
 
-    def last(self, choices: Sequence[Choice]) -> Any | None:
-        """Returns the event after all choices have ended, or None."""
+    def last(self, choices: Sequence[Choice]) -> list[Any]:
+        """Returns the events after all choices have ended."""
         if not self._with_usage and not self._with_metrics:
-            return None
+            return []
         usage = self._usage(choices) if self._with_usage else UNSET
-        return self._part([], usage=usage, metrics=self._metrics(choices))
+        return [self._part([], usage=usage, metrics=self._metrics(choices))]
 
-    @abstractmethod
+    def error(self, error: HttpError) -> Any:
+        """Returns the event of an error in the middle of a stream, which is the last one."""
+        return error_object(error)
+
+    def encode(self, event: Any) -> bytes:
+        """Returns an event as a stream has it."""
+        return b"data: %b\n\n" % encoder.encode(event)
+
     def _part(self, choices: list[Any], **more: Any) -> Any:
         """Returns an event with these choices."""
+        raise NotImplementedError
+
+    def _event_usage(self, choice: Choice) -> answers.Usage | UnsetType | None:
+        """Returns the usage in an event of a choice: that of the choice so far, or null before the last event."""
+        if not self._with_usage_so_far:
+            return None if self._with_usage else UNSET
+        prompt, made = len(choice.request.prompt), len(choice.token_ids)
+        return answers.Usage(prompt, made, prompt + made)
+
+    async def _prompt_logprobs(self, choice: Choice, each: Each) -> Any:
+        """Returns the log-probabilities of a prompt, if they were asked for."""
+        if not self._with_prompt_logprobs:
+            return UNSET
+        return [None, *await each(self._prompt_logprob, choice.prompt_logprobs)]
+
+    def _prompt_logprob(self, entry: TokenLogprob) -> Any:
+        """Returns a token of a prompt and its alternatives as JSON."""
+        piece = self._vocabulary.piece
+        shown = {entry.token_id: answers.PromptLogprob(entry.logprob, None, piece(entry.token_id))}
+        for rank, (token, logprob) in enumerate(entry.top, 1):
+            shown[token] = answers.PromptLogprob(logprob, rank, piece(token))
+        return Raw(encoder.encode(shown))
 
     def _usage(self, choices: Sequence[Choice]) -> answers.Usage:
         return answers.usage([choice.end for choice in choices], self._n)
@@ -93,6 +145,31 @@ class Style(ABC):
         if not self._with_metrics:
             return UNSET
         return answers.request_metrics(choices[0].end.metrics, len(choices[0].token_ids))
+
+
+class ParsingStyle(Style):
+    """Answers with thoughts and calls of tools in them."""
+
+    def __init__(
+        self,
+        body: Sampling,
+        name: str,
+        vocabulary: Vocabulary,
+        format: AnswerFormat,
+        tools: Sequence[Tool],
+        parallel: bool | None,
+    ) -> None:
+        """`tools` are those that answers may call, with `parallel` false once."""
+        super().__init__(body, name, vocabulary)
+        self._format, self._offered = format, [tool.function.name for tool in tools]
+        self._most_calls = 1 if parallel is False else None
+        self._parses = bool(tools) or format.reasoning is not None
+        self.shown = format.special(bool(tools))
+
+    def take(self, choice: Choice, message: Chunk | Done) -> None:
+        if self._parses and choice.parser is None:
+            choice.parser = self._format.parser(self._offered, choice.request.prompt, self._most_calls)
+        super().take(choice, message)
 
 
 def now() -> int:

@@ -1,0 +1,39 @@
+"""Parsers of a model's answers, by name: built in or from a plugin, registered under an entry-point group.
+
+In `ssd.tool_parsers` a name stands for an `ssd.frontend.parsers.tools.ToolParser`, in `ssd.reasoning_parsers` for an
+`ssd.frontend.parsers.reasoning.ReasoningParser`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from ssd.errors import UsageError
+
+TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
+AUTO, NONE = "auto", "none"
+"""What options take beside names: the parser that fits the chat template, and no parser."""
+
+
+@cache
+def names(group: str) -> list[str]:
+    """Returns the names of a group's parsers."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+@cache
+def load(group: str, name: str) -> Any:
+    """Returns the class that a group has under a name. Raises what the import of a plugin raises."""
+    return next(entry for entry in entry_points(group=group) if entry.name == name).load()
+
+
+def check(group: str, option: str, name: str) -> None:
+    """Raises UsageError where `option` names no parser."""
+    if name not in (AUTO, NONE, *names(group)):
+        raise UsageError(f"{option} {name!r}: there are {', '.join([AUTO, NONE, *names(group)])}")
+
+
+def fitting(group: str, template: str) -> str:
+    """Returns the name of the first parser that fits a chat template; "" where none does."""
+    return next((name for name in names(group) if load(group, name).fits(template)), "")

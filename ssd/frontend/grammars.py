@@ -1,0 +1,42 @@
+"""What answers must be, compiled by a text worker before the target hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from ssd.config.params import Structured
+from ssd.frontend.text_jobs import Broken, Compile, Compiled, TextWorker
+from ssd.frontend.text_pool import TextPool
+
+_KEPT = 64
+_WAITING = 64
+
+
+class GrammarChecker:
+    """Has grammars compiled and keeps the last results, errors too. Lives in one event loop."""
+
+    def __init__(self, texts: TextPool) -> None:
+        self._texts = texts
+        self._results: OrderedDict[Structured, asyncio.Future[Compiled | Broken]] = OrderedDict()
+
+    def compile(self, asked: Structured) -> asyncio.Future[Compiled | Broken]:
+        """Returns a future of the grammar as the target wants it. Others may share it: do not cancel it."""
+        known = self._results.get(asked)
+        if known is not None:
+            self._results.move_to_end(asked)
+            return known
+        if sum(not result.done() for result in self._results.values()) >= _WAITING:
+            busy: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
+            busy.set_result(Broken(f"{_WAITING} grammars are being compiled already", "overloaded"))
+            return busy
+        result = self._results[asked] = self._texts.do(TextWorker.GRAMMAR, Compile(asked))
+        result.add_done_callback(lambda done: self._settled(asked, done))
+        return result
+
+    def _settled(self, asked: Structured, done: asyncio.Future[Compiled | Broken]) -> None:
+        """Forgets a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
+        if done.cancelled() or (isinstance(reply := done.result(), Broken) and reply.code != "invalid_request"):
+            self._results.pop(asked, None)
+        for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
+            del self._results[old]

@@ -1,0 +1,82 @@
+"""What a body says the answer must be, in the words of OpenAI, vLLM and llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ssd.config.params import MAX_COMPILED, GrammarKind, Structured
+from ssd.frontend.http.bodies import Anything, ResponseFormat, Sampling
+from ssd.frontend.http.errors import invalid
+
+_KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
+
+
+def structured(body: Sampling) -> Structured | None:
+    """Returns what the answer must be, None for any text. Raises HttpError where fields contradict each other."""
+    found = list(_asked(body))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise invalid(found[1][0], f"{names} both say what the answer must be; give one")
+    for name, asked in found:
+        if len(asked.source) > MAX_COMPILED:
+            raise invalid(name, f"{name} has {len(asked.source)} characters, which is too long")
+        return asked
+    return None
+
+
+def field_of(body: Sampling) -> str | None:
+    """Returns the name of the field that says what the answer must be."""
+    return next((name for name, _ in _asked(body)), None)
+
+
+def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
+    """Each field that says something."""
+    if body.response_format is not None and (asked := _format(body.response_format)) is not None:
+        yield "response_format", asked
+    if (vllm := body.structured_outputs) is not None:
+        yield from _each("structured_outputs.", _KINDS, (vllm.json, vllm.regex, vllm.choice, vllm.grammar))
+        if vllm.json_object:
+            yield "structured_outputs.json_object", Structured("json_object")
+    older = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    yield from _each("guided_", _KINDS, older)
+    if _given(body.json_schema):
+        yield "json_schema", Structured("json", _schema(body.json_schema))
+    if body.grammar:
+        yield "grammar", Structured("grammar", body.grammar)
+
+
+def _each(prefix: str, kinds: tuple[GrammarKind, ...], values: tuple[Any, ...]) -> Iterator[tuple[str, Structured]]:
+    for kind, value in zip(kinds, values, strict=True):
+        if value is None or (not isinstance(value, list | str) and not _given(value)):
+            continue
+        if isinstance(value, list):
+            value = msgspec.json.encode(value).decode()
+        yield prefix + kind, Structured(kind, value if isinstance(value, str) else _schema(value))
+
+
+def _format(asked: ResponseFormat) -> Structured | None:
+    if asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return Structured("json", _schema(asked.schema)) if _given(asked.schema) else Structured("json_object")
+    if asked.json_schema is None:
+        raise invalid("response_format.json_schema", "response_format.json_schema is required", "missing_parameter")
+    if not _given(asked.json_schema.schema):
+        name = "response_format.json_schema.schema"
+        raise invalid(name, f"{name} is required", "missing_parameter")
+    return Structured("json", _schema(asked.json_schema.schema))
+
+
+def _given(raw: Anything) -> bool:
+    return raw is not UNSET and bytes(raw) != b"null"
+
+
+def _schema(raw: Anything) -> str:
+    """Returns the JSON of a schema, which may also come as a text."""
+    assert isinstance(raw, msgspec.Raw)
+    text = bytes(raw).decode()
+    return str(msgspec.json.decode(text)) if text.startswith('"') else text

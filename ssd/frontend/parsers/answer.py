@@ -1,0 +1,118 @@
+"""The parsers of a served model, and what they find in one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from ssd.config import parsers
+from ssd.config.engine import ServerConfig
+from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.parsers.reasoning import ReasoningParser, Split
+from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
+
+_PROMPT_END = 16  # tokens of a prompt that may hold the opening mark of thoughts
+
+
+class Answer(NamedTuple):
+    """What an answer says, or what some text has added to it: thoughts, then content and calls in their order."""
+
+    reasoning: str = ""
+    pieces: Sequence[Piece] = ()
+
+    @property
+    def content(self) -> str:
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [piece for piece in self.pieces if isinstance(piece, ToolCall)]
+
+
+def joined(parts: Sequence[Answer]) -> Answer:
+    """Returns the answer that is made of parts."""
+    return Answer("".join(part.reasoning for part in parts), [piece for part in parts for piece in part.pieces])
+
+
+class AnswerFormat:
+    """How a model says calls and thoughts: by the server's options, or as its chat template fits. None: not at all."""
+
+    def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.takes_tools = vocabulary.template.takes_tools
+        self.names = {
+            "tool_call_parser": _chosen(server.tool_call_parser, vocabulary.template.tool_parser),
+            "reasoning_parser": _chosen(server.reasoning_parser, vocabulary.template.reasoning_parser),
+        }
+        self.tools: type[ToolParser] | None = _loaded(parsers.TOOLS, self.names["tool_call_parser"])
+        self.reasoning: type[ReasoningParser] | None = _loaded(parsers.REASONING, self.names["reasoning_parser"])
+
+    def special(self, offers_tools: bool) -> frozenset[int]:
+        """Returns the special tokens that the parsers of an answer read. Its text must have them."""
+        read = set() if self.reasoning is None else {self.reasoning.opening, self.reasoning.closing}
+        if offers_tools and self.tools is not None:
+            read |= self.tools.special
+        written = {text.encode() for text in read}
+        silent = self._vocabulary.silent if written else ()
+        return frozenset(token for token in silent if self._vocabulary.piece_bytes(token) in written)
+
+    def parser(self, offered: Collection[str], prompt: Sequence[int], most_calls: int | None = None) -> AnswerParser:
+        """Returns the parser of the answer to a prompt that `offered` tools with these names.
+        It tells at most `most_calls` calls, if that is given."""
+        tools = self.tools(offered) if offered and self.tools is not None else None
+        reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
+        return AnswerParser(reasoning, tools, most_calls)
+
+    def _opened(self, prompt: Sequence[int]) -> bool:
+        """Tells whether a prompt ends with the opening mark of thoughts."""
+        assert self.reasoning is not None
+        end = b"".join(map(self._vocabulary.piece_bytes, prompt[-_PROMPT_END:]))
+        return end.rstrip().endswith(self.reasoning.opening.encode())
+
+
+class AnswerParser:
+    """Thoughts, content and calls of one answer, whose text comes in pieces of any size."""
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolParser | None, most_calls: int | None = None
+    ) -> None:
+        self._reasoning, self._tools, self._calls_left = reasoning, tools, most_calls
+
+    def feed(self, text: str) -> Answer:
+        """Returns what this text adds, as far as it is certain."""
+        return self._answer(Split("", text) if self._reasoning is None else self._reasoning.feed(text))
+
+    def finish(self, text: str) -> Answer:
+        """Returns what the last text adds."""
+        parts = [self.feed(text)]
+        if self._reasoning is not None:
+            parts.append(self._answer(self._reasoning.finish()))
+        if self._tools is not None:
+            parts.append(self._limited("", self._tools.finish()))
+        return joined(parts)
+
+    def _answer(self, split: Split) -> Answer:
+        if self._tools is None:
+            return Answer(split.reasoning, [split.rest] if split.rest else [])
+        return self._limited(split.reasoning, self._tools.feed(split.rest))
+
+    def _limited(self, reasoning: str, pieces: Sequence[Piece]) -> Answer:
+        """Leaves out calls beyond the limit."""
+        kept = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall) and self._calls_left is not None:
+                if self._calls_left == 0:
+                    continue
+                self._calls_left -= 1
+            kept.append(piece)
+        return Answer(reasoning, kept)
+
+
+def _chosen(asked: str, fitting: str) -> str | None:
+    """Returns the name of a parser, or None."""
+    name = fitting if asked == parsers.AUTO else asked
+    return None if name in ("", parsers.NONE) else name
+
+
+def _loaded(group: str, name: str | None) -> Any:
+    return None if name is None else parsers.load(group, name)

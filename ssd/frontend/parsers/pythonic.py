@@ -1,0 +1,124 @@
+"""Calls of tools as a list of Python calls, with values that Python's literals have."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ssd.frontend.parsers.source import NUMBER, Malformed, Reading
+from ssd.frontend.parsers.tools import ToolParser
+
+_NAME = re.compile(r"[\w.-]*")
+_SCALAR = re.compile(r"[-+.\w]*")
+_PLAIN = {quote: re.compile(rf"[^\\\n{quote}]*") for quote in "\"'"}
+_ESCAPES = {
+    **{char: char for char in "\\'\""},
+    **{"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""},
+}
+_CODES = {"x": 2, "u": 4, "U": 8}
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_OPENING = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+
+
+class Pythonic(ToolParser):
+    """`[f(a="b", c=1), g()]` as the whole answer (Llama 3.2 and 4), or between marks (Llama 4, LFM2).
+    Without marks only calls of tools of the request are calls. Values become JSON."""
+
+    special = frozenset({*_OPENING, *_OPENING.values()})
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return any(text in template for text in ("[func_name1(", "<|tool_call_start|>", "<|tool_list_start|>"))
+
+    def parse(self) -> Reading[None]:
+        opening = ""
+        while True:
+            yield from self._text.skip_space()
+            try:
+                yield from self._list(known=not opening)
+            except Malformed:
+                self._give_back()
+            else:
+                if opening:
+                    yield from self._drop(_OPENING[opening])
+            opening = yield from self._content(*_OPENING)
+            if not opening:
+                return
+
+    def _list(self, known: bool) -> Reading[None]:
+        yield from self._text.expect("[")
+        while True:
+            yield from self._text.skip_space()
+            name = yield from self._text.take(_NAME)
+            if not name or (known and name not in self._names) or (yield from self._text.peek()) != "(":
+                raise Malformed
+            arguments = yield from self._text.items(")", self._argument, 0, trailing_comma=True)
+            if len(dict(arguments)) < len(arguments):  # one was given twice
+                raise Malformed
+            self._call(name, _object(arguments))
+            yield from self._text.skip_space()
+            if (yield from self._text.accept("]")):
+                self._text.mark()
+                return
+            yield from self._text.expect(",")
+
+    def _argument(self, depth: int) -> Reading[tuple[str, str]]:
+        name = yield from self._text.take(_NAME)
+        if not name.isidentifier():
+            raise Malformed
+        yield from self._text.skip_space()
+        yield from self._text.expect("=")
+        yield from self._text.skip_space()
+        return json.dumps(name), (yield from self._value(depth))
+
+    def _value(self, depth: int) -> Reading[str]:
+        """Reads a literal and returns it as JSON."""
+        char = yield from self._text.peek()
+        if char in ("[", "("):
+            closing = "]" if char == "[" else ")"
+            values = yield from self._text.items(closing, self._value, depth, trailing_comma=True)
+            return f"[{', '.join(values)}]"
+        if char == "{":
+            return _object((yield from self._text.items("}", self._member, depth, trailing_comma=True)))
+        if char in ('"', "'"):
+            return (yield from self._string())
+        word = yield from self._text.take(_SCALAR)
+        if word not in _WORDS and not NUMBER.fullmatch(word):
+            raise Malformed
+        return _WORDS.get(word, word)
+
+    def _member(self, depth: int) -> Reading[tuple[str, str]]:
+        if (yield from self._text.peek()) not in ('"', "'"):
+            raise Malformed
+        key = yield from self._string()
+        yield from self._text.skip_space()
+        yield from self._text.expect(":")
+        yield from self._text.skip_space()
+        return key, (yield from self._value(depth))
+
+    def _string(self) -> Reading[str]:
+        quote = yield from self._text.character()
+        parts = []
+        while True:
+            parts.append((yield from self._text.take(_PLAIN[quote])))
+            char = yield from self._text.character()
+            if char == quote:
+                return json.dumps("".join(parts), ensure_ascii=False)
+            if char == "\n":
+                raise Malformed
+            parts.append((yield from self._escape()))
+
+    def _escape(self) -> Reading[str]:
+        char = yield from self._text.character()
+        if char not in _CODES:
+            return _ESCAPES.get(char, "\\" + char)
+        code = yield from self._text.digits(_CODES[char])
+        if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            raise Malformed
+        return chr(code)
+
+
+def _object(members: list[Any]) -> str:
+    """Returns a JSON object of (key, value) pairs that are JSON."""
+    return f"{{{', '.join(f'{key}: {value}' for key, value in members)}}}"

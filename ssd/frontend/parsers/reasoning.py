@@ -1,0 +1,83 @@
+"""Thoughts in front of a model's answer."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from ssd.frontend.parsers.source import SPACE, Machine, Reading
+
+
+class Split(NamedTuple):
+    """What some text has added to the thoughts and to the answer after them."""
+
+    reasoning: str
+    rest: str
+
+
+class ReasoningParser(Machine):
+    """Divides an answer that begins with thoughts between two marks. White space around the thoughts is left out.
+    A subclass says what the marks are. The prompt may end with the opening one."""
+
+    opening: ClassVar[str]
+    closing: ClassVar[str]
+
+    def __init__(self, opened: bool) -> None:
+        """`opened`: the prompt ends with the opening mark."""
+        self._opened = opened
+        self._thoughts: list[str] = []
+        self._rest: list[str] = []
+        self._held = ""
+        super().__init__()
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        """Tells whether a chat template with this text is of a model that thinks between these marks."""
+        return cls.closing in template
+
+    def feed(self, text: str) -> Split:
+        """Returns what is certain now that this text has come too."""
+        self._advance(text, ended=False)
+        return self._new()
+
+    def finish(self) -> Split:
+        """Returns what was still held back, now that no text follows."""
+        self._advance("", ended=True)
+        return self._new()
+
+    def _new(self) -> Split:
+        new = Split("".join(self._thoughts), "".join(self._rest))
+        self._thoughts, self._rest = [], []
+        return new
+
+    def _parse(self) -> Reading[None]:
+        text = self._text
+        yield from text.skip_space()
+        if (yield from text.accept(self.opening)) or self._opened:
+            yield from text.skip_space()
+            yield from text.until((self.closing,), self._think)
+            yield from text.skip_space()
+        else:
+            self._answer(text.span())
+        yield from text.until((), self._answer)
+
+    def _think(self, text: str) -> None:
+        """Passes thoughts on. White space waits for what follows it."""
+        text = self._held + text
+        certain = text.rstrip(SPACE)
+        self._held = text[len(certain) :]
+        self._thoughts.append(certain)
+
+    def _answer(self, text: str) -> None:
+        self._rest.append(text)
+
+
+class Think(ReasoningParser):
+    """`<think>...</think>`: DeepSeek-R1, Qwen 3, QwQ and most others."""
+
+    opening, closing = "<think>", "</think>"
+
+
+class MistralThink(ReasoningParser):
+    """`[THINK]...[/THINK]`: Magistral."""
+
+    opening, closing = "[THINK]", "[/THINK]"

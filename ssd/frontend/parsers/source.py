@@ -1,0 +1,216 @@
+"""Text that comes in pieces, for parsers that read it as if all of it were there.
+
+A parser is a generator: what reads a `Source` yields where it needs more text than has come, and goes on when there is
+more. No decision depends on where the pieces end. Every character is looked at once, but for a few at the end of a
+piece that may begin a marker."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias, TypeVar
+
+_Value = TypeVar("_Value")
+Reading: TypeAlias = Generator[None, None, _Value]
+"""What reads a source, and returns a value once enough text has come."""
+
+MAX_DEPTH = 64
+"""Lists and objects in each other. What is deeper is malformed."""
+SPACE = " \t\r\n"
+_SPACE = re.compile(f"[{SPACE}]*")
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+class Malformed(Exception):
+    """The text is not what it began as."""
+
+
+class Source:
+    """Text that has come so far, and how far it was read.
+    A span begins at a mark. Only what was read since then is kept."""
+
+    def __init__(self) -> None:
+        self._read: list[str] = []  # since the mark, up to the buffer
+        self._buffer, self._at, self._marked = "", 0, 0
+        self.ended = False
+
+    def add(self, text: str) -> None:
+        """Appends a piece."""
+        self._read.append(self._buffer[self._marked : self._at])
+        self._buffer, self._at, self._marked = self._buffer[self._at :] + text, 0, 0
+
+    def mark(self) -> None:
+        """Begins a span here."""
+        self._read.clear()
+        self._marked = self._at
+
+    def span(self) -> str:
+        """Returns what was read since the mark."""
+        self._read.append(self._buffer[self._marked : self._at])
+        self._marked = self._at
+        self._read = ["".join(self._read)]
+        return self._read[0]
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def peek(self) -> Reading[str]:
+        """Returns the next character without reading it; "" at the end."""
+        while self._at == len(self._buffer) and not self.ended:
+            yield
+        return self._buffer[self._at : self._at + 1]
+
+    def accept(self, literal: str) -> Reading[bool]:
+        """Reads exactly this text if it comes next."""
+        while True:
+            there = self._buffer[self._at : self._at + len(literal)]
+            if there == literal:
+                self._at += len(literal)
+                return True
+            if self.ended or not literal.startswith(there):
+                return False
+            yield
+
+    def expect(self, literal: str) -> Reading[None]:
+        """Reads exactly this text. Raises Malformed where another comes."""
+        if not (yield from self.accept(literal)):
+            raise Malformed
+
+    def take(self, characters: re.Pattern[str]) -> Reading[str]:
+        """Reads as far as a pattern of single characters, as `[a-z]*`, matches, and returns that."""
+        taken = []
+        while True:
+            found = characters.match(self._buffer, self._at)
+            assert found is not None, "the pattern matches an empty text"
+            taken.append(found[0])
+            self._at = found.end()
+            if self.ended or self._at < len(self._buffer):
+                return "".join(taken)
+            yield
+
+    def skip_space(self) -> Reading[None]:
+        yield from self.take(_SPACE)
+
+    def until(self, markers: tuple[str, ...], passed: Callable[[str], None]) -> Reading[str]:
+        """Reads up to and including the first marker, at which a new span begins, and returns it; "" at the end.
+        `passed` gets the text before it as soon as it is certain."""
+        any_marker = re.compile("|".join(map(re.escape, markers)))
+        while True:
+            found = any_marker.search(self._buffer, self._at) if markers else None
+            rest = self._buffer[self._at :]
+            end = found.start() if found else len(self._buffer) - (0 if self.ended else _overlap(rest, markers))
+            if end > self._at:
+                passed(self._buffer[self._at : end])
+            self._at = end
+            self.mark()
+            if found is not None:
+                self._at = found.end()
+                return found[0]
+            if self.ended:
+                return ""
+            yield
+
+    def json_object(self) -> Reading[str]:
+        """Reads a JSON object and returns its text. Raises Malformed at the first character that is wrong."""
+        if (yield from self.peek()) != "{":
+            raise Malformed
+        before = len(self.span())
+        yield from self._json(0)
+        return self.span()[before:]
+
+    def _json(self, depth: int) -> Reading[None]:
+        char = yield from self.peek()
+        if char == "{":
+            yield from self.items("}", self._member, depth)
+        elif char == "[":
+            yield from self.items("]", self._json, depth)
+        elif char == '"':
+            yield from self._json_string()
+        else:
+            text = yield from self.take(_SCALAR)
+            if text not in ("true", "false", "null") and not NUMBER.fullmatch(text):
+                raise Malformed
+
+    def items(
+        self, closing: str, item: Callable[[int], Reading[Any]], depth: int, trailing_comma: bool = False
+    ) -> Reading[list[Any]]:
+        """Reads an opening bracket, items with commas between them, and the closing bracket."""
+        if depth == MAX_DEPTH:
+            raise Malformed
+        self._at += 1
+        values: list[Any] = []
+        yield from self.skip_space()
+        while not (yield from self.accept(closing)):
+            if values:
+                yield from self.expect(",")
+                yield from self.skip_space()
+                if trailing_comma and (yield from self.accept(closing)):
+                    break
+            values.append((yield from item(depth + 1)))
+            yield from self.skip_space()
+        return values
+
+    def _member(self, depth: int) -> Reading[None]:
+        yield from self._json_string()
+        yield from self.skip_space()
+        yield from self.expect(":")
+        yield from self.skip_space()
+        yield from self._json(depth)
+
+    def _json_string(self) -> Reading[None]:
+        yield from self.expect('"')
+        while True:
+            yield from self.take(_PLAIN)
+            if (yield from self.accept('"')):
+                return
+            yield from self.expect("\\")
+            if (escape := (yield from self.character())) == "u":
+                yield from self.digits(4)
+            elif escape not in '"\\/bfnrt':
+                raise Malformed
+
+    def character(self) -> Reading[str]:
+        """Reads one character. Raises Malformed at the end."""
+        char = yield from self.peek()
+        if not char:
+            raise Malformed
+        self._at += 1
+        return char
+
+    def digits(self, count: int) -> Reading[int]:
+        """Reads so many hexadecimal digits, and returns their value."""
+        text = ""
+        while len(text) < count:
+            text += yield from self.character()
+            if text[-1] not in "0123456789abcdefABCDEF":
+                raise Malformed
+        return int(text, 16)
+
+
+class Machine(ABC):
+    """A parser of one answer. `_parse` is its generator."""
+
+    def __init__(self) -> None:
+        self._text = Source()
+        self._machine = self._parse()
+        self._finished = False
+
+    @abstractmethod
+    def _parse(self) -> Reading[None]:
+        """Reads `self._text` to its end."""
+
+    def _advance(self, text: str, ended: bool) -> None:
+        """Goes on with more text."""
+        self._text.add(text)
+        self._text.ended = ended
+        if not self._finished:
+            self._finished = next(self._machine, self) is self
+
+
+def _overlap(text: str, markers: tuple[str, ...]) -> int:
+    """Returns the length of the longest end of `text` that begins a marker."""
+    longest = max(map(len, markers), default=1) - 1
+    ends = (text[-length:] for length in range(min(len(text), longest), 0, -1))
+    return next((len(end) for end in ends if any(marker.startswith(end) for marker in markers)), 0)

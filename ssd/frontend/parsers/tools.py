@@ -1,0 +1,236 @@
+"""Calls of tools in a model's answer: what all formats have in common, and those made of JSON.
+
+Each format is written down where its model is published: Hermes' and Qwen's in their model cards, Llama's in Meta's
+"prompt formats", Mistral's in its tokenizers' documentation."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
+
+_NAME = re.compile(r"[\w.-]*")
+_ID = re.compile(r"[\w-]*")
+
+
+class ToolCall(NamedTuple):
+    """`arguments` is the text of a JSON object, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+Piece: TypeAlias = str | ToolCall
+"""Content or a call, in the order of the answer."""
+
+
+class ToolParser(Machine):
+    """Finds the calls in one answer, whose text comes in pieces of any size.
+
+    A call is told once it is complete and well-formed. Everything else is content: malformed and unfinished calls too,
+    with their markers. Only white space around calls, and markers of calls that were told, are left out.
+
+    A subclass writes `parse`. It reads `self._text` with the methods of `Source`, passes text on with `_content` and
+    calls with `_call`. Where a call turns out to be none, `_give_back` makes what was read since its marker content."""
+
+    special: ClassVar[frozenset[str]] = frozenset()
+    """Special tokens of the format. Only these appear in the text that is parsed."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """`names`: the tools that the request offers."""
+        self._names = frozenset(names)
+        self._pieces: list[Piece] = []
+        self._held = ""  # white space that is left out if a call follows
+        self._has_called = self._has_said = False
+        super().__init__()
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, template: str) -> bool:
+        """Tells whether a chat template with this text is of a model that calls tools in this format."""
+
+    @abstractmethod
+    def parse(self) -> Reading[None]:
+        """Reads the answer, as a generator. What it leaves is content."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Returns what is certain now that this text has come too."""
+        self._advance(text, ended=False)
+        return self._new()
+
+    def finish(self) -> list[Piece]:
+        """Returns what was still held back, now that no text follows."""
+        self._advance("", ended=True)
+        if self._held and not self._has_called:
+            self._pieces.append(self._held)
+        return self._new()
+
+    def _parse(self) -> Reading[None]:
+        yield from self.parse()
+        yield from self._content()
+
+    def _new(self) -> list[Piece]:
+        new, self._pieces = self._pieces, []
+        return new
+
+    # -- for subclasses ---------------------------------------------------------------------------------------------
+
+    def _content(self, *markers: str) -> Reading[str]:
+        """Passes text on up to the first marker, at which a span begins, and returns it; "" at the end."""
+        return (yield from self._text.until(markers, self._say))
+
+    def _say(self, text: str) -> None:
+        """Passes text on. White space waits for what follows it."""
+        text = self._held + text
+        certain = text.rstrip(SPACE)
+        self._held = text[len(certain) :]
+        if certain:
+            if self._has_called and not self._has_said:
+                certain = certain.lstrip(SPACE)
+            self._pieces.append(certain)
+            self._has_said = True
+
+    def _give_back(self) -> None:
+        """Makes the span content."""
+        self._say(self._text.span())
+        self._text.mark()
+
+    def _call(self, name: str, arguments: str) -> None:
+        """Tells a call. The span becomes no content."""
+        self._pieces.append(ToolCall(name, arguments))
+        self._has_called, self._held = True, ""
+        self._text.mark()
+
+    def _json_call(self, known: bool = False) -> Reading[None]:
+        """Reads an object with `name` and `arguments`, or `parameters`, and tells the call.
+        With `known` it must name a tool of the request. Raises Malformed."""
+        text = yield from self._text.json_object()
+        try:
+            call = _OBJECT.decode(text)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            raise Malformed from None
+        given = call.parameters if call.arguments is UNSET else call.arguments
+        if known and (given is UNSET or call.name not in self._names):
+            raise Malformed
+        arguments = "{}" if given is UNSET else bytes(given).decode()
+        if not arguments.startswith("{") or not call.name:
+            raise Malformed
+        self._call(call.name, arguments)
+
+    def _drop(self, marker: str) -> Reading[None]:
+        """Leaves out the marker that may come after a call."""
+        yield from self._text.skip_space()
+        if (yield from self._text.accept(marker)):
+            self._text.mark()
+        else:
+            self._give_back()
+
+
+class _Object(msgspec.Struct):
+    name: str
+    arguments: Raw | UnsetType = UNSET
+    parameters: Raw | UnsetType = UNSET
+
+
+_OBJECT = msgspec.json.Decoder(_Object)
+
+
+class Hermes(ToolParser):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call by itself: Hermes, Qwen 2.5 and 3."""
+
+    special = frozenset({"<tool_call>", "</tool_call>"})
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        others = ("<function=", "<arg_key>", "<parameter=")  # Qwen3-Coder's and GLM's calls are not JSON
+        return "<tool_call>" in template and not any(other in template for other in others)
+
+    def parse(self) -> Reading[None]:
+        while (yield from self._content("<tool_call>")):
+            yield from self._text.skip_space()
+            try:
+                yield from self._json_call()
+            except Malformed:
+                self._give_back()
+            else:
+                yield from self._drop("</tool_call>")
+
+
+class Llama3Json(ToolParser):
+    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.1 to 3.3.
+    Several calls have `;` between them. Without the tag an object is a call only if it names a tool of the request."""
+
+    special = frozenset({"<|python_tag|>"})
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return '{"name": function name, "parameters": dictionary' in template
+
+    def parse(self) -> Reading[None]:
+        tagged = ""
+        while True:
+            try:
+                yield from self._list(known=not tagged)
+            except Malformed:
+                self._give_back()
+            tagged = yield from self._content("<|python_tag|>")
+            if not tagged:
+                return
+
+    def _list(self, known: bool) -> Reading[None]:
+        while True:
+            yield from self._text.skip_space()
+            yield from self._json_call(known)
+            yield from self._text.skip_space()
+            if not (yield from self._text.accept(";")):
+                self._give_back()
+                return
+
+
+class Mistral(ToolParser):
+    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`; in newer models `[TOOL_CALLS]name[ARGS]{...}`,
+    each call by itself."""
+
+    special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "[TOOL_CALLS]" in template
+
+    def parse(self) -> Reading[None]:
+        while (yield from self._content("[TOOL_CALLS]")):
+            yield from self._text.skip_space()
+            try:
+                if (yield from self._text.accept("[")):
+                    yield from self._list()
+                else:
+                    yield from self._named()
+            except Malformed:
+                self._give_back()
+
+    def _list(self) -> Reading[None]:
+        while True:
+            yield from self._text.skip_space()
+            yield from self._json_call()
+            yield from self._text.skip_space()
+            if (yield from self._text.accept("]")):
+                self._text.mark()
+                return
+            yield from self._text.expect(",")
+
+    def _named(self) -> Reading[None]:
+        name = yield from self._text.take(_NAME)
+        if (yield from self._text.accept("[CALL_ID]")):
+            yield from self._text.take(_ID)
+        yield from self._text.accept("[ARGS]")
+        yield from self._text.skip_space()
+        arguments = yield from self._text.json_object()
+        if not name:
+            raise Malformed
+        self._call(name, arguments)

@@ -1,0 +1,43 @@
+"""Compiles grammars beside a loop that must not wait."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
+
+from ssd.config.params import Structured
+from ssd.errors import SsdError
+from ssd.grammar.matcher import Grammar, GrammarCompiler
+from ssd.grammar.source import serialized
+
+_KEPT = 32  # compiled grammars
+
+
+class BackgroundCompiler:
+    """Compiles in one thread, which begins with the first grammar, and keeps the last results for others.
+
+    `compiler` makes the compiler, in that thread."""
+
+    def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._made = lru_cache(1)(compiler)
+        self._results: OrderedDict[Structured, Future[Grammar]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Load the tokenizer here and now: once it is asked for, that would stop every thread for a while."""
+        with suppress(SsdError):  # whoever asks for a grammar hears it
+            self._made().load()
+
+    def compile(self, asked: Structured) -> Future[Grammar]:
+        """Return a future of the grammar, or of an error of any kind. Others may share it: do not cancel it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "grammars")
+        if asked not in self._results:
+            self._results[asked] = self._thread.submit(lambda: self._made().compile(serialized(asked)))
+        self._results.move_to_end(asked)
+        if len(self._results) > _KEPT:
+            self._results.popitem(last=False)
+        return self._results[asked]

@@ -1,0 +1,181 @@
+"""Compiled grammars, and the state of one answer in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ssd.errors import RequestError
+from ssd.files import read_bounded
+from ssd.grammar.source import refused
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_MAX_TOKENIZER = 512 << 20  # bytes
+# Bounds of a grammar: lexer states take 1 to 2 kB each; a mask takes at most some 6 ms by the other two.
+_LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
+_NEEDED = "this engine has no llguidance; install it with: pip install 'ssd[structured]'"
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokenizer of the checkpoint in `directory`.
+
+    `ends` are the end-of-sequence ids, which a grammar allows where an answer may end. Masks have `vocab_size` places;
+    ids beyond the tokenizer's are never allowed. The tokenizer is loaded on first use. Not thread-safe."""
+
+    def __init__(self, directory: Path, vocab_size: int, ends: Collection[int]) -> None:
+        self._directory, self._vocab_size, self._ends = directory, vocab_size, sorted(ends)
+        self._tokenizer: LLTokenizer | None = None
+        self._limits: LLParserLimits | None = None
+
+    def load(self) -> LLTokenizer:
+        """Load the tokenizer, which takes about a second for 150,000 tokens. Raises RequestError."""
+        if self._tokenizer is None:
+            try:
+                from llguidance import LLParserLimits
+            except ImportError:
+                raise refused(_NEEDED) from None
+            if not self._ends:
+                raise refused("this model has no end-of-sequence id, so no answer could end")
+            file = self._directory / "tokenizer.json"
+            if not file.is_file():
+                raise refused("this model has no tokenizer")
+            text = read_bounded(file, _MAX_TOKENIZER)
+            self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
+            try:
+                self._tokenizer = _tokenizer(text.decode(), self._vocab_size, self._ends)
+            except BaseException as error:  # a panic of the library is no Exception
+                raise refused(f"the tokenizer cannot be read: {error}") from None
+        return self._tokenizer
+
+    def compile(self, source: str) -> Grammar:
+        """Compile what `serialized` returned, and compute the first mask. Raises RequestError for no valid grammar."""
+        tokenizer = self.load()
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
+        grammar = Grammar(matcher, tokenizer.vocab_size, self._vocab_size, frozenset(self._ends))
+        if not grammar.begin().masks([])[0].any():
+            raise refused("the grammar allows no text at all")
+        return grammar
+
+
+def _tokenizer(text: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+    except ValueError:  # the tokenizer has more ids than the model
+        return LLTokenizer(text, eos_token=ends)
+
+
+class Grammar:
+    """A compiled grammar, from which any number of answers may begin."""
+
+    def __init__(self, root: LLMatcher, words: int, vocab_size: int, ends: frozenset[int]) -> None:
+        if root.is_error():
+            raise refused(root.get_error())
+        self.root, self.words, self.vocab_size, self.ends = root, words, vocab_size, ends
+
+    def begin(self) -> GrammarState:
+        """Return the state of an answer without a token yet."""
+        return GrammarState(self)
+
+
+class GrammarState:
+    """The state of one answer: it has read `length` tokens of the answer, all of them committed.
+
+    What a grammar allows is a function of these tokens alone, whatever was asked in between."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.root.deep_copy()
+        self._told: tuple[int, Sequence[int]] = -1, ()
+        self._masks = np.empty((0, grammar.vocab_size), dtype=np.bool_)
+        self.length = 0
+
+    def masks(self, output: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """Return which tokens are possible after `output` and after each of the `draft` tokens that come then.
+
+        Row i, of `vocab_size` places, is about the token after i draft tokens. There are no rows behind a draft token
+        that is not possible or ends the answer. Asking again for the same costs nothing. Where the grammar becomes too
+        complex nothing is possible; if that is so after `output`, RequestError is raised."""
+        if self._told != (len(output), draft):
+            self._advance(output)
+            self._masks, self._told = self._along(output, draft), (len(output), draft)
+        return self._masks
+
+    def bits(self, output: Sequence[int], draft: Sequence[int]) -> NDArray[np.int32] | None:
+        """Return `masks` after all of the draft tokens alone, packed; None where they are not possible.
+
+        Raises RequestError where the output itself is not."""
+        self._told = -1, ()
+        self._advance(output)
+        tokens, matcher = list(draft), self._matcher
+        if self._grammar.ends.intersection(tokens) or matcher.validate_tokens(tokens) < len(tokens):
+            return None
+        matcher.consume_tokens(tokens)
+        bits = self._bits()
+        if matcher.is_error():
+            self._rebuild(output)
+            return None
+        matcher.rollback(len(tokens))
+        return bits
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """Return the tokens that come next where nothing else can, as far as that goes; [] where there is a choice."""
+        try:
+            self._advance(output)
+        except RequestError:  # who asks for masks hears it
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if self._matcher.is_error():
+            self._rebuild(output)
+            return []
+        return tokens
+
+    def unpacked(self, bits: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return rows of packed masks [n, ...] as [n, V]."""
+        count = self._grammar.vocab_size
+        return np.unpackbits(bits.view(np.uint8), axis=-1, count=count, bitorder="little").view(np.bool_)
+
+    def _advance(self, output: Sequence[int]) -> None:
+        new = output[self.length :]
+        if not self._matcher.consume_tokens(list(new)):
+            raise refused(self._matcher.get_error())
+        self.length = len(output)
+
+    def _along(self, output: Sequence[int], draft: Sequence[int]) -> NDArray[np.bool_]:
+        rows, matcher = [self._bits()], self._matcher
+        for index, token in enumerate(draft):
+            possible = 0 <= token < self._grammar.vocab_size and rows[index][token >> 5] >> (token & 31) & 1
+            if not possible or token in self._grammar.ends:
+                break
+            matcher.consume_token(token)
+            rows.append(self._bits())
+        if matcher.is_error():
+            if len(rows) == 1:
+                raise refused(matcher.get_error())
+            self._rebuild(output)
+        elif len(rows) > 1:
+            matcher.rollback(len(rows) - 1)
+        return self.unpacked(np.stack(rows))
+
+    def _bits(self) -> NDArray[np.int32]:
+        """The next mask, packed; nothing is possible where the matcher has failed."""
+        bits = np.zeros(-(-self._grammar.words // 32), dtype=np.int32)
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self._matcher.is_error():
+            bits[:] = 0
+        return bits
+
+    def _rebuild(self, output: Sequence[int]) -> None:
+        """Begin again after a failure, which a matcher does not recover from."""
+        self._matcher = self._grammar.root.deep_copy()
+        self._matcher.consume_tokens(list(output))

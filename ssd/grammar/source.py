@@ -1,0 +1,76 @@
+"""What a client asks for, as the one text that `llguidance` compiles."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
+from ssd.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_ANY_OBJECT = '{"type":"object"}'
+# Blanks between the parts of JSON: without a limit a weak model writes nothing else.
+_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
+
+
+def serialized(asked: Structured) -> str:
+    """Return the grammar of `asked` as text for `llguidance`. It is not checked: `GrammarCompiler.compile` does that.
+
+    Takes time and memory that grow with the source. Raises RequestError for one that is too long or malformed."""
+    if asked.kind == "compiled":
+        return asked.source
+    if len(asked.source) > MAX_GRAMMAR:
+        raise refused(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
+    try:
+        text = _converted(asked.kind, asked.source)
+    except RequestError:
+        raise
+    except Exception as error:  # the parser of GBNF raises several kinds
+        raise refused(str(error)) from None
+    if len(text) > MAX_COMPILED:
+        raise refused(f"it takes {len(text)} characters without abbreviations; at most {MAX_COMPILED} are read")
+    return text
+
+
+def refused(cause: str) -> RequestError:
+    """Return the error for a grammar that cannot be used."""
+    line = " ".join(cause.replace("<non-verbose/>", "").split()) or "it cannot be read"
+    return RequestError("invalid_request", f"structured output: {line[:256]}", "structured")
+
+
+def _converted(kind: GrammarKind, source: str) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if kind == "json":
+        return str(LLMatcher.grammar_from_json_schema(_object(source), defaults=_DEFAULTS))
+    if kind == "json_object":
+        return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(source))
+    lark = _choice(source) if kind == "choice" else any_to_lark(source)
+    return str(LLMatcher.grammar_from_lark(lark))
+
+
+def _object(source: str) -> str:
+    """Return a JSON Schema as an object; it may be `true`, too. Raises RequestError for anything else."""
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise refused(f"the schema is not JSON: {error}") from None
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, dict):
+        raise refused("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
+    return source
+
+
+def _choice(source: str) -> str:
+    """Return a grammar of the strings in a JSON array."""
+    options = json.loads(source)
+    if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
+        raise refused("choice takes a list of at least one string")
+    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)

@@ -1,0 +1,312 @@
+"""Calls in answers of every format: cut anywhere they are the same, and what is no call is content."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ssd.config import parsers
+from ssd.errors import UsageError
+from ssd.frontend.parsers.source import MAX_DEPTH
+from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
+
+CUTS = 10_000  # in all formats together
+FORMATS = parsers.names(parsers.TOOLS)
+OFFERED = ("get_weather", "add", "note.write")
+
+TEXTS = ("", "Let me see.\n", "So it is {almost} [done]; <b>\n\n", "日本語 🙂 ", "a < b <tool> [TOOL] <|python \n")
+STRINGS = (
+    "",
+    "Paris",
+    'he said "no" \\ and\n\tleft',
+    "</tool_call><tool_call>",
+    "[TOOL_CALLS][ARGS]{",
+    "<|python_tag|>; {}",
+    "日本🙂é",
+    "it's (f(a=1)]",
+    "}{][",
+)
+BROKEN = {
+    "hermes": (
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        '<tool_call>{"name": "add", "arguments": {"a": "he said "no""}}</tool_call>',
+        "<tool_call>{'name': 'add'}</tool_call>",
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>",
+        "<tool_call><tool_call>",
+    ),
+    "llama3_json": (
+        '<|python_tag|>{"name": "add", "parameters": {"a": NaN}}',
+        '<|python_tag|>brave_search.call(query="x")',
+        '<|python_tag|>{"name": "add", "parameters": "x"}',
+    ),
+    "mistral": (
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 01}}]',
+        "[TOOL_CALLS][]",
+        "[TOOL_CALLS]add[ARGS]1",
+        "[TOOL_CALLS]{}",
+        '[TOOL_CALLS]add[CALL_ID]x[ARGS]{"a": "\\x"}',
+    ),
+    "pythonic": (
+        "<|python_start|>[add(1)]<|python_end|>",
+        "<|python_start|>[add(a=1, a=2)]<|python_end|>",
+        "<|python_start|>[add(a=b)]",
+        "<|tool_call_start|>[add(a='\n')]<|tool_call_end|>",
+        "<|tool_call_start|>[]",
+    ),
+}
+
+
+class Parsed(NamedTuple):
+    """What an answer says."""
+
+    content: str
+    calls: list[ToolCall]
+
+
+class Made(NamedTuple):
+    """An answer, the calls in it, and its content but for white space."""
+
+    text: str
+    calls: list[tuple[str, dict[str, Any]]]
+    content: str
+
+
+def value(random: random.Random, depth: int = 0) -> Any:
+    kind = random.randrange(7 if depth < 3 else 5)
+    match kind:
+        case 0:
+            return random.choice((True, False, None))
+        case 1:
+            return random.choice((0, -7, 10**20, 2.5, -1e-7))
+        case 5:
+            return [value(random, depth + 1) for _ in range(random.randrange(3))]
+        case 6:
+            return {random.choice(STRINGS): value(random, depth + 1) for _ in range(random.randrange(3))}
+    return random.choice(STRINGS)
+
+
+def call(random: random.Random) -> tuple[str, dict[str, Any]]:
+    names = random.sample(("a", "city", "text_2"), random.randrange(4))
+    return random.choice(OFFERED), {name: value(random) for name in names}
+
+
+def as_json(random: random.Random, name: str, arguments: dict[str, Any], key: str = "arguments") -> str:
+    shown: dict[str, Any] = {"name": name, key: arguments, "id": "x"}
+    return json.dumps(shown, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 2)))
+
+
+def as_python(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Calls after each other, as a model of that format says them anywhere in an answer."""
+    space = random.choice(("", "\n", " \n"))
+    if format == "hermes":
+        return space.join(f"<tool_call>{space}{as_json(random, *one)}{space}</tool_call>" for one in calls)
+    if format == "llama3_json":
+        joined = f"{space};{space}".join(as_json(random, *one, "parameters") for one in calls)
+        return f"<|python_tag|>{joined}"
+    if format == "mistral" and random.random() < 0.5:
+        return f"[TOOL_CALLS]{space}[{', '.join(as_json(random, *one) for one in calls)}]"
+    if format == "mistral":
+        return "".join(
+            f"[TOOL_CALLS]{name}{random.choice(('', '[CALL_ID]a-1'))}[ARGS]{json.dumps(arguments)}"
+            for name, arguments in calls
+        )
+    opening, closing = random.choice(
+        (("<|python_start|>", "<|python_end|>"), ("<|tool_call_start|>", "<|tool_call_end|>"))
+    )
+    return f"{opening}[{', '.join(as_python(*one) for one in calls)}]{closing}"
+
+
+def made(random: random.Random, format: str) -> Made:
+    """A random answer: text, calls and what is almost a call, in any order."""
+    text, content, calls = "", "", []
+    for _ in range(random.randrange(1, 5)):
+        kind = random.random()
+        if kind < 0.5:
+            some = [call(random) for _ in range(random.randrange(1, 4))]
+            text, calls = text + written(random, format, some), calls + some
+            text += random.choice(("", "\n"))
+        else:
+            part = random.choice(BROKEN[format] if kind < 0.7 else TEXTS)
+            text, content = text + part + "\n", content + part
+    return Made(text, calls, bare(content))
+
+
+def bare(text: str) -> str:
+    return "".join(text.split())
+
+
+def ordered(format: str, texts: Sequence[str]) -> list[Piece]:
+    """The content and the calls of an answer that comes in these texts. Content is one piece up to the next call."""
+    parser: ToolParser = parsers.load(parsers.TOOLS, format)(OFFERED)
+    found: list[Piece] = []
+    for piece in [*(piece for text in texts for piece in parser.feed(text)), *parser.finish()]:
+        if found and isinstance(piece, str) and isinstance(found[-1], str):
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+def parsed(format: str, texts: Sequence[str]) -> Parsed:
+    found = ordered(format, texts)
+    content = "".join(one for one in found if isinstance(one, str))
+    return Parsed(content, [one for one in found if isinstance(one, ToolCall)])
+
+
+def cut(random: random.Random, text: str) -> list[str]:
+    """The text in pieces: of one character, of tokens' length, or of many tokens."""
+    longest = random.choice((1, 4, 12, 60))
+    pieces = []
+    while text:
+        length = random.randrange(longest + 1)
+        pieces, text = [*pieces, text[:length]], text[length:]
+    return pieces
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_cut_changes_an_answer_and_nothing_is_lost(format: str) -> None:
+    chance = random.Random(format)
+    for _ in range(CUTS // len(FORMATS) // 5):
+        answer = made(chance, format)
+        whole, pieces = parsed(format, [answer.text]), ordered(format, [answer.text])
+        assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == answer.calls, answer.text
+        assert bare(whole.content) == answer.content, answer.text
+        for _ in range(5):
+            assert ordered(format, cut(chance, answer.text)) == pieces, answer.text
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_noise_is_content_to_the_letter(format: str) -> None:
+    chance = random.Random(format)
+    parts = [*BROKEN[format], *TEXTS, *"{}[]()<>\"'\\,:;=|", "add", '"name"', '{"name": "add", ', "add(a=", "\n"]
+    for _ in range(1000):
+        text = "".join(chance.choices(parts, k=chance.randrange(12)))
+        whole = parsed(format, [text])
+        assert parsed(format, cut(chance, text)) == whole
+        if not whole.calls:
+            assert whole.content == text
+
+
+# -- what each format takes -----------------------------------------------------------------------------------------
+
+ADD = [ToolCall("add", '{"a": 1}')]
+LLAMA = '{"name": "add", "parameters": {"a": 1}}'
+OTHER = LLAMA.replace("add", "other")
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "expected"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}', Parsed("", ADD)),
+        ("hermes", 'Yes.\n<tool_call>\n{"name":"add","arguments":{"a": 1}}\n</tool_call>\n', Parsed("Yes.", ADD)),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call> So', Parsed("So", [ToolCall("f", "{}")])),
+        ("llama3_json", LLAMA, Parsed("", ADD)),
+        ("llama3_json", f" {LLAMA}; {LLAMA}", Parsed("", ADD * 2)),
+        ("llama3_json", f"{LLAMA}; {OTHER}", Parsed("; " + OTHER, ADD)),
+        ("llama3_json", OTHER, Parsed(OTHER, [])),
+        ("llama3_json", f"<|python_tag|>{OTHER}", Parsed("", [ToolCall("other", '{"a": 1}')])),
+        ("llama3_json", f"See {LLAMA}", Parsed(f"See {LLAMA}", [])),
+        ("llama3_json", '{"name": "add"}', Parsed('{"name": "add"}', [])),
+        ("mistral", '[TOOL_CALLS]add{"a": 1}', Parsed("", ADD)),
+        ("pythonic", "[add(a=1)]", Parsed("", ADD)),
+        ("pythonic", "[add(a=1,),add( a = 1 ) ]", Parsed("", ADD * 2)),
+        ("pythonic", "[other(a=1)]", Parsed("[other(a=1)]", [])),
+        ("pythonic", "[1, 2]", Parsed("[1, 2]", [])),
+        ("pythonic", "So [add(a=1)]", Parsed("So [add(a=1)]", [])),
+        ("pythonic", r"[add(a='\x41\u00e9\U0001f642\q', b=(1, None))]", None),
+    ],
+)
+def test_a_format_takes(format: str, text: str, expected: Parsed | None) -> None:
+    if expected is None:
+        ((_, arguments),) = parsed(format, [text]).calls
+        assert json.loads(arguments) == {"a": "Aé🙂\\q", "b": [1, None]}
+    else:
+        assert parsed(format, [text]) == expected
+
+
+def test_a_call_is_told_as_soon_as_it_is_complete_and_text_before_it_at_once() -> None:
+    parser: ToolParser = parsers.load(parsers.TOOLS, "hermes")(OFFERED)
+    assert parser.feed("Sure. <tool") == ["Sure."]
+    assert parser.feed("box>") == [" <toolbox>"]
+    assert parser.feed('<tool_call>{"name": "add", "arguments": {"a": 1}') == []
+    assert parser.feed("}") == ADD
+
+
+@pytest.mark.parametrize("deep", ["[", '{"a":'])
+@pytest.mark.parametrize("format", FORMATS)
+def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
+    """Neither brackets without end nor a long unfinished call cost more than their length."""
+    start: Callable[[str], str] = {
+        "hermes": '<tool_call>{{"name": "add", "arguments": {{"a": {}'.format,
+        "llama3_json": '{{"name": "add", "parameters": {{"a": {}'.format,
+        "mistral": '[TOOL_CALLS]add[ARGS]{{"a": {}'.format,
+        "pythonic": "[add(a={}".format,
+    }[format]
+    text = start(deep * 100_000)
+    assert parsed(format, [text[i : i + 50] for i in range(0, len(text), 50)]) == Parsed(text, [])
+    text = start(deep * (MAX_DEPTH // 2) + '"' + "x" * 500_000)
+    assert parsed(format, [text[i : i + 5] for i in range(0, len(text), 5)]) == Parsed(text, [])
+
+
+def test_a_template_says_its_format() -> None:
+    for template, format in (
+        ('{{ "<tool_call>\\n" ~ tool_call.function | tojson ~ "</tool_call>" }}', "hermes"),
+        ("<tool_call><function={{ name }}>", ""),
+        ('Respond in the format {"name": function name, "parameters": dictionary of', "llama3_json"),
+        ("{{ '[TOOL_CALLS]' + x }}", "mistral"),
+        ("in the format of [func_name1(params_name1=", "pythonic"),
+        ("List of tools: <|tool_list_start|>[", "pythonic"),
+        ("{{ messages }}", ""),
+    ):
+        assert parsers.fitting(parsers.TOOLS, template) == format
+
+
+def test_an_unknown_parser_is_refused_with_those_that_are_there() -> None:
+    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, hermes"):
+        parsers.check(parsers.TOOLS, "--tool-call-parser", "qwen")
+
+
+PLUGIN = """
+from ssd.frontend.parsers.source import Reading
+from ssd.frontend.parsers.tools import ToolParser
+
+class Shout(ToolParser):
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "SHOUT" in template
+
+    def parse(self) -> Reading[None]:
+        while (yield from self._content("CALL ")):
+            yield from self._json_call()
+"""
+USES = """
+from ssd.config import parsers
+name = parsers.fitting(parsers.TOOLS, "SHOUT")
+parser = parsers.load(parsers.TOOLS, name)(["add"])
+print(name, parser.feed('So: CALL {"name": "add"} Done.'))
+"""
+
+
+def test_an_installed_package_adds_a_parser(tmp_path: Path) -> None:
+    (tmp_path / "shouting.py").write_text(PLUGIN)
+    about = tmp_path / "shouting-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[ssd.tool_parsers]\nshout = shouting:Shout\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", USES], env=environment, capture_output=True, text=True)
+    assert done.stdout == "shout ['So:', ToolCall(name='add', arguments='{}'), ' Done.']\n", done.stderr

@@ -1,0 +1,368 @@
+"""Every field that a client may send: taken, ignored with a reason, refused as not supported, or unknown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.config.engine import ServerConfig
+from ssd.config.params import SamplingDefaults
+from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Said, TokenizeRequest
+from ssd.frontend.http.decoding import lenient
+from ssd.ipc.messages import Emission
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.test_gateway import TOKENIZER
+from tests.scripted_engine import MODEL
+
+TEXT = "Blue light scatters."
+IDS = TOKENIZER.encode(TEXT)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}]}
+RAW: dict[str, Any] = {"prompt": "Why?"}
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[HttpEngine]:
+    """It refuses unknown fields."""
+    with http_engine(ServerConfig(names=("scripted",), port=0, strict_fields=True)) as engine, answering(engine, IDS):
+        yield engine
+
+
+@pytest.mark.parametrize("field", ['"tools": "%s"', '"tools": ["%s"]', '"chat_template_kwargs": {"a": "%s"}'])
+def test_bytes_that_are_no_text_are_refused_in_any_field(http: HttpEngine, field: str) -> None:
+    body = json.dumps(CHAT)[:-1].encode() + b", " + field.encode() % b"\xff" + b"}"
+    status, _, content = http.ask("POST", CHATS, body)
+    assert (status, json.loads(content)["error"]["code"]) == (400, "invalid_json")
+
+
+# -- what changes nothing -------------------------------------------------------------------------------------------
+
+HARMLESS: list[dict[str, Any]] = [
+    {"store": True},
+    {"metadata": {"a": "b"}},
+    {"service_tier": "auto"},
+    {"prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+    {"safety_identifier": "s", "user": "u" * 1000},
+    {"verbosity": "low", "reasoning_effort": "minimal"},
+    {"modalities": ["text"]},
+    {"parallel_tool_calls": False},
+    {"tools": [], "tool_choice": "auto"},
+    {"functions": [], "function_call": "none"},
+    {"stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"top_logprobs": 0},
+    {"seed": -1},
+    {"stop": ""},
+    {"stop": []},
+    {"model": None},
+    {"priority": 3},
+    {"prediction": {"type": "content", "content": "Blue"}},
+    {"response_format": {"type": "text"}},
+    {"structured_outputs": {}, "grammar": "", "guided_json": None},
+    {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0},
+    {"max_tokens": 2**31 - 1},
+    {"messages": [{"role": "user", "content": "Why?", "name": "Ann", "cache_control": {"type": "ephemeral"}}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache_control": None}]}]},
+    {"messages": [*CHAT["messages"], {"role": "assistant", "content": "So.", "refusal": None, "tool_calls": []}]},
+]
+
+
+@pytest.mark.parametrize("fields", HARMLESS, ids=lambda fields: "-".join(fields))
+def test_harmless_fields_change_no_answer(http: HttpEngine, fields: dict[str, Any]) -> None:
+    status, answer = http.post(CHATS, **{"max_tokens": 100, **CHAT, **fields})
+    assert status == 200, answer
+    assert answer["choices"][0]["message"]["content"] == TEXT
+    assert answer["model"] == "scripted"
+
+
+def test_so_it_is_with_completions(http: HttpEngine) -> None:
+    fields: dict[str, Any] = {"suffix": "", "best_of": 1, "add_special_tokens": True, "logprobs": None, "user": 5}
+    assert http.post(COMPLETIONS, **RAW, **fields, max_tokens=100)[1]["choices"][0]["text"] == TEXT
+
+
+def test_null_is_the_same_as_nothing_for_every_field_that_is_not_supported_or_ignored(http: HttpEngine) -> None:
+    for path, kind, body in ((CHATS, ChatRequest, CHAT), (COMPLETIONS, CompletionRequest, RAW)):
+        null = dict.fromkeys(set(kind.__struct_fields__) - {"messages", "prompt"})
+        status, answer = http.post(path, **{**body, **null})
+        assert status == 200, answer
+
+
+def test_an_empty_seed_is_a_random_one_and_an_empty_stop_none(scripted: HttpEngine) -> None:
+    seeds = set()
+    for _ in range(2):
+        connection = scripted.connection()
+        body = json.dumps({**RAW, "seed": -1, "stop": ""})
+        connection.request("POST", COMPLETIONS, body, {"content-type": "application/json"})
+        params = scripted.engine.target.next_submit().params
+        seeds.add(params.seed)
+        assert params.stop == ()
+        connection.close()
+    assert len(seeds) == 2
+
+
+def test_sixteen_stop_strings(http: HttpEngine) -> None:
+    stop = [f"never {n}" for n in range(15)] + [" light"]
+    assert http.post(COMPLETIONS, **RAW, max_tokens=100, stop=stop)[1]["choices"][0]["text"] == "Blue"
+
+
+def test_a_text_may_end_with_its_stop_string_and_show_special_tokens(scripted: HttpEngine) -> None:
+    for fields, ids, text in (
+        ({"stop": " light", "include_stop_str_in_output": True}, IDS, "Blue light"),
+        ({"skip_special_tokens": False}, [*IDS, 1, 2], TEXT + "<|im_start|>"),
+        ({}, [*IDS, 1, 2], TEXT),
+    ):
+        for path, body in ((COMPLETIONS, RAW), (CHATS, CHAT)):
+            connection = scripted.connection()
+            asked = json.dumps({**body, **fields, "max_tokens": 100})
+            connection.request("POST", path, asked, {"content-type": "application/json"})
+            request = scripted.engine.target.next_submit().request
+            scripted.engine.target.step(Emission(request, ids, finish_reason="stop"))
+            (choice,) = json.loads(connection.getresponse().read())["choices"]
+            assert (choice["text"] if path == COMPLETIONS else choice["message"]["content"]) == text
+
+
+# -- log-probabilities of the prompt --------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_scored_by_vllms_names(http: HttpEngine) -> None:
+    vocabulary = TOKENIZER.vocabulary()
+    prompt = TOKENIZER.encode("Why is it?")
+    _, answer = http.post(COMPLETIONS, prompt=prompt, max_tokens=1, prompt_logprobs=1)
+    (choice,) = answer["choices"]
+    alternative = {"logprob": -1.5, "rank": 1, "decoded_token": vocabulary.piece(28120)}
+    assert choice["prompt_logprobs"] == [None] + [
+        {str(token): {"logprob": -0.5, "rank": None, "decoded_token": vocabulary.piece(token)}, "28120": alternative}
+        for token in prompt[1:]
+    ]
+    assert choice["logprobs"] is None and choice["text"] == TOKENIZER.decode(IDS[:1])
+    _, chat = http.post(CHATS, **CHAT, max_tokens=1, n=2, prompt_logprobs=0)
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in http.post(CHATS, **CHAT, max_tokens=1)[1]
+    _, both = http.post(COMPLETIONS, prompt=prompt, echo=True, prompt_logprobs=1)
+    assert both["choices"][0]["prompt_logprobs"] == choice["prompt_logprobs"]
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"echo": True, "logprobs": 2}], ids=str)
+def test_prompts_are_not_scored_twice_nor_in_streams(http: HttpEngine, fields: dict[str, Any]) -> None:
+    status, answer = http.post(COMPLETIONS, **RAW, **fields, prompt_logprobs=1)
+    assert (status, answer["error"]["param"]) == (400, "prompt_logprobs")
+
+
+# -- prompts that are cut -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["one two three " * 400, list(range(300, 700))], ids=["text", "ids"])
+def test_of_a_long_prompt_its_end_is_used(http: HttpEngine, prompt: Any) -> None:
+    ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else prompt
+    for asked, used in ((3, 3), (255, 255), (-1, 255)):
+        fields = {"truncate_prompt_tokens": asked, "return_token_ids": True, "max_tokens": 1}
+        status, answer = http.post(COMPLETIONS, prompt=prompt, **fields)
+        assert status == 200 and answer["choices"][0]["prompt_token_ids"] == ids[-used:]
+        assert answer["usage"]["prompt_tokens"] == used
+    assert http.post(COMPLETIONS, **RAW, truncate_prompt_tokens=100)[0] == 200
+    _, echoed = http.post(COMPLETIONS, prompt=prompt, truncate_prompt_tokens=3, echo=True, max_tokens=0)
+    assert echoed["choices"][0]["text"] == TOKENIZER.decode(ids[-3:])
+    for asked in (0, 256):
+        status, answer = http.post(COMPLETIONS, prompt=prompt, truncate_prompt_tokens=asked)
+        assert status == 400, "the context has 256"
+
+
+def test_of_a_long_chat_the_end_is_used(http: HttpEngine) -> None:
+    said = [{"role": "user", "content": "a " * 100_000}]
+    status, answer = http.post(CHATS, messages=said, truncate_prompt_tokens=9, return_token_ids=True, max_tokens=1)
+    assert status == 200
+    assert TOKENIZER.decode(answer["choices"][0]["prompt_token_ids"]).endswith("assistant\n")
+
+
+# -- usage in a stream ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, RAW)])
+def test_the_usage_so_far_comes_with_every_event(http: HttpEngine, path: str, body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last = http.events(path, **body, max_tokens=100, stream_options=options)
+    made = [event["usage"]["completion_tokens"] for event in events]
+    assert made == sorted(made) and made[-1] == len(IDS)
+    assert {event["usage"]["prompt_tokens"] for event in events} == {last["usage"]["prompt_tokens"]}
+    assert all(
+        event["usage"]["total_tokens"] == event["usage"]["prompt_tokens"] + n
+        for event, n in zip(events, made, strict=True)
+    )
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == len(IDS)
+
+
+# -- what is not there ----------------------------------------------------------------------------------------------
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHATS, {"tool_choice": "required"}, "tool_choice"),
+    (CHATS, {"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
+    (CHATS, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    (CHATS, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHATS, {"web_search_options": {}}, "web_search_options"),
+    (CHATS, {"chat_template": "{{ messages }}"}, "chat_template"),
+    (CHATS, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (CHATS, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    (CHATS, {"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
+    (
+        CHATS,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    (COMPLETIONS, {"suffix": "x"}, "suffix"),
+    (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (COMPLETIONS, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    (COMPLETIONS, {"repeat_penalty": 1.1}, "repeat_penalty"),
+    (COMPLETIONS, {"use_beam_search": True}, "use_beam_search"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), UNSUPPORTED, ids=lambda value: str(value)[:40])
+def test_what_would_change_the_answer_is_not_supported(
+    http: HttpEngine, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, answer = http.post(path, **{**(CHAT if path == CHATS else RAW), **fields})
+    assert status == 400
+    assert (answer["error"]["param"], answer["error"]["code"]) == (param, "unsupported_parameter")
+    assert "not supported" in answer["error"]["message"]
+
+
+def test_a_value_that_no_one_knows_is_wrong(http: HttpEngine) -> None:
+    status, answer = http.post(CHATS, messages=[{"role": "x" * 3000, "content": "a"}])
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "messages[0].role", "invalid_value")
+    assert "x" * 128 in answer["error"]["message"] and "x" * 129 not in answer["error"]["message"]
+
+
+# -- what is unknown ------------------------------------------------------------------------------------------------
+
+
+def test_unknown_fields_are_ignored_and_logged_once(http: HttpEngine, caplog: pytest.LogCaptureFixture) -> None:
+    messages = [{"role": "user", "content": "Why?", "mood": "good"}]
+    with caplog.at_level(logging.WARNING, "ssd.http"):
+        for _ in range(3):
+            assert http.post(CHATS, messages=messages, max_tokens=100, one_day=1, another={})[0] == 200
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "unknown fields of ChatRequest ignored: 'another', 'messages[].mood', 'one_day'"
+
+
+def test_the_name_of_a_field_is_no_line_of_the_log(http: HttpEngine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ssd.http"):
+        http.post(COMPLETIONS, **RAW, **{"a\nb": 1, "x" * 1000: 1})
+        for start in range(0, 1000, 100):
+            http.post(COMPLETIONS, **RAW, **{f"field{n}": 1 for n in range(start, start + 100)})
+    lines = [record.getMessage() for record in caplog.records]
+    assert "\n" not in "".join(lines) and "x" * 129 not in lines[0]
+    assert sum(line.count("field") - 1 for line in lines) < 300, "the log of unknown names is bounded"
+
+
+def test_unknown_fields_beside_a_wrong_value_do_not_hide_it(http: HttpEngine) -> None:
+    status, answer = http.post(COMPLETIONS, unheard_of=1, **RAW, temperature="hot")
+    assert (status, answer["error"]["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {**RAW, "unheard_of": 1}, "unheard_of"),
+        (COMPLETIONS, {**RAW, "x" * 3000: 1}, "x" * 128),
+        (COMPLETIONS, {**RAW, "stream_options": {"y": 1}}, "stream_options.y"),
+        (CHATS, {"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood"),
+        ("/detokenize", {"tokens": [5], "more": 1}, "more"),
+    ],
+    ids=["field", "long name", "field of a field", "field of a message", "detokenize"],
+)
+def test_with_strict_fields_they_are_refused(strict: HttpEngine, path: str, body: dict[str, Any], param: str) -> None:
+    status, answer = strict.post(path, **body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, "unknown_parameter")
+
+
+def test_with_strict_fields_harmless_ones_pass_too(strict: HttpEngine) -> None:
+    for fields in HARMLESS:
+        assert strict.post(CHATS, **{"max_tokens": 2, **CHAT, **fields})[0] == 200, fields
+
+
+def test_the_openapi_document_says_which_fields_are_ignored_and_why(http: HttpEngine, strict: HttpEngine) -> None:
+    for engine, more in ((http, True), (strict, False)):
+        schema = json.loads(engine.ask("GET", "/openapi.json")[2])["components"]["schemas"]["ChatRequest"]
+        assert schema.get("additionalProperties", True) == more
+        assert schema["properties"]["store"]["description"] == "Accepted, and ignored: no answer is stored."
+        assert schema["properties"]["functions"]["enum"] == [None, []]
+
+
+def test_a_lenient_struct_is_the_strict_one_but_for_unknown_fields() -> None:
+    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+        made = lenient(kind)
+        assert issubclass(made, kind) and set(made.__struct_fields__) == set(kind.__struct_fields__)
+        assert kind.__struct_config__.forbid_unknown_fields and not made.__struct_config__.forbid_unknown_fields
+    assert lenient(Said) is lenient(Said)
+
+
+# -- what the model recommends --------------------------------------------------------------------------------------
+
+
+def test_what_a_request_does_not_say_the_model_does() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+    with http_engine(ServerConfig(names=("scripted",), port=0, sampling=defaults)) as engine:
+        assert json.loads(engine.ask("GET", "/server_info")[2])["sampling_defaults"] == defaults.given()
+        for body, expected in (
+            ({}, (0.6, 20, 0.95, 0.0, 1.1)),
+            ({"temperature": None, "top_k": None}, (0.6, 20, 0.95, 0.0, 1.1)),
+            ({"temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0.1}, (0.0, 0, 1.0, 0.1, 1.1)),
+        ):
+            connection = engine.connection()
+            connection.request("POST", COMPLETIONS, json.dumps({**RAW, **body}), {"content-type": "application/json"})
+            params = engine.engine.target.next_submit().params
+            connection.close()
+            found = params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
+            assert found == expected
+
+
+# -- the chat template ----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_may_end_with_the_final_message(scripted: HttpEngine) -> None:
+    said = [*CHAT["messages"], {"role": "assistant", "content": "Because it"}]
+    for fields, end in (
+        ({"continue_final_message": True}, "assistant\nBecause it"),
+        ({"add_generation_prompt": False}, "assistant\nBecause it\n"),
+        ({}, "assistant\nBecause it\nassistant\n"),
+    ):
+        connection = scripted.connection()
+        body = json.dumps({"messages": said, **fields})
+        connection.request("POST", CHATS, body, {"content-type": "application/json"})
+        ids = scripted.engine.target.next_submit().token_ids
+        connection.close()
+        assert TOKENIZER.decode(ids).endswith(end)
+        assert scripted.post("/tokenize", messages=said, **fields)[1]["tokens"] == ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "messages"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages"),
+        ({"chat_template_kwargs": {"a": "x" * 70_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ],
+    ids=["both", "taken", "long", "list"],
+)
+def test_options_of_a_chat_that_cannot_be(http: HttpEngine, fields: dict[str, Any], param: str) -> None:
+    for path in (CHATS, "/tokenize"):
+        status, answer = http.post(path, **CHAT, **fields)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_variables_reach_the_models_own_template(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ ' quick' if not enable_thinking }}")
+    with http_engine(target=str(tmp_path)) as engine, answering(engine, IDS):
+        for thinks, text in ((True, "Why?"), (False, "Why? quick")):
+            found = engine.post("/tokenize", **CHAT, chat_template_kwargs={"enable_thinking": thinks})[1]
+            assert TOKENIZER.decode(found["tokens"]) == text
+            status, answer = engine.post(CHATS, **CHAT, chat_template_kwargs={"enable_thinking": thinks})
+            assert (status, answer["usage"]["prompt_tokens"]) == (200, found["count"])

@@ -1,0 +1,224 @@
+"""Tools and thoughts over HTTP: what the chat template is told, and what answers say, streamed or not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.config.engine import ServerConfig
+from ssd.frontend.tokenization import Tokenizer
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
+
+CHATS = "/v1/chat/completions"
+SERVER = ServerConfig(names=("scripted",), port=0)
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 200}
+
+
+def both(engine: HttpEngine, **body: Any) -> dict[str, Any]:
+    """The one choice of an answer, streamed and whole, which must be the same but for the names of calls."""
+    status, whole = engine.post(CHATS, **ASKED, **body)
+    assert status == 200, whole
+    (choice,) = whole["choices"]
+    said: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    events = engine.events(CHATS, **ASKED, **body)
+    for event in events:
+        delta = event["choices"][0]["delta"]
+        said["content"] += delta.get("content", "")
+        said["reasoning_content"] += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            assert call.pop("index") == len(said["tool_calls"])
+            said["tool_calls"].append(call)
+    message = choice["message"]
+    assert said["content"] == (message["content"] or "")
+    assert said["reasoning_content"] == message.get("reasoning_content", "")
+    calls = [[call["function"] for call in made] for made in (said["tool_calls"], message.get("tool_calls", []))]
+    assert calls[0] == calls[1]
+    names = [call["id"] for call in [*said["tool_calls"], *message.get("tool_calls", ())]]
+    assert len(set(names)) == len(names) and all(re.fullmatch("[a-zA-Z0-9]{9}", name) for name in names)
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+def calls(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    made = choice["message"].get("tool_calls", ())
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in made]
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_an_answer_without_content(thinker: Thinker) -> None:
+    with saying(thinker, CALL) as engine:
+        choice = both(engine, tools=[WEATHER])
+        assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+        assert calls(choice) == [("get_weather", {"city": "São Paulo"})]
+        assert "reasoning_content" not in choice["message"]
+
+
+def test_an_answer_has_thoughts_text_and_several_calls(thinker: Thinker) -> None:
+    with saying(thinker, f"<think>\nHm {CALL}\n</think>\n\nLet me see.\n{CALL}\n{CALL}") as engine:
+        for parallel, count in ((None, 2), (True, 2), (False, 1)):
+            choice = both(engine, tools=[WEATHER], parallel_tool_calls=parallel)
+            assert choice["message"]["reasoning_content"] == f"Hm {CALL}"
+            assert choice["message"]["content"] == "Let me see."
+            assert len(calls(choice)) == count
+
+
+def test_each_choice_has_its_own_calls(thinker: Thinker) -> None:
+    with saying(thinker, CALL) as engine:
+        _, answer = engine.post(CHATS, **ASKED, tools=[WEATHER], n=2)
+        assert [len(calls(choice)) for choice in answer["choices"]] == [1, 1]
+        ends = [event["choices"][0] for event in engine.events(CHATS, **ASKED, tools=[WEATHER], n=2)]
+        assert [choice["finish_reason"] for choice in ends if choice["finish_reason"]] == ["tool_calls"] * 2
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{'name': 'get_weather'}</tool_call> So.", CALL[:-20], "No call <tool"])
+def test_what_is_no_call_is_content(thinker: Thinker, text: str) -> None:
+    with saying(thinker, text) as engine:
+        choice = both(engine, tools=[WEATHER])
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_a_call_that_max_tokens_cuts_is_content(thinker: Thinker) -> None:
+    engine, tokenizer = thinker
+    count = len(tokenizer.encode(CALL)) // 2
+    with saying(thinker, CALL):
+        _, answer = engine.post(CHATS, **{**ASKED, "max_tokens": count}, tools=[WEATHER])
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length" and not calls(choice)
+    assert choice["message"]["content"] == tokenizer.decode(tokenizer.encode(CALL)[:count])
+
+
+def test_without_tools_nothing_is_a_call(thinker: Thinker) -> None:
+    with saying(thinker, CALL) as engine:
+        for fields in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}):
+            assert both(engine, **fields)["message"]["content"] == CALL
+
+
+def test_thoughts_may_begin_in_the_prompt_and_take_the_whole_answer(thinker: Thinker) -> None:
+    with saying(thinker, "Hm.\n</think>\nSo.") as engine:
+        message = both(engine, chat_template_kwargs={"opens": True})["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "So.")
+        assert both(engine)["message"]["content"] == "Hm.\n</think>\nSo."
+    with saying(thinker, "<think>Hm.") as engine:
+        message = both(engine)["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", None)
+
+
+# -- prompts --------------------------------------------------------------------------------------------------------
+
+
+def prompt(thinker: Thinker, **body: Any) -> str:
+    """What the model is told."""
+    engine, tokenizer = thinker
+    status, answer = engine.post("/tokenize", **{"messages": ASKED["messages"], **body})
+    assert status == 200, answer
+    return tokenizer.decode(answer["tokens"])
+
+
+def test_the_template_gets_tools_as_they_are(thinker: Thinker) -> None:
+    assert prompt(thinker, tools=[WEATHER]) == f"[{json.dumps(WEATHER)}]<user>Why?<assistant>"
+    assert prompt(thinker, tools=[]) == "<user>Why?<assistant>"
+
+
+def test_a_history_has_calls_and_what_they_returned(thinker: Thinker) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    said = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Sunny"}]},
+        {"role": "assistant", "content": None},
+    ]
+    text = "<user>Why?<assistant><think>Hm.</think><tool_call>c1 get_weather Rome</tool_call><tool get_weather>Sunny"
+    assert prompt(thinker, messages=said) == text + "<assistant><assistant>"
+    with saying(thinker, "Sunny.") as engine:
+        status, answer = engine.post(CHATS, **{**ASKED, "messages": said}, tools=[WEATHER])
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "Sunny.")
+
+
+BY_NAME = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"tools": [WEATHER], "tool_choice": BY_NAME}, "tool_choice", "unsupported_parameter"),
+        ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing_parameter"),
+        ({"tools": [{**WEATHER, "function": {"name": "f", "description": "x" * 2**20}}]}, "tools", "invalid_value"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c1"}]}, "messages[0].content", "missing_parameter"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing_parameter"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_wrong_is_refused(thinker: Thinker, fields: dict[str, Any], param: str, code: str) -> None:
+    status, answer = thinker[0].post(CHATS, **{**ASKED, **fields})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code), answer
+
+
+# -- other models ---------------------------------------------------------------------------------------------------
+
+
+def test_markers_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
+    template = "{{ tools }}{{ messages[0].content }}{{ '[TOOL_CALLS]' if never }}"
+    tokenizer = model(tmp_path / "mistral", template, ("[TOOL_CALLS]", "[ARGS]", "[OTHER]"))
+    text = 'Well.[OTHER][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+    with (
+        http_engine(SERVER, target=str(tmp_path / "mistral"), vocab_size=49155) as engine,
+        answering(engine, tokenizer.encode(text)),
+    ):
+        choice = both(engine, tools=[WEATHER])
+        assert calls(choice) == [("get_weather", {"city": "Rome"})] and choice["message"]["content"] == "Well."
+        assert both(engine)["message"]["content"] == 'Well.get_weather{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("template", "server", "status"),
+    [
+        ("{{ messages[0].content }}", {}, 400),
+        ("{{ tools }}{{ messages[0].content }}", {}, 400),
+        ("{{ tools }}{{ messages[0].content }}", {"tool_call_parser": "hermes"}, 200),
+        ("{{ tools }}{{ messages[0].content }}<tool_call>", {"tool_call_parser": "none"}, 400),
+        ("{{ tools }}{{ messages[0].content }}<tool_call></think>", {"reasoning_parser": "none"}, 200),
+    ],
+)
+def test_a_model_takes_tools_if_template_and_parser_do(
+    tmp_path: Path, template: str, server: dict[str, str], status: int
+) -> None:
+    tokenizer = model(tmp_path / "model", template)
+    with (
+        http_engine(ServerConfig(names=("scripted",), port=0, **server), target=str(tmp_path / "model")) as engine,  # type: ignore[arg-type]
+        answering(engine, tokenizer.encode(f"<think>{CALL}")),
+    ):
+        names = json.loads(engine.ask("GET", "/server_info")[2])
+        fits = "hermes" if "<tool_call>" in template else None
+        assert names["tool_call_parser"] == {"hermes": "hermes", "none": None}.get(server.get("tool_call_parser"), fits)
+        assert names["reasoning_parser"] is None
+        got, answer = engine.post(CHATS, **ASKED, tools=[WEATHER])
+        assert got == status, answer
+        if status == 200:
+            (choice,) = answer["choices"]
+            assert calls(choice) and choice["message"]["content"] == "<think>"
+        else:
+            assert (answer["error"]["param"], answer["error"]["code"]) == ("tools", "unsupported_parameter")
+        assert engine.post(CHATS, **ASKED)[0] == 200
+
+
+def test_a_template_of_its_own_for_tools_is_used_with_tools(tmp_path: Path) -> None:
+    directory = tmp_path / "two"
+    model(directory, "plain")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} <tool_call>")
+    with http_engine(SERVER, target=str(directory)) as engine:
+        two = Thinker(engine, Tokenizer(directory))
+        assert prompt(two) == "plain"
+        assert prompt(two, tools=[WEATHER]) == "1 <tool_call>"
+        with saying(two, CALL):
+            assert calls(both(engine, tools=[WEATHER]))

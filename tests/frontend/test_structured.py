@@ -1,0 +1,159 @@
+"""Structured output over HTTP: what reaches the target, and grammars that are wrong, huge or hostile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ssd.config.params import Structured
+from ssd.grammar.source import serialized
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}]}
+RAW: dict[str, Any] = {"prompt": "Why?"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+IDS = [35, 28120]
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[HttpEngine]:
+    with http_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[HttpEngine]:
+    with http_engine() as engine, answering(engine, IDS):
+        yield engine
+
+
+def as_json(schema: object) -> Structured:
+    return Structured("json", json.dumps(schema, separators=(",", ":")))
+
+
+ASKED: list[tuple[dict[str, Any], Structured]] = [
+    ({"response_format": {"type": "json_object"}}, Structured("json_object")),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
+        as_json(SCHEMA),
+    ),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, as_json(SCHEMA)),
+    ({"structured_outputs": {"json": SCHEMA}}, as_json(SCHEMA)),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA, separators=(",", ":"))}}, as_json(SCHEMA)),
+    ({"structured_outputs": {"regex": "[a-z]+"}}, Structured("regex", "[a-z]+")),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, Structured("choice", '["yes","no"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Structured("grammar", 'start: "a"')),
+    ({"structured_outputs": {"json_object": True}}, Structured("json_object")),
+    ({"guided_json": SCHEMA}, as_json(SCHEMA)),
+    ({"guided_regex": "a|b"}, Structured("regex", "a|b")),
+    ({"guided_choice": ["yes", "no"]}, Structured("choice", '["yes","no"]')),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, Structured("grammar", 'root ::= "a" | "b"')),
+    ({"grammar": 'root ::= [a-c]+ "x"?'}, Structured("grammar", 'root ::= [a-c]+ "x"?')),
+    ({"json_schema": SCHEMA}, as_json(SCHEMA)),
+]
+
+
+@pytest.mark.parametrize(("fields", "asked"), ASKED, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, RAW)])
+def test_the_target_gets_what_a_body_asks_for(
+    scripted: HttpEngine, path: str, body: dict[str, Any], fields: dict[str, Any], asked: Structured
+) -> None:
+    """Compiled, for every choice."""
+    connection = scripted.connection()
+    connection.request("POST", path, json.dumps({**body, **fields, "n": 2}), {"content-type": "application/json"})
+    submits = [scripted.engine.target.next_submit() for _ in range(2)]
+    assert {s.params.structured for s in submits} == {Structured("compiled", serialized(asked))}
+    connection.close()
+
+
+@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "cause"),
+    [
+        ({"guided_regex": "[a-"}, "guided_regex", "regex"),
+        ({"structured_outputs": {"json": {"type": "objekt"}}}, "structured_outputs.json", "objekt"),
+        ({"structured_outputs": {"grammar": "root ::= b"}}, "structured_outputs.grammar", "'b' not found"),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format", "not"),
+        ({"response_format": {"type": "json_object", "schema": [1]}}, "response_format", "object"),
+        ({"guided_json": {"$ref": "http://localhost:1/x"}}, "guided_json", "http://localhost:1/x"),
+        ({"guided_json": {"$ref": "file:///etc/passwd"}}, "guided_json", "file:///etc/passwd"),
+        ({"guided_json": False}, "guided_json", "schema false"),
+        ({"json_schema": {"type": "string", "pattern": "a", "maxLength": 0}}, "json_schema", "structured output"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(
+    http: HttpEngine, path: str, stream: bool, fields: dict[str, Any], param: str, cause: str
+) -> None:
+    body = CHAT if path == CHATS else RAW
+    for _ in range(2):  # the second answer is remembered
+        status, answer = http.post(path, **body, **fields, stream=stream)
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert cause in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_json": {"description": "a" * 300_000}}, "guided_json"),
+        ({"guided_json": {"description": "a" * 70_000}}, "guided_json"),
+    ],
+)
+def test_fields_that_say_nothing_clear(http: HttpEngine, fields: dict[str, Any], param: str) -> None:
+    status, answer = http.post(CHATS, **CHAT, **fields)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
+    {"guided_regex": "(a|a)*" * 5_000},
+    {"guided_regex": "(((((a{1,99}){1,99}){1,99}){1,99}){1,99}){1,99}"},
+    {"guided_regex": "(.*a.{999}){99}"},
+    {"guided_json": nested(150)},
+    {"guided_json": {"type": "array", "minItems": 10**9, "items": {"type": "string", "minLength": 10**9}}},
+    {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 50}}}},
+    {"guided_json": {"allOf": [{"anyOf": [{"pattern": f"{c}{d}"} for d in "abcdef"]} for c in "abcdefghijkl"]}},
+    {"guided_grammar": "start: A\nA: " + " & ".join(f"/(.*{c}.{{15}})/" for c in "abcdefgh")},
+    {"guided_grammar": "root ::= " + "(" * 30_000},
+    {"guided_grammar": "root ::= " + '"a" | ' * 9_000 + '"b"'},
+    {"guided_choice": ["a" * 15] * 4_000},
+]
+
+
+@pytest.mark.timeout(120)
+def test_hostile_grammars_stall_nobody(http: HttpEngine) -> None:
+    """Each has an answer, and meanwhile others have theirs at once."""
+    answers: list[int] = []
+
+    def ask(fields: dict[str, Any]) -> None:
+        answers.append(http.post(CHATS, **CHAT, **fields)[0])
+
+    threads = [threading.Thread(target=ask, args=(fields,)) for fields in HOSTILE]
+    for thread in threads:
+        thread.start()
+    others = 0
+    while any(thread.is_alive() for thread in threads):
+        assert http.post(CHATS, **CHAT)[0] == 200
+        others += 1
+    assert others > len(HOSTILE), "others do not wait for grammars"
+    assert len(answers) == len(HOSTILE) and set(answers) <= {200, 400}
+    assert http.post(CHATS, **CHAT, guided_regex="[a-z]+")[0] == 200

@@ -1,0 +1,59 @@
+"""A model whose chat template has a place for tools and thoughts, and what it says in the hands of a test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer as Reference
+
+from ssd.frontend.tokenization import Tokenizer
+from tests.frontend.http_engine import HttpEngine, answering
+from tests.scripted_engine import MODEL
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather <now>",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "São Paulo"}}\n</tool_call>'
+TEMPLATE = """\
+{%- for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}
+{%- for message in messages %}<{{ message.role }}{% if message.name %} {{ message.name }}{% endif %}>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.id }} {{ call.function.name }} \
+{{ call.function.arguments.city }}</tool_call>{% endfor %}{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% if opens %}<think>
+{% endif %}{% endif %}"""
+
+
+class Thinker(NamedTuple):
+    """A running engine, and its model's tokenizer."""
+
+    engine: HttpEngine
+    tokenizer: Tokenizer
+
+
+def model(directory: Path, template: str, special: tuple[str, ...] = ()) -> Tokenizer:
+    """The packaged tokenizer with another template, and more special tokens."""
+    directory.mkdir(exist_ok=True)
+    shutil.copy(MODEL / "tokenizer.json", directory)
+    (directory / "chat_template.jinja").write_text(template)
+    if special:
+        tokenizer = Reference.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_special_tokens(list(special))
+        tokenizer.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)
+
+
+@contextmanager
+def saying(thinker: Thinker, text: str) -> Iterator[HttpEngine]:
+    engine, tokenizer = thinker
+    with answering(engine, tokenizer.encode(text)):
+        yield engine

@@ -1,0 +1,106 @@
+"""What a configuration takes from the model: how long its context is where memory allows, and how it is sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.config.params import SamplingDefaults
+from ssd.errors import UsageError
+from ssd.launch import memory
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.models.checkpoint import inspect
+from ssd.models.sizes import weights
+from tests.launch.test_resolve import GIB, PAGE_BYTES, TARGET, config, no_weights
+
+__all__ = ["no_weights"]
+
+
+def test_the_model_says_how_it_is_sampled_unless_nobody_asks_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in Path(TARGET).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 7, "min_p": "x", "repetition_penalty": None, "do_sample": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **said}))
+    options = EngineOptions(target=str(tmp_path), mode="ar")
+    assert resolve(options, ServerOptions()).server.sampling == SamplingDefaults(temperature=0.6, top_k=20)
+    assert [name for name in ("top_p", "min_p", "repetition_penalty") if f"{name} " in caplog.text] == [
+        "top_p",
+        "min_p",
+    ]
+    assert resolve(options, ServerOptions(generation_config="none")).server.sampling == SamplingDefaults()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_where_memory_is_short_the_context_is_shorter_unless_a_length_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
+    found = config()
+    assert (found.max_model_len, found.num_pages) == (199 * 16, 200), "of the target's pages one is for draft tokens"
+    assert "memory for a context of 3184 tokens; the model's own has 8192" in caplog.text
+    assert config(kv_cache_memory_bytes=11 * 4 * PAGE_BYTES).max_model_len == 160
+    # The drafts have half as much, for all of them together.
+    assert config(kv_cache_memory_bytes=GIB, draft=(TARGET,)).max_model_len == 99 * 16
+    assert config(kv_cache_memory_bytes=GIB, draft=(TARGET, TARGET)).max_model_len == 49 * 16
+    with pytest.raises(UsageError, match="no room for the KV cache"):
+        config(max_model_len=8192)
+
+
+def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 target and a bfloat16 draft of the same weights."""
+    numbers, room = weights(inspect(Path(TARGET))), 4 * 200 * 4 * PAGE_BYTES
+    asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_quantize": "none", "draft": (TARGET,)}
+    monkeypatch.setattr(memory, "available_bytes", lambda: 6 * numbers + room)
+    assert config(**asked, max_model_len=2048).num_pages == 200
+    assert config(**asked).max_model_len == 199 * 16
+    assert config(**asked, kv_cache_memory_bytes=GIB).max_model_len == 199 * 16
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * numbers + room)
+    assert config(**asked | {"draft_dtype": "float32"}, kv_cache_memory_bytes=GIB).max_model_len == 99 * 16
+    monkeypatch.setattr(memory, "available_bytes", lambda: numbers + room)
+    assert config(mode="ar", quantize="int8", max_model_len=2048).num_pages == 200
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * numbers)
+    with pytest.raises(UsageError, match="no room for the KV cache"):
+        config(mode="ar")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_what_is_free_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take memory meanwhile: context and cache still fit together."""
+    free = iter(range(4 * 200 * 4 * PAGE_BYTES, 0, -4 * 4 * 4 * PAGE_BYTES))
+    monkeypatch.setattr(memory, "available_bytes", lambda: next(free))
+    found = config()
+    assert (found.max_model_len, found.num_pages) == (199 * 16, 200)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_on_a_cpu_the_default_caches_hold_one_longest_sequence_or_all_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+
+    def pages(**asked: Any) -> tuple[int, int]:
+        found = config(**asked)
+        assert found.max_model_len == 8192
+        return found.num_pages, found.draft_num_pages
+
+    assert pages() == (8 * 129, 8 * 129)
+    assert pages(max_num_seqs=2) == (513, 513)
+    assert pages(max_model_len=8192) == (8 * 513, 8 * 513)
+    assert pages(kv_cache_memory_bytes=GIB) == (GIB // (4 * PAGE_BYTES), 8 * 513)
+    assert pages(draft_device="cuda") == (8 * 129, 8 * 513)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_draft_has_room_for_one_sequence_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 200 * 4 * PAGE_BYTES)
+    assert config(max_model_len=320, draft=(TARGET,)).draft_num_pages == 8 * 21
+    assert config(max_model_len=1600, draft=(TARGET,)).draft_num_pages == 200
+    assert config(max_model_len=6000, draft=(TARGET,)).draft_num_pages == 376
