@@ -36,6 +36,11 @@ _SMOOTHING, _SAMPLES = 0.1, 10
 # known: so much of it for each kind of sampling law (`kind_of`). And how fast old rounds fade.
 _FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
 _WARM = (1.0, 0.7, 0.5)
+# What a token more is worth to a row among others. The row ends a round sooner, but the batch does not: it is smaller
+# by a row then, which saves less than the long-run speed says unless another request waits.
+_AMONG_OTHERS = 0.8
+# Where no proposal can pay, a row looks up in one of so many rounds, to learn whether that is still so.
+_SELDOM = 16
 
 
 def recent(value: float) -> Mean:
@@ -47,13 +52,13 @@ class WaitCosts:
     """What waiting for the draft, and verifying more tokens, takes and brings.
 
     `ready` has the number of draft tokens of each row that does not wait, `verified` how many tokens the next
-    verification has so far."""
+    verification of `batch` rows has so far."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
         self.last_verify_s = 0.0
-        self.verified = 1
+        self.batch = self.verified = 1
         self.ready: list[int] = []
 
     @property
@@ -62,12 +67,14 @@ class WaitCosts:
         return self._tuning.costs.of("step_beside")
 
     def pricing(self) -> Callable[[int], float]:
-        """Returns what verifying so many more tokens takes, in tokens that the whole batch brings in that time; 0 while
-        unknown."""
+        """Returns how many tokens more must come for verifying so many more: those that the whole batch brings in the
+        time that this takes. 0 while unknown."""
         cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
         if cost is None:
             return lambda more: 0.0
         speed, verified = self._tuning.speed, self.verified
+        if self.batch > 1:
+            speed /= _AMONG_OTHERS
         present = cost.at(verified)
         return lambda more: speed * (cost.at(verified + more) - present)
 
@@ -104,6 +111,10 @@ class MissPolicy:
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
         """Returns by request how many fresh draft tokens the missed rows wait for."""
         return {}
+
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        """True if the row should neither wait nor propose in this round; only asked of one that decides later."""
+        return False
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Returns tokens to verify for a row that got none from the draft. Called at the launch."""
@@ -172,6 +183,14 @@ class ModelFree(MissPolicy):
         ]
         self.tokens = recent(1.5)  # that a row brings which verifies a proposal
 
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        """True if one token costs more than the best proposal brings. Now and then False, to learn if it still does."""
+        if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
+            return False
+        return costs.pricing()(1) >= max(
+            chances[0].value for chances in self._chances[kind_of(sequence.law.temperature)]
+        )
+
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
         try:
@@ -238,6 +257,9 @@ class Auto(ModelFree):
 
     def __init__(self) -> None:
         super().__init__(PromptLookup)
+
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        return False  # it may wait
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
         ideas = {s.request for s in rows if self.propose(s, costs)}

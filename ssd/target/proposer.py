@@ -27,6 +27,9 @@ from ssd.tuning.tuner import Setting
 log = logging.getLogger("ssd.target")
 
 _DESCRIBED_EVERY = 8  # windows of rounds
+# A running row begins with a draft after so many rounds with as many rows: the draft must read its text first, which
+# does not pay in a batch that shrinks from round to round.
+_STEADY = 8
 
 
 class Result(NamedTuple):
@@ -123,6 +126,7 @@ class BoardProposer(Proposer):
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
         self._running, self._sequences = list[int](), 0
+        self._steady = 0, 0  # rows, and for how many rounds there have been so many
         self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
         self._beginner: Sequence | None = None
         self._runs_since: float | None = None
@@ -166,6 +170,7 @@ class BoardProposer(Proposer):
         speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
         if self._team is not None:
             self._beginner = self.session.untracked([result.sequence for result in speculated])
+        self._costs.batch = self._costs.verified = len(results)
         rows = [self._look_up(result) for result in speculated]
         told = [row for row in rows if row.request in self.session.tracked]
         if told:
@@ -227,19 +232,21 @@ class BoardProposer(Proposer):
         rows, last = [], None
         if any(sequence.tuned for sequence in sequences):
             self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
+        self._steady = (len(sequences), self._steady[1] + 1 if self._steady[0] == len(sequences) else 0)
         for sequence in sequences:
             if not sequence.tuned:
                 continue
             last, before = sequence, sequence.speculation
             planned = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))
-            if planned == before:
+            begins = planned.mode in DRAFTED and before.mode not in DRAFTED
+            if planned == before or (begins and sequence.round > 0 and self._steady[1] < _STEADY):
                 continue
             sequence.speculation = planned
             if planned.mode not in DRAFTED:
                 self._misses.rows.pop(sequence.request, None)
                 sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
                 self.session.release([sequence.request], ended=False)
-            elif before.mode not in DRAFTED:
+            elif begins:
                 if self._team is None:
                     self._track(sequence)
             elif sequence.request in self.session.tracked:
@@ -279,7 +286,8 @@ class BoardProposer(Proposer):
         if policy.uses_cache and speculates and not begins:
             self._propose(result, key)
         in_flight = len(sequence.proposal)
-        if not in_flight and result.taken is None and speculates and policy.decides_later:
+        missed = not in_flight and result.taken is None and speculates and policy.decides_later
+        if missed and not policy.hopeless(sequence, self._costs):
             self._misses.rows[sequence.request] = MissedRow(sequence, key, sequence.round, policy)
             in_flight = -1
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
@@ -364,8 +372,9 @@ class BoardProposer(Proposer):
         policy = self._misses.asked.pop(sequence.request, None)
         if policy is not None:
             policy.note(sequence.request, drafted, sequence.tokens[result.base :])
-            if sequence.speculation.mode == "ngram":
-                self.tuning.looked_up(kind_of(sequence.law.temperature), drafted, accepted)
+        if sequence.speculation.mode == "ngram":
+            self.tuning.looked_up(kind_of(sequence.law.temperature), drafted, accepted)
+        if policy is not None:
             return
         self.session.seen.drafted += drafted > 0
         self.session.seen.accepted += accepted

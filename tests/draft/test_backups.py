@@ -132,6 +132,22 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
     assert len(ModelFree(PromptLookup).propose(short, priced(0.0))) == 2
 
 
+def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
+    submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
+    sequence = sequences.Sequence(submit, Speculation("ngram", 0, ()), 200, PageTable(PagePool(8, 4)), 0.0)
+    lookup, rounds = Lookup(), []
+    for sequence.round in range(1, 33):
+        rounds += [sequence.round] if not lookup.hopeless(sequence, priced(0.8)) else []
+    assert rounds == [16, 32]  # to learn whether it still is so
+    sequence.round = 1
+    assert not lookup.hopeless(sequence, priced(0.7))
+    among_others = priced(0.7)
+    among_others.batch = 2
+    assert lookup.hopeless(sequence, among_others)
+    sequence.asked = Speculation("ngram", 4, ())
+    assert not lookup.hopeless(sequence, priced(0.8))  # K was asked for
+
+
 def priced(each: float) -> WaitCosts:
     """Costs where each further token takes the time of so many tokens, at one token a second."""
     tuning = Tuning()

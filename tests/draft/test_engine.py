@@ -326,6 +326,30 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(
     draft.assert_empty()
 
 
+def test_a_shrinking_batch_does_not_wake_the_draft_on_its_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or two rows would speculate; two are left for four rounds, then one for many."""
+
+    def planned(tuning: Tuning, _: object) -> SpeculationPlan:
+        return SpeculationPlan("ssd", 2, (1, 1, 1), 1.0) if tuning._batch <= 2 else SpeculationPlan("ngram", 0, (), 1.0)
+
+    monkeypatch.setattr(Tuning, "plan", planned)
+    monkeypatch.setattr(Tuning, "current", Tuning._filled)
+    settings = config(Speculation("auto", 0, ()))
+    draft = Draft(settings, world.draft)
+    pair = Pair(settings, world.target, draft, elastic=True)
+    told: list[Message] = []
+    pair.post = lambda message: bool(told.append(message)) or pair.deliver(message)
+    laws = [replace(law, max_tokens=count) for law, count in zip(params(3, 40), (40, 10, 14), strict=True)]
+    texts = pair.run([[5, 6, 7], [8, 9, 10], [11, 12, 13]], laws)
+    admits = [message for message in told if isinstance(message, Admit)]
+    assert [message.request for message in admits] == [0] and len(admits[0].token_ids) > 3 + 14
+    assert sum(m.drafted_tokens for m in texts.metrics) > 0
+    pair.run([[5, 6, 7]], params(1, 8))
+    admits = [message for message in told if isinstance(message, Admit)]
+    assert len(admits[1].token_ids) == 3  # a request of its own has the draft from its first round on
+    draft.assert_empty()
+
+
 def test_the_real_tuner_on_a_real_draft(world: World) -> None:
     settings = config(Speculation("auto", 0, ()))
     draft = Draft(settings, world.draft)
