@@ -42,6 +42,7 @@ _SERVER = {
     "generation_config": "auto: requests that do not say how to sample do as the model's generation_config.json says.",
     "strict_fields": "Refuse HTTP bodies with unknown fields instead of ignoring these.",
     "cache_report": "Tell clients how much of a prompt was cached.",
+    "ui": "Serve a chat page at / over HTTP.",
     "tool_call_parser": "How the model says tool calls: auto (as its chat template fits), none, hermes, llama3_json, "
     "mistral, pythonic, or a plugin's name.",
     "reasoning_parser": "How it marks its thoughts: auto, none, think, mistral, or a plugin's name.",

@@ -51,7 +51,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     certificate. Every line of `api_key_file` is a key, beside `api_keys`; without keys, requests must name a host of
     this machine or of `allowed_hosts`. Browsers let pages of `allow_origins` read answers. ZeroMQ clients of other
     machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `strict_fields`, unknown fields of
-    HTTP bodies are refused. With `cache_report`, clients learn how much of a prompt was found in the prefix cache.
+    HTTP bodies are refused. With `cache_report`, clients learn how much of a prompt was found in the prefix cache. With
+    `ui`, HTTP has a chat page.
     `tool_call_parser` and `reasoning_parser` are names of `ssd.config.parsers`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
@@ -71,6 +72,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict_fields: bool = False
     sampling: SamplingDefaults = SamplingDefaults()
     cache_report: bool = True
+    ui: bool = True
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     limits: Limits = Limits()

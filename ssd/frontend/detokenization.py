@@ -15,11 +15,13 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TemplateFacts(msgspec.Struct, frozen=True):
-    """What a chat template says: whether it has a place for tools, and which parsers of answers fit it, "" for none."""
+    """What a chat template says: whether it has a place for tools, and which parsers of answers fit it, "" for none.
+    `takes_thinking`: it knows the variable `enable_thinking`."""
 
     takes_tools: bool = False
     tool_parser: str = ""
     reasoning_parser: str = ""
+    takes_thinking: bool = False
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from ssd.frontend.admission import checked_ids, complete, text_of
 from ssd.frontend.detokenization import Detokenizer, Vocabulary
 from ssd.frontend.grammars import GrammarChecker
 from ssd.frontend.memory_budget import MemoryBudget
-from ssd.frontend.output_collector import OutputCollector
+from ssd.frontend.output_collector import OutputCollector, by_origin
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
@@ -52,10 +52,15 @@ class Request:
     """One open request.
     `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
     something about it. `losses`: targets that died while they had it. `blamed`: the parameter because of which it was
-    refused. `wake` is called whenever there is news."""
+    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news."""
 
     def __init__(
-        self, name: int, params: SamplingParams, wake: Callable[[Request], None], shown: Set[int] = frozenset()
+        self,
+        name: int,
+        params: SamplingParams,
+        wake: Callable[[Request], None],
+        shown: Set[int] = frozenset(),
+        by_origin: bool = False,
     ) -> None:
         self.output = OutputCollector(name)
         self.params = params
@@ -66,7 +71,7 @@ class Request:
         self.number = -1
         self.metrics = Metrics()
         self.completion_tokens = 0
-        self.wake, self.shown = wake, shown
+        self.wake, self.shown, self.by_origin = wake, shown, by_origin
         self.detokenizer: Detokenizer | None = None
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
         self.blamed: str | None = None
@@ -120,13 +125,15 @@ class RequestManager:
         if self.open_requests + count > limit:
             raise RequestError("overloaded", f"{self.open_requests} requests are open already")
 
-    def open(self, message: Generate, wake: Callable[[Request], None], shown: Set[int] = frozenset()) -> Request:
-        """Begins a request, whose text has the special tokens that are to be `shown`.
+    def open(
+        self, message: Generate, wake: Callable[[Request], None], shown: Set[int] = frozenset(), by_origin: bool = False
+    ) -> Request:
+        """Begins a request, whose text has the special tokens that are to be `shown`, in chunks `by_origin` if wanted.
         Raises RequestError for what is known to be wrong at once.
         An error in a text that is encoded first ends the request with `Failed`, before it is admitted."""
         self.check()
         with _admission():
-            request = Request(message.id, complete(message.params, self.config), wake, shown)
+            request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
             if request.params.structured is None:
                 self._begin(request, message)
             else:
@@ -324,12 +331,17 @@ class RequestManager:
         for observer in self.observers:
             observer.emitted(request, emission)
         request.metrics = emission.metrics or request.metrics
-        text, used = request.detokenizer.feed(emission.token_ids, ended=emission.finish_reason == "stop")
+        unread, used = request.output.tokens, 0
+        for origin, ids in by_origin(emission) if request.by_origin else ((None, emission.token_ids),):
+            ended = emission.finish_reason == "stop" and used + len(ids) == len(emission.token_ids)
+            text, count = request.detokenizer.feed(ids, ended)
+            if count:
+                logprobs = None if emission.logprobs is None else emission.logprobs[used : used + count]
+                request.output.add(text, ids[:count], logprobs, None if used else emission.prompt_logprobs, origin)
+            used += count
+            if request.detokenizer.stopped:
+                break
         request.completion_tokens += used
-        unread = request.output.tokens
-        if used:
-            logprobs = None if emission.logprobs is None else emission.logprobs[:used]
-            request.output.add(text, emission.token_ids[:used], logprobs, emission.prompt_logprobs)
         if emission.finish_reason == "error":
             self._fail(request, "engine_error", emission.error or "the engine failed")
         elif emission.finish_reason is not None:

@@ -133,10 +133,12 @@ class Tokenizer:
         """Returns what the chat template says of answers. Raises RequestError where there is none that can be read."""
         self._chat_template(False)
         text = self._template_text(tools=True)
+        variables = meta.find_undeclared_variables(_environment().parse(text))
         return TemplateFacts(
-            "tools" in meta.find_undeclared_variables(_environment().parse(text)),
+            "tools" in variables,
             parsers.fitting(parsers.TOOLS, text),
             parsers.fitting(parsers.REASONING, text),
+            "enable_thinking" in variables,
         )
 
     def _chat_template(self, tools: bool) -> Template:

@@ -41,6 +41,7 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strict_fields: bool = False
     generation_config: Literal["auto", "none"] = "auto"
     cache_report: bool = True
+    ui: bool = True
     tool_call_parser: str = parsers.AUTO
     reasoning_parser: str = parsers.AUTO
 

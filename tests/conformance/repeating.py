@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import WordLevel
 
 TEMPLATE = """\
-{{ tools | length if tools }}{% for message in messages %}{{ message.role }} {{ message.content }}
+{{ '' if enable_thinking }}{{ tools | length if tools }}
+{%- for message in messages %}{{ message.role }} {{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}
 {{- '<answer>' if messages[-1].role == 'tool' else '<assistant>' }}"""
 ANSWERS = {
@@ -29,14 +30,14 @@ _WIDTH = 64  # of hidden states, and of the vocabulary
 _UNKNOWN, _END = "<unk>", "<end>"
 
 
-def repeating(directory: Path) -> Path:
-    """Writes a Llama in `directory` that says an answer of `ANSWERS` after the token that is its key.
+def repeating(directory: Path, answers: Mapping[str, Sequence[str]] = ANSWERS) -> Path:
+    """Writes a Llama in `directory` that says one of `answers` after the token that is its key.
     All pieces are different. The chat template ends a prompt with a key: it depends on who has spoken last."""
-    pieces = [_UNKNOWN, _END, *ANSWERS, *itertools.chain.from_iterable(ANSWERS.values())]
+    pieces = [_UNKNOWN, _END, *answers, *itertools.chain.from_iterable(answers.values())]
     assert len(set(pieces)) == len(pieces) <= _WIDTH
     number = {piece: index for index, piece in enumerate(pieces)}
     head = torch.zeros(_WIDTH, _WIDTH)
-    for key, answer in ANSWERS.items():
+    for key, answer in answers.items():
         said = [key, *answer, _END]
         for piece, following in itertools.pairwise(said):
             head[number[following], number[piece]] = 10.0  # certain at temperature 1, too

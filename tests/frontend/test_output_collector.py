@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.config.engine import Limits
-from ssd.frontend.output_collector import OutputCollector
+from ssd.frontend.output_collector import Origin, OutputCollector, Part
 from ssd.ipc import sockets
 from ssd.ipc.public import Chunk, Done, Failed, Metrics, TokenLogprob, Usage, pack
 
@@ -43,6 +45,31 @@ def test_log_probabilities_of_the_prompt_come_once() -> None:
     output.add("a", [1], None, [TokenLogprob(1, -1.0, [])])
     output.add("b", [2])
     assert output.head == Chunk(3, "ab", [1, 2], None, [TokenLogprob(1, -1.0, [])])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hit", "miss", "plain"]), st.integers(1, 3), st.booleans()), max_size=30))
+def test_tokens_of_different_origins_stay_apart_and_in_order(script: list[tuple[Origin, int, bool]]) -> None:
+    output, sent = OutputCollector(3), list[Part]()
+
+    def deliver() -> None:
+        while isinstance(part := output.head, Part):
+            sent.append(part)
+            before = output.tokens
+            assert not output.sent() and output.tokens == before - len(part.token_ids)
+
+    for number, (origin, count, delivers) in enumerate(script):
+        output.add(f"{number} ", [number] * count, origin=origin)
+        if delivers:
+            deliver()
+            assert output.head is None and output.tokens == 0 and output.seconds == 0
+    output.end(DONE)
+    deliver()
+    assert output.head == DONE and output.sent()
+    origins = [(token, part.origin) for part in sent for token in part.token_ids]
+    assert origins == [(number, origin) for number, (origin, count, _) in enumerate(script) for _ in range(count)]
+    assert "".join(part.text for part in sent) == "".join(f"{number} " for number in range(len(script)))
+    if not any(delivers for *_, delivers in script):
+        assert all(a.origin != b.origin for a, b in itertools.pairwise(sent))
 
 
 def test_who_is_dropped_learns_the_end_only() -> None:

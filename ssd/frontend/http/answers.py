@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ssd.frontend.output_collector import Origin
 from ssd.ipc.public import Done, FinishReason, Metrics
 
 
@@ -186,6 +187,7 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     token_ids: list[int] | UnsetType = UNSET
+    origin: Origin | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):

@@ -31,6 +31,7 @@ from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
+from ssd.frontend.http.page import Page
 from ssd.frontend.http.style import now
 from ssd.frontend.http.tools import offered
 from ssd.frontend.prometheus import PrometheusExporter
@@ -65,7 +66,9 @@ class App:
         self._decode_tokenize, self._decode_detokenize = decoder(TokenizeRequest), decoder(DetokenizeRequest)
         self.routes = self._table()
         self._by_path: dict[str, dict[str, Route]] = {}
-        for route in self.routes:
+        # The page is no part of the API, and so of no OpenAPI document.
+        page = [Route("GET", "/", Page().show, "A chat page.", open=True)] if server.ui else []
+        for route in [*self.routes, *page]:
             self._by_path.setdefault(route.path, {})[route.method] = route
 
     def _table(self) -> list[Route]:
@@ -330,6 +333,7 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "limits": config.server.limits,
         "sampling_defaults": config.server.sampling.given(),
         **manager.answer_format.names,
+        "takes_enable_thinking": manager.vocabulary.template.takes_thinking,
         "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
         "kv_cache_usage": load.kv_cache_usage,
     }

@@ -265,6 +265,7 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     max_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: _Alternatives | None = None
+    return_origins: bool | None = None  # our own
     # how the chat template makes a prompt of the messages, by vLLM's names
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -16,6 +16,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import as_json, calls_of, new_id
+from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
     MAX_TEMPLATE_KWARGS,
@@ -64,6 +65,8 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
 def generates(body: ChatRequest, config: EngineConfig, tools: Sequence[Tool]) -> list[Generate]:
     """Returns one request to the engine for each choice, which may call `tools`. Raises HttpError."""
     n = count(body, config)
+    if body.return_origins and not body.stream:
+        raise invalid("return_origins", "return_origins needs stream")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -89,7 +92,7 @@ class ChatStyle(ParsingStyle):
         self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, tools: Sequence[Tool]
     ) -> None:
         super().__init__(body, name, vocabulary, format, tools, body.parallel_tool_calls)
-        self._with_logprobs = bool(body.logprobs)
+        self._with_logprobs, self.by_origin = bool(body.logprobs), bool(body.return_origins)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
         return answers.Chat(
@@ -109,7 +112,8 @@ class ChatStyle(ParsingStyle):
         if isinstance(message, Done):
             return [self._chunk(choice, delta, reason=_reason(choice))]
         ids = message.token_ids if self._with_ids else UNSET
-        return [self._chunk(choice, delta, message.logprobs, token_ids=ids)]
+        origin = message.origin if isinstance(message, Part) else UNSET
+        return [self._chunk(choice, delta, message.logprobs, token_ids=ids, origin=origin)]
 
     def _delta(self, choice: Choice, message: Chunk | Done) -> answers.Delta:
         """Returns what the last message has added."""

@@ -58,7 +58,8 @@ class Generation:
                 if index < len(self._choices):
                     self._note(self._choices[index])
 
-            self._choices.append(Choice(index, generate, self._manager.open(generate, wake, self._style.shown)))
+            request = self._manager.open(generate, wake, self._style.shown, self._style.by_origin)
+            self._choices.append(Choice(index, generate, request))
             self._note(self._choices[-1])
 
     def _note(self, choice: Choice) -> None:

@@ -70,6 +70,8 @@ class Style(ABC):
     """What comes after the last event."""
     shown: frozenset[int] = frozenset()
     """Special tokens that the text of choices must have."""
+    by_origin = False
+    """True if each message is to have tokens of one origin."""
 
     def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
