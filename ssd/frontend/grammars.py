@@ -18,25 +18,27 @@ class GrammarChecker:
 
     def __init__(self, texts: TextPool) -> None:
         self._texts = texts
-        self._results: OrderedDict[Structured, asyncio.Future[Compiled | Broken]] = OrderedDict()
+        self._results: OrderedDict[Compile, asyncio.Future[Compiled | Broken]] = OrderedDict()
 
-    def compile(self, asked: Structured) -> asyncio.Future[Compiled | Broken]:
-        """Returns a future of the grammar as the target wants it. Others may share it: do not cancel it."""
-        known = self._results.get(asked)
+    def compile(self, asked: Structured, free: str = "") -> asyncio.Future[Compiled | Broken]:
+        """Returns a future of the grammar as the target wants it, with what is `free` before it. Others may share the
+        future: do not cancel it."""
+        job = Compile(asked, free)
+        known = self._results.get(job)
         if known is not None:
-            self._results.move_to_end(asked)
+            self._results.move_to_end(job)
             return known
         if sum(not result.done() for result in self._results.values()) >= _WAITING:
             busy: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
             busy.set_result(Broken(f"{_WAITING} grammars are being compiled already", "overloaded"))
             return busy
-        result = self._results[asked] = self._texts.do(TextWorker.GRAMMAR, Compile(asked))
-        result.add_done_callback(lambda done: self._settled(asked, done))
+        result = self._results[job] = self._texts.do(TextWorker.GRAMMAR, job)
+        result.add_done_callback(lambda done: self._settled(job, done))
         return result
 
-    def _settled(self, asked: Structured, done: asyncio.Future[Compiled | Broken]) -> None:
+    def _settled(self, job: Compile, done: asyncio.Future[Compiled | Broken]) -> None:
         """Forgets a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
         if done.cancelled() or (isinstance(reply := done.result(), Broken) and reply.code != "invalid_request"):
-            self._results.pop(asked, None)
+            self._results.pop(job, None)
         for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
             del self._results[old]

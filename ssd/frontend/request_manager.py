@@ -6,7 +6,7 @@ import array
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -75,6 +75,7 @@ class Request:
         self.detokenizer: Detokenizer | None = None
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
         self.blamed: str | None = None
+        self.free: Callable[[Sequence[int]], str] | None = None
 
 
 class RequestManager:
@@ -126,18 +127,22 @@ class RequestManager:
             raise RequestError("overloaded", f"{self.open_requests} requests are open already")
 
     def open(
-        self, message: Generate, wake: Callable[[Request], None], shown: Set[int] = frozenset(), by_origin: bool = False
+        self,
+        message: Generate,
+        wake: Callable[[Request], None],
+        shown: Set[int] = frozenset(),
+        by_origin: bool = False,
+        free: Callable[[Sequence[int]], str] | None = None,
     ) -> Request:
         """Begins a request, whose text has the special tokens that are to be `shown`, in chunks `by_origin` if wanted.
+        After its prompt, what is `free` comes first, then what obeys `structured` (`ssd.grammar.source.serialized`).
         Raises RequestError for what is known to be wrong at once.
         An error in a text that is encoded first ends the request with `Failed`, before it is admitted."""
         self.check()
         with _admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
-            if request.params.structured is None:
-                self._begin(request, message)
-            else:
-                self._compile(request, message, request.params.structured)
+            request.free = free
+            self._begin(request, message)
         return request
 
     async def look_up(self, job: Encode | Decode) -> Any:
@@ -190,12 +195,13 @@ class RequestManager:
 
     # -- admission --------------------------------------------------------------------------------------------------
 
-    def _compile(self, request: Request, message: Generate, asked: Structured) -> None:
-        """Has a text worker compile what the answer must be, then begins the request."""
+    def _compile(self, request: Request, token_ids: list[int], asked: Structured) -> None:
+        """Has a text worker compile what the answer must be, then admits the request."""
         self._preparing.add(request)
-        self._grammars.compile(asked).add_done_callback(lambda done: self._compiled(request, message, done))
+        compiling = self._grammars.compile(asked, request.free(token_ids) if request.free else "")
+        compiling.add_done_callback(lambda done: self._compiled(request, token_ids, done))
 
-    def _compiled(self, request: Request, message: Generate, work: asyncio.Future[Compiled | Broken]) -> None:
+    def _compiled(self, request: Request, token_ids: list[int], work: asyncio.Future[Compiled | Broken]) -> None:
         reply = self._reply(request, work)
         if reply is None:
             return
@@ -204,7 +210,7 @@ class RequestManager:
                 if isinstance(reply, Broken):
                     raise RequestError(reply.code, reply.message, "structured")
                 request.params = replace(request.params, structured=reply.grammar)
-                self._begin(request, message)
+                self._accept(request, token_ids)
         except RequestError as error:
             self._fail(request, error.code, str(error), error.param)
 
@@ -215,18 +221,18 @@ class RequestManager:
         return None if request.ended or work.cancelled() else work.result()
 
     def _begin(self, request: Request, message: Generate) -> None:
-        """Encodes the prompt of a request, unless it is ids, then admits it. Raises RequestError."""
+        """Encodes the prompt of a request, unless it is ids, and goes on with it. Raises RequestError."""
         text = text_of(message, self.config, self.vocabulary)
         if text is None:
             ids = message.token_ids or []
             if request.params.truncate_prompt_tokens is not None:
                 ids = ids[-request.params.truncate_prompt_tokens :]
-            self._accept(request, checked_ids(ids, len(ids), message, self.config))
+            self._encoded(request, checked_ids(ids, len(ids), message, self.config))
         else:
             self._prepare(request, message, text)
 
     def _prepare(self, request: Request, message: Generate, text: Encode) -> None:
-        """Encodes the prompt of a request, then admits it."""
+        """Encodes the prompt of a request, then goes on with it."""
         worker = TextWorker.LONG if text.is_long else TextWorker.PROMPT if text.messages is None else TextWorker.CHAT
         work = request.encoding = self._texts.do(worker, text)
         self._preparing.add(request)
@@ -241,9 +247,15 @@ class RequestManager:
                 if isinstance(reply, Broken):
                     raise RequestError(reply.code, reply.message)
                 ids = array.array("I", reply.ids).tolist()
-                self._accept(request, checked_ids(ids, reply.count, message, self.config))
+                self._encoded(request, checked_ids(ids, reply.count, message, self.config))
         except RequestError as error:
             self._fail(request, error.code, str(error))
+
+    def _encoded(self, request: Request, token_ids: list[int]) -> None:
+        if request.params.structured is None:
+            self._accept(request, token_ids)
+        else:
+            self._compile(request, token_ids, request.params.structured)
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
         submit = Submit(self._numbers, token_ids, request.params)

@@ -79,9 +79,10 @@ class Check(_Job, tag=True, frozen=True):
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles what an answer must be, as the target will."""
+    """Compiles what an answer must be, as the target will. Before it comes what is `free`."""
 
     asked: Structured
+    free: str = ""
 
     @property
     def size(self) -> int:

@@ -137,7 +137,7 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
                 compiler = compiler or _compiler(directory)
                 compiler.load()
                 _limit_cpu(text_jobs.cpu_seconds(job))
-                reply = frame(_compiled(compiler, job.asked))
+                reply = frame(_compiled(compiler, job))
             else:
                 _limit_cpu(text_jobs.cpu_seconds(job))
                 reply = _done(tokenizer, job)
@@ -161,9 +161,9 @@ def _compiler(directory: Path) -> GrammarCompiler:
     return GrammarCompiler(directory, checkpoint.count("vocab_size"), stop_token_ids(checkpoint))
 
 
-def _compiled(compiler: GrammarCompiler, asked: Structured) -> Compiled:
+def _compiled(compiler: GrammarCompiler, job: Compile) -> Compiled:
     """Returns a grammar that was compiled. Raises RequestError for one that cannot be."""
-    text = serialized(asked)
+    text = serialized(job.asked, job.free)
     compiler.compile(text)
     return Compiled(Structured("compiled", text))
 

@@ -12,20 +12,22 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-# Blanks between the parts of JSON: without a limit a weak model writes nothing else.
-_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
+WHITESPACE = r"[ \n\r\t]{1,40}"
+"""Blanks between the parts of JSON: without a limit a weak model writes nothing else."""
+_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
 
-def serialized(asked: Structured) -> str:
+def serialized(asked: Structured, free: str = "") -> str:
     """Return the grammar of `asked` as text for `llguidance`. It is not checked: `GrammarCompiler.compile` does that.
 
-    Takes time and memory that grow with the source. Raises RequestError for one that is too long or malformed."""
+    `free` are Lark's rules of what comes before, among them one that is named free. Takes time and memory that grow
+    with the source. Raises RequestError for one that is too long or malformed."""
     if asked.kind == "compiled":
-        return asked.source
+        return _after(free, asked.source)
     if len(asked.source) > MAX_GRAMMAR:
         raise refused(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
     try:
-        text = _converted(asked.kind, asked.source)
+        text = _after(free, _converted(asked.kind, asked.source))
     except RequestError:
         raise
     except Exception as error:  # the parser of GBNF raises several kinds
@@ -53,6 +55,16 @@ def _converted(kind: GrammarKind, source: str) -> str:
         return str(LLMatcher.grammar_from_regex(source))
     lark = _choice(source) if kind == "choice" else any_to_lark(source)
     return str(LLMatcher.grammar_from_lark(lark))
+
+
+def _after(free: str, grammar: str) -> str:
+    """Return the text of a grammar that begins with what is `free`."""
+    if not free:
+        return grammar
+    lark = not grammar.lstrip().startswith("{")
+    first, *others = [{"lark_grammar": grammar}] if lark else json.loads(grammar)["grammars"]
+    start = {"lark_grammar": f"start: free @answer\n{free}"}
+    return json.dumps({"grammars": [start, {**first, "name": "answer"}, *others]})
 
 
 def _object(source: str) -> str:

@@ -71,7 +71,20 @@ def test_one_call_at_a_time(client: openai.OpenAI) -> None:
     assert len(answer.choices[0].message.tool_calls or []) == 1
 
 
-def test_what_needs_a_grammar_is_the_clients_own_error(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(messages=MESSAGES, tool_choice="required", **ASKED)
-    assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_parameter")
+BY_NAME: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (BY_NAME, "stop")])
+def test_a_model_that_knows_no_tools_is_made_to_call_one(server: str, choice: Any, reason: str) -> None:
+    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+    tool = {**TOOLS[0]["function"], "parameters": {**CITIES, "additionalProperties": False}}
+    asked = {**ASKED, "model": "smollm2", "tools": [{"type": "function", "function": tool}], "temperature": 1}
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            messages=MESSAGES, tool_choice=choice, parallel_tool_calls=False, seed=seed, **asked
+        )
+        (one,) = answer.choices
+        (call,) = one.message.tool_calls or ()
+        assert weather(call) in ("Sunny in Rome", "Sunny in Oslo")
+        assert one.message.content is None and one.finish_reason == reason

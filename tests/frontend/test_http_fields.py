@@ -200,13 +200,11 @@ def test_the_usage_so_far_comes_with_every_event(http: HttpEngine, path: str, bo
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    (CHATS, {"tool_choice": "required"}, "tool_choice"),
     (CHATS, {"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
     (CHATS, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
     (CHATS, {"modalities": ["text", "audio"]}, "modalities"),
     (CHATS, {"web_search_options": {}}, "web_search_options"),
     (CHATS, {"chat_template": "{{ messages }}"}, "chat_template"),
-    (CHATS, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (CHATS, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     (CHATS, {"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
     (

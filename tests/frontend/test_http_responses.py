@@ -150,7 +150,7 @@ def test_items_become_messages(thinker: Thinker) -> None:
         ({"background": True}, "background", "unsupported_parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
-        ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "unsupported_parameter"),
+        ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_parameter"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.tokenization import Tokenizer
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
+from tests.scripted_engine import MODEL
 
 CHATS = "/v1/chat/completions"
 SERVER = ServerConfig(names=("scripted",), port=0)
@@ -142,14 +145,23 @@ def test_a_history_has_calls_and_what_they_returned(thinker: Thinker) -> None:
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "Sunny.")
 
 
+def wanting(parameters: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "get_weather", "parameters": parameters, **more}}
+
+
+OTHER = {"type": "function", "function": {"name": "other"}}
 BY_NAME = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"tools": [WEATHER], "tool_choice": BY_NAME}, "tool_choice", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": [OTHER], "tool_choice": BY_NAME}, "tool_choice", "invalid_value"),
+        ({"tools": [WEATHER], "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "invalid_value"),
+        ({"tools": [wanting({"type": "array"})], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [wanting({"not": {}}, strict=True)]}, "tools", "invalid_request"),
+        ({"tools": [wanting({"not": {}}, strict=True)], "tool_choice": "required"}, "tools", "invalid_request"),
         ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing_parameter"),
         ({"tools": [{**WEATHER, "function": {"name": "f", "description": "x" * 2**20}}]}, "tools", "invalid_value"),
@@ -161,6 +173,82 @@ BY_NAME = {"type": "function", "function": {"name": "get_weather"}}
 def test_what_is_wrong_is_refused(thinker: Thinker, fields: dict[str, Any], param: str, code: str) -> None:
     status, answer = thinker[0].post(CHATS, **{**ASKED, **fields})
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code), answer
+
+
+# -- what is enforced -----------------------------------------------------------------------------------------------
+
+
+def enforced(thinker: Thinker, **body: Any) -> LLMatcher:
+    """The grammar that the target gets."""
+    engine, _ = thinker
+    connection = engine.connection()
+    connection.request("POST", CHATS, json.dumps({**ASKED, **body}), {"content-type": "application/json"})
+    asked = engine.engine.target.next_submit().params.structured
+    connection.close()
+    assert asked is not None and asked.kind == "compiled"
+    return LLMatcher(_matching(), asked.source, log_level=0)
+
+
+@cache
+def _matching() -> LLTokenizer:
+    return LLTokenizer((MODEL / "tokenizer.json").read_text(), eos_token=[2])
+
+
+def takes(matcher: LLMatcher, tokenizer: Tokenizer, text: str) -> bool:
+    fresh = matcher.deep_copy()
+    return fresh.consume_tokens(tokenizer.encode(text)) and fresh.is_accepting()
+
+
+OTHER_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+
+
+def test_a_choice_of_tools_is_a_grammar_in_the_models_format(thinker: Thinker) -> None:
+    two, thought = {"tools": [WEATHER, OTHER]}, "<think>\nHm.\n</think>\n\n"
+    texts = (CALL, OTHER_CALL, f"{CALL}\n{OTHER_CALL}", thought + OTHER_CALL, "No.", thought)
+    for fields, expected in (
+        ({"tool_choice": "required"}, (True, True, True, True, False, False)),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, (True, True, False, True, False, False)),
+        ({"tool_choice": BY_NAME}, (True, False, False, False, False, False)),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            (True, True, True, True, False, False),
+        ),
+    ):
+        matcher = enforced(thinker, **two, **fields)
+        assert tuple(takes(matcher, thinker.tokenizer, text) for text in texts) == expected, fields
+    opened = enforced(thinker, **two, tool_choice="required", chat_template_kwargs={"opens": True})
+    assert takes(opened, thinker.tokenizer, f"Hm.\n</think>\n{CALL}") and not takes(opened, thinker.tokenizer, CALL)
+
+
+def test_strict_tools_are_obeyed_where_the_model_calls_them(thinker: Thinker) -> None:
+    matcher = enforced(thinker, tools=[wanting(WEATHER["function"]["parameters"], strict=True), OTHER])  # type: ignore[index]
+    wrong = CALL.replace("city", "town")
+    for text, possible in (("No.", True), (f"Let me see. {CALL}\n{OTHER_CALL} So.", True), (wrong, False)):
+        assert takes(matcher, thinker.tokenizer, text) is possible, text
+
+
+def test_thoughts_come_before_what_a_schema_says(thinker: Thinker) -> None:
+    matcher = enforced(thinker, response_format={"type": "json_object"})
+    for text, possible in (("{}", True), ("<think>Hm.</think>\n\n{}", True), ("Hm.</think>{}", False)):
+        assert takes(matcher, thinker.tokenizer, text) is possible, text
+
+
+def test_a_call_by_name_stops_and_a_required_one_ends_for_its_call(thinker: Thinker) -> None:
+    with saying(thinker, CALL) as engine:
+        for choice, reason in ((BY_NAME, "stop"), ("required", "tool_calls")):
+            answer = both(engine, tools=[WEATHER], tool_choice=choice)
+            assert calls(answer) == [("get_weather", {"city": "São Paulo"})] and answer["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ tools }}{{ messages[0].content }}"])
+def test_a_model_without_a_format_is_forced_to_call_in_plain_text(tmp_path: Path, template: str) -> None:
+    text = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+    tokenizer = model(tmp_path / "plain", template)
+    with http_engine(SERVER, target=str(tmp_path / "plain")) as engine:
+        one = Thinker(engine, tokenizer)
+        assert takes(enforced(one, tools=[WEATHER], tool_choice=BY_NAME), tokenizer, text)
+        with saying(one, text):
+            assert calls(both(engine, tools=[WEATHER], tool_choice="required")) == [("get_weather", {"city": "Rome"})]
 
 
 # -- other models ---------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class Thinker(NamedTuple):
 def model(directory: Path, template: str, special: tuple[str, ...] = ()) -> Tokenizer:
     """The packaged tokenizer with another template, and more special tokens."""
     directory.mkdir(exist_ok=True)
-    shutil.copy(MODEL / "tokenizer.json", directory)
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(MODEL / name, directory)
     (directory / "chat_template.jinja").write_text(template)
     if special:
         tokenizer = Reference.from_file(str(directory / "tokenizer.json"))

@@ -165,11 +165,11 @@ class App:
         body = self._decode_chat.decode(await self._json(exchange))
         self._complete(body, exchange)
         self._check_chat(chat.ChatStyle.prompt)
-        tools = offered(body, self._manager.answer_format)
+        offer = offered(body, self._manager.answer_format)
         style = chat.ChatStyle(
-            body, f"chatcmpl-{exchange.id}", self._manager.vocabulary, self._manager.answer_format, tools
+            body, f"chatcmpl-{exchange.id}", self._manager.vocabulary, self._manager.answer_format, offer
         )
-        requests = chat.generates(body, self._manager.config, tools)
+        requests = chat.generates(body, self._manager.config, offer)
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
     async def _response(self, exchange: Exchange) -> None:
@@ -177,9 +177,9 @@ class App:
         self._complete(body, exchange)
         asked = responses.as_chat(body)
         self._check_chat(responses.ResponseStyle.prompt)
-        tools = offered(asked, self._manager.answer_format)
-        style = responses.ResponseStyle(body, exchange.id, self._manager.vocabulary, self._manager.answer_format, tools)
-        requests = chat.generates(asked, self._manager.config, tools)
+        offer = offered(asked, self._manager.answer_format)
+        style = responses.ResponseStyle(body, exchange.id, self._manager.vocabulary, self._manager.answer_format, offer)
+        requests = chat.generates(asked, self._manager.config, offer)
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
     async def _completion(self, exchange: Exchange) -> None:

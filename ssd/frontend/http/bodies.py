@@ -237,7 +237,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     description: Text | None = None
     parameters: dict[str, msgspec.Raw] | None = None
-    strict: Annotated[bool | None, Meta(description="Reaches the chat template. Arguments are not enforced.")] = None
+    strict: Annotated[bool | None, Meta(description="Arguments obey all of `parameters`, or are refused.")] = None
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
@@ -271,13 +271,8 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: _Variables | None = None
     tools: Tools | None = None
-    tool_choice: (
-        Annotated[
-            Literal["none", "auto", "required"] | ChosenTool, Meta(description="Supported are `none` and `auto`.")
-        ]
-        | None
-    ) = None
-    parallel_tool_calls: Annotated[bool, Meta(description="If false, only the first call is told.")] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
     reasoning_effort: Annotated[
         Anything, _ignored("set it in `chat_template_kwargs`, if the model's template knows it")
     ] = UNSET
@@ -355,13 +350,8 @@ class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     instructions: Text | None = None
     max_output_tokens: _Tokens | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=1024)] | None = None
-    tool_choice: (
-        Annotated[
-            Literal["none", "auto", "required"] | ChosenFunction, Meta(description="Supported are `none` and `auto`.")
-        ]
-        | None
-    ) = None
-    parallel_tool_calls: Annotated[bool, Meta(description="If false, only the first call is told.")] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
     chat_template_kwargs: _Variables | None = None
     reasoning: Annotated[Anything, _ignored("chat_template_kwargs reach the model's template")] = UNSET
     include: Annotated[Anything, _ignored("answers have all that there is")] = UNSET

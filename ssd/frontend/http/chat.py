@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
@@ -15,7 +16,7 @@ from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import as_json, calls_of, new_id
+from ssd.frontend.http.tools import Offer, as_json, calls_of, new_id
 from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
@@ -62,8 +63,8 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
     return ChatOptions(not continues if begins is None else begins, continues, kwargs.decode(), as_json(tools))
 
 
-def generates(body: ChatRequest, config: EngineConfig, tools: Sequence[Tool]) -> list[Generate]:
-    """Returns one request to the engine for each choice, which may call `tools`. Raises HttpError."""
+def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Generate]:
+    """Returns one request to the engine for each choice. Raises HttpError."""
     n = count(body, config)
     if body.return_origins and not body.stream:
         raise invalid("return_origins", "return_origins needs stream")
@@ -76,8 +77,10 @@ def generates(body: ChatRequest, config: EngineConfig, tools: Sequence[Tool]) ->
         max_tokens=config.max_model_len if limit is None else limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    if offer.structured is not None:
+        params = replace(params, structured=offer.structured)
     messages = conversation(body.messages)
-    chat = options(body, tools)
+    chat = options(body, offer.tools)
     return [
         Generate(index, messages=messages, params=own, chat=chat) for index, own in enumerate(each_choice(params, n))
     ]
@@ -89,9 +92,9 @@ class ChatStyle(ParsingStyle):
     prompt = "messages"
 
     def __init__(
-        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, tools: Sequence[Tool]
+        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer
     ) -> None:
-        super().__init__(body, name, vocabulary, format, tools, body.parallel_tool_calls)
+        super().__init__(body, name, vocabulary, format, offer)
         self._with_logprobs, self.by_origin = bool(body.logprobs), bool(body.return_origins)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
@@ -110,7 +113,7 @@ class ChatStyle(ParsingStyle):
     def events(self, choice: Choice, message: Chunk | Done) -> list[answers.ChatChunk]:
         delta = self._delta(choice, message)
         if isinstance(message, Done):
-            return [self._chunk(choice, delta, reason=_reason(choice))]
+            return [self._chunk(choice, delta, reason=self._reason(choice))]
         ids = message.token_ids if self._with_ids else UNSET
         origin = message.origin if isinstance(message, Part) else UNSET
         return [self._chunk(choice, delta, message.logprobs, token_ids=ids, origin=origin)]
@@ -145,10 +148,15 @@ class ChatStyle(ParsingStyle):
             choice.index,
             self._message(choice),
             None if logprobs is None else answers.ChatLogprobs(logprobs),
-            _reason(choice),
+            self._reason(choice),
             choice.token_ids if self._with_ids else UNSET,
             choice.request.prompt.tolist() if self._with_ids else UNSET,
         )
+
+    def _reason(self, choice: Choice) -> answers.ChatFinishReason:
+        """Returns why a choice has ended: for its calls, unless one was asked for by name."""
+        reason = choice.end.finish_reason
+        return "tool_calls" if choice.calls and reason == "stop" and not self._offer.named else reason
 
     def _chunk(
         self,
@@ -177,9 +185,3 @@ class ChatStyle(ParsingStyle):
         piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes
         tops = [answers.TopLogprob(piece(token), value, list(raw(token))) for token, value in entry.top]
         return answers.ContentLogprob(piece(entry.token_id), entry.logprob, list(raw(entry.token_id)), tops)
-
-
-def _reason(choice: Choice) -> answers.ChatFinishReason:
-    """Returns why a choice has ended: a whole answer with calls ended for them."""
-    reason = choice.end.finish_reason
-    return "tool_calls" if choice.calls and reason == "stop" else reason

@@ -58,7 +58,8 @@ class Generation:
                 if index < len(self._choices):
                     self._note(self._choices[index])
 
-            request = self._manager.open(generate, wake, self._style.shown, self._style.by_origin)
+            style = self._style
+            request = self._manager.open(generate, wake, style.shown, style.by_origin, style.free)
             self._choices.append(Choice(index, generate, request))
             self._note(self._choices[-1])
 

@@ -29,7 +29,7 @@ from ssd.frontend.http.bodies import (
 from ssd.frontend.http.errors import HttpError, invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import new_id
+from ssd.frontend.http.tools import Offer, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
@@ -119,9 +119,9 @@ class ResponseStyle(ParsingStyle):
     end = b""
 
     def __init__(
-        self, body: ResponseRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, tools: Sequence[Tool]
+        self, body: ResponseRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer
     ) -> None:
-        super().__init__(body, name, vocabulary, format, tools, body.parallel_tool_calls)
+        super().__init__(body, name, vocabulary, format, offer)
         self._parses = True
         self._numbers = itertools.count()
         self._items = _Items(name)

@@ -12,10 +12,11 @@ from msgspec import UNSET, Raw, UnsetType
 
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import Sampling, StreamOptions, Tool
+from ssd.frontend.http.bodies import Sampling, StreamOptions
 from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.structured import field_of
+from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
 from ssd.frontend.request_manager import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
@@ -86,6 +87,10 @@ class Style(ABC):
     def take(self, choice: Choice, message: Chunk | Done) -> None:
         """Adds what has come to a choice."""
         choice.take(message)
+
+    def free(self, prompt: Sequence[int]) -> str:
+        """Returns the rules of what comes after a prompt before it obeys a grammar; "" for none."""
+        return ""
 
     @abstractmethod
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
@@ -158,20 +163,23 @@ class ParsingStyle(Style):
         name: str,
         vocabulary: Vocabulary,
         format: AnswerFormat,
-        tools: Sequence[Tool],
-        parallel: bool | None,
+        offer: Offer,
     ) -> None:
-        """`tools` are those that answers may call, with `parallel` false once."""
         super().__init__(body, name, vocabulary)
-        self._format, self._offered = format, [tool.function.name for tool in tools]
-        self._most_calls = 1 if parallel is False else None
-        self._parses = bool(tools) or format.reasoning is not None
-        self.shown = format.special(bool(tools))
+        self._format, self._offer = format, offer
+        self._parses = offer.parser is not None or format.reasoning is not None
+        if offer.structured is not None:
+            self.structured = "tools"
+        self.shown = format.special(offer.parser)
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
         if self._parses and choice.parser is None:
-            choice.parser = self._format.parser(self._offered, choice.request.prompt, self._most_calls)
+            offer, names = self._offer, [tool.function.name for tool in self._offer.tools]
+            choice.parser = self._format.parser(offer.parser, names, choice.request.prompt, offer.most_calls)
         super().take(choice, message)
+
+    def free(self, prompt: Sequence[int]) -> str:
+        return self._format.thoughts(prompt)
 
 
 def now() -> int:

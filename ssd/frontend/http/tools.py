@@ -4,39 +4,96 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from ssd.frontend.http.bodies import ChatRequest, Said, Tool
-from ssd.frontend.http.errors import HttpError, invalid
+from ssd.config.params import MAX_COMPILED, Structured
+from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Said, Tool
+from ssd.frontend.http.errors import HttpError, cut, invalid
 from ssd.frontend.http.exchange import encoder
+from ssd.frontend.http.structured import field_of
 from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.parsers.rules import Function, Rules, Unfit
+from ssd.frontend.parsers.tools import Llama3Json, ToolParser
 from ssd.ipc.public import MAX_TOOLS, CalledTool
 
 _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
-def offered(body: ChatRequest, format: AnswerFormat) -> Sequence[Tool]:
-    """Returns the tools that an answer may call. Raises HttpError where the model cannot, or cannot be made to."""
+class Offer(NamedTuple):
+    """What answers may call, and `parser`, which reads it. `structured` enforces calls, `named` of a tool by name.
+    At most `most_calls` are told, if that is given."""
+
+    tools: Sequence[Tool] = ()
+    parser: type[ToolParser] | None = None
+    structured: Structured | None = None
+    named: bool = False
+    most_calls: int | None = None
+
+
+def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
+    """Returns what an answer may call. Raises HttpError where the model cannot, or cannot be made to."""
+    tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
     if body.tool_choice not in (None, "none", "auto"):
-        _enforce(body)
-    if not body.tools or body.tool_choice == "none":
-        return ()
+        return _enforce(body, tools, format, most_calls)
+    if not tools or body.tool_choice == "none":
+        return Offer()
     if not format.takes_tools:
         raise _unsupported("tools", "tools is not supported: this model's chat template has no place for them")
     if format.tools is None:
         message = (
-            "tools is not supported: how this model says calls is not known; --tool-call-parser of ssd launch says"
+            "tools is not supported: how this model says calls is not known; --tool-call-parser of ssd launch says, "
+            "and tool_choice required or a name does without"
         )
         raise _unsupported("tools", message)
-    return body.tools
+    offer = Offer(tools, format.tools, most_calls=most_calls)
+    if field_of(body) is not None or not any(tool.function.strict for tool in tools):
+        return offer
+    rules = Rules(_functions(tools, obey=False), format.ids, most_calls != 1)
+    return offer._replace(structured=_structured(rules, format.tools.allowed))
 
 
-def _enforce(body: ChatRequest) -> None:
-    """Asks for an answer that calls a tool, any (`required`) or one by name: the place for a grammar made of `tools`.
-    There is none yet: raises HttpError."""
-    asked = "required" if body.tool_choice == "required" else "a tool by name"
-    raise _unsupported("tool_choice", f"tool_choice: {asked} is not supported, but none and auto are")
+def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None) -> Offer:
+    """Returns an offer that must be taken, by a call of any tool (`required`) or of one by name.
+    A model whose format has no grammar calls in that of `Llama3Json`, which is plain text. Raises HttpError."""
+    names = [tool.function.name for tool in tools]
+    named = isinstance(body.tool_choice, ChosenTool)
+    if isinstance(body.tool_choice, ChosenTool):
+        name = body.tool_choice.function.name
+        if name not in names:
+            raise invalid("tool_choice", f"tool_choice: there is no {cut(name)!r} among tools")
+        callable = [tools[names.index(name)]]
+    elif not tools:
+        raise invalid("tool_choice", "tool_choice: required needs tools")
+    else:
+        callable = list(tools)
+    if (other := field_of(body)) not in (None, "response_format"):  # which is about content, and there is none
+        raise invalid("tool_choice", f"tool_choice and {other} both say what the answer must be; give one")
+    several = not named and most_calls != 1
+    for parser in (format.tools or Llama3Json, Llama3Json):
+        structured = _structured(Rules(_functions(callable, obey=True), format.ids, several), parser.forced)
+        if structured is not None:
+            return Offer(tools, parser, structured, named, most_calls)
+    raise AssertionError("Llama3Json has a grammar")
+
+
+def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
+    """Returns tools as grammars have them. Without `obey` those that are not strict take any arguments."""
+    given = [tool.function for tool in tools]
+    return [Function(each.name, each.parameters if obey or each.strict else {}, bool(each.strict)) for each in given]
+
+
+def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
+    """Returns the grammar that a parser makes; None if it makes none. Raises HttpError."""
+    try:
+        answer = of(rules)
+        text = rules.grammar(answer)
+    except (Unfit, ValueError, RecursionError) as error:
+        raise invalid("tools", f"tools: {error}") from None
+    if len(text) > MAX_COMPILED:
+        raise invalid("tools", f"tools take {len(text)} characters as a grammar, which is too long")
+    return Structured("compiled", text) if answer else None
 
 
 def as_json(tools: Sequence[Tool]) -> str:

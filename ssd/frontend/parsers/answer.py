@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from ssd.config import parsers
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.parsers.reasoning import ReasoningParser, Split
+from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
 
 _PROMPT_END = 16  # tokens of a prompt that may hold the opening mark of thoughts
@@ -47,21 +49,43 @@ class AnswerFormat:
         self.tools: type[ToolParser] | None = _loaded(parsers.TOOLS, self.names["tool_call_parser"])
         self.reasoning: type[ReasoningParser] | None = _loaded(parsers.REASONING, self.names["reasoning_parser"])
 
-    def special(self, offers_tools: bool) -> frozenset[int]:
+        self.ids: Callable[[str], Sequence[int]] = cache(self._ids)
+
+    def special(self, tools: type[ToolParser] | None) -> frozenset[int]:
         """Returns the special tokens that the parsers of an answer read. Its text must have them."""
         read = set() if self.reasoning is None else {self.reasoning.opening, self.reasoning.closing}
-        if offers_tools and self.tools is not None:
-            read |= self.tools.special
+        if tools is not None:
+            read |= tools.special
         written = {text.encode() for text in read}
         silent = self._vocabulary.silent if written else ()
         return frozenset(token for token in silent if self._vocabulary.piece_bytes(token) in written)
 
-    def parser(self, offered: Collection[str], prompt: Sequence[int], most_calls: int | None = None) -> AnswerParser:
-        """Returns the parser of the answer to a prompt that `offered` tools with these names.
-        It tells at most `most_calls` calls, if that is given."""
-        tools = self.tools(offered) if offered and self.tools is not None else None
+    def parser(
+        self,
+        tools: type[ToolParser] | None,
+        offered: Collection[str],
+        prompt: Sequence[int],
+        most_calls: int | None = None,
+    ) -> AnswerParser:
+        """Returns the parser of the answer to a prompt that `offered` tools with these names, whose calls `tools`
+        reads. It tells at most `most_calls` calls, if that is given."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
-        return AnswerParser(reasoning, tools, most_calls)
+        return AnswerParser(reasoning, None if tools is None else tools(offered), most_calls)
+
+    def thoughts(self, prompt: Sequence[int]) -> str:
+        """Returns the rules, in a grammar, of the thoughts that come before what a grammar enforces; "" for none."""
+        if self.reasoning is None:
+            return ""
+        rules, mark = Rules((), self.ids, False), self.reasoning.closing
+        rest = rf"{rules.up_to(mark, rules.plain([mark]))} (/[ \n]{{1,4}}/)?"
+        if not self._opened(prompt):
+            rest = f"({rules.marker(self.reasoning.opening)} {rest})?"
+        return rules.grammar(rest, "free")
+
+    def _ids(self, marker: str) -> list[int]:
+        """Returns the tokens that are written like a marker."""
+        written = marker.encode()
+        return [token for token, piece in self._vocabulary.pieces.items() if piece == written]
 
     def _opened(self, prompt: Sequence[int]) -> bool:
         """Tells whether a prompt ends with the opening mark of thoughts."""

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import NUMBER, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 
@@ -30,6 +31,33 @@ class Pythonic(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return any(text in template for text in ("[func_name1(", "<|tool_call_start|>", "<|tool_list_start|>"))
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        calls = cls._calls(rules)
+        marked = [
+            f"{rules.marker(opening)} {calls} {rules.marker(closing)}"
+            for opening, closing in _OPENING.items()
+            if rules.knows(opening)
+        ]
+        return rules.any_of([calls, *marked])
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        names = "|".join(re.escape(function.name) for function in rules.functions)
+        plain, calls = rules.plain([*_OPENING], rf"\s*\[\s*({names})\("), cls._calls(rules)
+        opening = next(filter(rules.knows, _OPENING), "<|python_start|>")
+        return f"{calls} | {rules.calls_in_text(opening, f'{calls} {rules.marker(_OPENING[opening])}', plain)}"
+
+    @classmethod
+    def _calls(cls, rules: Rules) -> str:
+        """The list without marks. Its beginning is one text, which tells it from plain text that begins like it."""
+        arguments = [(each, rules.any_of([f'{rules.keywords(each)} ")"'])) for each in rules.functions]
+        first, others = (
+            rules.any_of([f"{rules.name(each, before, '(')} {given}" for each, given in arguments])
+            for before in ("[", ", ")
+        )
+        return rules.any_of([f'{first} {rules.at_will(others)} "]"'])
 
     def parse(self) -> Reading[None]:
         opening = ""

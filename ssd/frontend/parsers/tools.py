@@ -13,10 +13,12 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
 
 _NAME = re.compile(r"[\w.-]*")
 _ID = re.compile(r"[\w-]*")
+_OBJECT_BEGINS = r'\s*\{\s*"name"'
 
 
 class ToolCall(NamedTuple):
@@ -54,6 +56,18 @@ class ToolParser(Machine):
     @abstractmethod
     def fits(cls, template: str) -> bool:
         """Tells whether a chat template with this text is of a model that calls tools in this format."""
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        """Returns the expression, in a grammar, of an answer that is calls and nothing else; "" if there is none.
+        Raises Unfit for tools that cannot be called."""
+        return ""
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        """Returns the expression of an answer whose calls, if it makes some, are well-formed; "" if there is none.
+        Raises Unfit for tools that cannot be called."""
+        return ""
 
     @abstractmethod
     def parse(self) -> Reading[None]:
@@ -151,6 +165,19 @@ class Hermes(ToolParser):
         others = ("<function=", "<arg_key>", "<parameter=")  # Qwen3-Coder's and GLM's calls are not JSON
         return "<tool_call>" in template and not any(other in template for other in others)
 
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        return rules.repeated(f"{rules.marker('<tool_call>')} {cls._marked(rules)}", rules.text("\n"))
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return rules.calls_in_text("<tool_call>", cls._marked(rules), rules.plain(["<tool_call>"]))
+
+    @classmethod
+    def _marked(cls, rules: Rules) -> str:
+        """What comes after the mark of a call."""
+        return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
+
     def parse(self) -> Reading[None]:
         while (yield from self._content("<tool_call>")):
             yield from self._text.skip_space()
@@ -171,6 +198,14 @@ class Llama3Json(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return '{"name": function name, "parameters": dictionary' in template
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        return rules.repeated(rules.json_calls("parameters"), rules.text("; "))
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
 
     def parse(self) -> Reading[None]:
         tagged = ""
@@ -202,6 +237,23 @@ class Mistral(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return "[TOOL_CALLS]" in template
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        marked = rules.any_of([f"{rules.marker('[TOOL_CALLS]')} {cls._marked(rules)}"])
+        return rules.repeated(marked, "") if rules.knows("[ARGS]") else marked
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return rules.calls_in_text("[TOOL_CALLS]", cls._marked(rules), rules.plain(["[TOOL_CALLS]"]))
+
+    @classmethod
+    def _marked(cls, rules: Rules) -> str:
+        """What comes after the mark: a list, or one call where the tokenizer is a newer one."""
+        if not rules.knows("[ARGS]"):
+            return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
+        args = rules.marker("[ARGS]")
+        return rules.any_of([f"{rules.name(each)} {args} {rules.arguments(each)}" for each in rules.functions])
 
     def parse(self) -> Reading[None]:
         while (yield from self._content("[TOOL_CALLS]")):

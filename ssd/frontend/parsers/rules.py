@@ -1,0 +1,181 @@
+"""Grammars of answers in the formats of the tool parsers, in Lark's notation as `llguidance` reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ssd.grammar.source import WHITESPACE
+
+_SUBSCHEMAS = {"$defs", "definitions"}
+_NOTES = {"type", "title", "description", "$schema", "additionalProperties", "properties", "required", *_SUBSCHEMAS}
+_PLAIN_NAME = re.compile(r"[\w.-]+")
+_ANYTHING = "(?s:.*)"
+
+
+class Unfit(ValueError):
+    """A tool that a format cannot call, or not by grammar. The text says which and why."""
+
+
+class Function(NamedTuple):
+    """A tool that an answer may call. `parameters` is a JSON schema, None for no arguments. A `strict` one is obeyed
+    or refused; of others the keywords that `llguidance` does not know are left out."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    strict: bool
+
+
+class Rules:
+    """The rules of one grammar: each method that returns an expression adds what the expression needs.
+
+    `ids` returns the tokens that are written like a marker: they may be special, and no text then matches them.
+    An answer makes `several` calls, or one."""
+
+    def __init__(self, functions: Sequence[Function], ids: Callable[[str], Sequence[int]], several: bool) -> None:
+        self.functions = functions
+        self._ids, self._several = ids, several
+        self._lines: list[str] = []
+
+    def grammar(self, expression: str, name: str = "start") -> str:
+        """Returns all rules, that of this expression under a name."""
+        return "\n".join([f"{name}: {expression}", *self._lines])
+
+    def knows(self, marker: str) -> bool:
+        """Tells whether the vocabulary has a token for a marker."""
+        return bool(self._ids(marker))
+
+    def text(self, text: str) -> str:
+        """Returns the expression of exactly this text."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def marker(self, marker: str) -> str:
+        """Returns the expression of a marker, as a token of its own or letter by letter."""
+        return f"({' | '.join([self.text(marker), *self._tokens(marker)])})"
+
+    def repeated(self, item: str, between: str) -> str:
+        """Returns the expression of as many items as there may be calls, at least one."""
+        return f"{item} {self.at_will(f'{between} {item}')}"
+
+    def at_will(self, more: str) -> str:
+        """Returns the expression of any number of further calls; of none where there may be one only."""
+        return f"({more})*" if self._several else ""
+
+    def any_of(self, items: Sequence[str]) -> str:
+        """Returns the name of a rule for one of these expressions."""
+        return self._rule(" | ".join(items))
+
+    def calls_in_text(self, opening: str, call: str, plain: str) -> str:
+        """Returns the expression of `plain` text with calls anywhere in it, each after the mark `opening`."""
+        return f"({self.up_to(opening, plain)} {call}){'*' if self._several else '?'} {plain}"
+
+    def up_to(self, marker: str, plain: str) -> str:
+        """Returns the expression of `plain` text and the first marker after it."""
+        lazy = self._name()
+        self._lines.append(f"{lazy}[lazy]: {plain} {self.text(marker)}")
+        return self.any_of([lazy, *(f"{plain} {token}" for token in self._tokens(marker))])
+
+    def plain(self, markers: Sequence[str], beginning: str = "") -> str:
+        """Returns the expression of any text without these markers that does not begin as a regular expression says."""
+        barred = [f"{_ANYTHING}({'|'.join(map(_escaped, markers))}){_ANYTHING}"]
+        barred += [f"{beginning}{_ANYTHING}"] if beginning else []
+        name = self._name().upper()
+        self._lines.append(f"{name}: /{_ANYTHING}/ {' '.join(f'& ~/{pattern}/' for pattern in barred)}")
+        return name
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def json_calls(self, key: str) -> str:
+        """Returns the expression of an object with the name of a tool and, under `key`, its arguments."""
+        return self.any_of(
+            [
+                f"{self.text(_before(function, key))} {self.arguments(function)} {self.text('}')}"
+                for function in self.functions
+            ]
+        )
+
+    def name(self, function: Function, before: str = "", after: str = "") -> str:
+        """Returns the expression of a tool's name, not quoted, between these texts. Raises Unfit."""
+        if not _PLAIN_NAME.fullmatch(function.name):
+            raise _unfit(function, "its name has characters that this model's format of calls has no place for")
+        return self.text(before + function.name + after)
+
+    def arguments(self, function: Function) -> str:
+        """Returns the expression of a tool's arguments as an object. Raises Unfit."""
+        if function.parameters is None:
+            return self.text("{}")
+        return self._json({**_schema(function), "type": "object"}, function)
+
+    def keywords(self, function: Function) -> str:
+        """Returns the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
+        schema = {key: _decoded(value) for key, value in _schema(function).items()}
+        if unknown := sorted(schema.keys() - _NOTES):
+            raise _unfit(function, f"{unknown[0]} beside properties has no form in this model's format of calls")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise _unfit(function, "its parameters are no JSON schema")
+        if missing := [name for name in required if name not in properties]:
+            raise _unfit(function, f"the required {missing[0]!r} is not among properties")
+        shared = {key: schema[key] for key in _SUBSCHEMAS & schema.keys()}
+        rest, first = '""', '""'  # what may follow an argument, and begin the list, from here on
+        for name, sub in reversed(properties.items()):
+            if not name.isidentifier():
+                raise _unfit(function, f"{name!r} is no name that this model's format of calls has for an argument")
+            own = {**shared, **sub} if isinstance(sub, dict) else sub
+            argument = self._rule(f"{self.text(name + '=')} {self._json(own, function)}")
+            others = ([rest], [first]) if name not in required else ([], [])
+            rest, first = (
+                self.any_of([f'", " {argument} {rest}', *others[0]]),
+                self.any_of([f"{argument} {rest}", *others[1]]),
+            )
+        return first
+
+    def _json(self, schema: Any, function: Function) -> str:
+        lenient = {} if function.strict else {"lenient": True, "coerce_one_of": True}
+        if isinstance(schema, dict):
+            schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **lenient}}
+        return self._rule(f"%json {msgspec.json.encode(schema).decode()}")
+
+    # -- rules ------------------------------------------------------------------------------------------------------
+
+    def _tokens(self, marker: str) -> list[str]:
+        return [f"<[{token}]>" for token in self._ids(marker)]
+
+    def _rule(self, expression: str) -> str:
+        name = self._name()
+        self._lines.append(f"{name}: {expression}")
+        return name
+
+    def _name(self) -> str:
+        return f"r{len(self._lines)}"
+
+
+def _before(function: Function, key: str) -> str:
+    """Returns what stands before the arguments in an object that is a call."""
+    return f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": '
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    """Returns the schema of a tool's arguments. Raises Unfit for one of anything but objects."""
+    schema = dict(function.parameters or {})
+    type = _decoded(schema.get("type", "object"))
+    if type != "object" and (not isinstance(type, list) or "object" not in type):
+        raise _unfit(function, "arguments are an object, and its parameters have another type")
+    return schema
+
+
+def _decoded(value: Any) -> Any:
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _unfit(function: Function, cause: str) -> Unfit:
+    return Unfit(f"the tool {function.name[:64]!r} cannot be enforced: {cause}")
+
+
+def _escaped(text: str) -> str:
+    """Returns a regular expression of exactly this text, to stand between slashes."""
+    return re.escape(text).replace("/", r"\/")

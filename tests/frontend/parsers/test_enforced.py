@@ -1,0 +1,151 @@
+"""Answers that the grammar of a format allows, drawn at random: its parser reads valid calls out of each."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from ssd.config import parsers
+from ssd.frontend.parsers.rules import Function, Rules, Unfit
+from ssd.frontend.parsers.tools import ToolCall, ToolParser
+
+END = "<end>"
+WEATHER: dict[str, Any] = {
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ['it\'s "x"', None, True, "\u0001é🙂", 2.5]},
+        "days": {"$ref": "#/$defs/days"},
+        "note": {"type": "object", "properties": {"a": {"const": "]})"}}, "additionalProperties": False},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+}
+ADD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"b": {"type": "integer", "minimum": -9, "maximum": 9}, "a": {"enum": ["x", "</tool_call>"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+FUNCTIONS = [Function("get_weather", WEATHER, True), Function("note.write", None, False), Function("add", ADD, False)]
+SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "note.write": {"maxProperties": 0}, "add": ADD}
+MARKERS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
+}
+FORMS = [(format, markers) for format in MARKERS for markers in (MARKERS[format], MARKERS[format][:1], ())]
+
+
+class World:
+    """A tokenizer of single bytes, and of markers that are tokens."""
+
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        bytes = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        self.tokenizer = Tokenizer(BPE(bytes, []))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self.tokenizer.decoder = decoders.ByteLevel()
+        self.tokenizer.add_special_tokens([END, *markers])
+        self.end = self.tokenizer.token_to_id(END)
+        self.matching = LLTokenizer(self.tokenizer.to_str(), eos_token=[self.end])
+
+    def ids(self, marker: str) -> list[int]:
+        found = self.tokenizer.token_to_id(marker)
+        return [] if found is None else [found]
+
+    def answer(self, grammar: str, chance: random.Random) -> str | None:
+        """A random text of the grammar; None if it becomes long."""
+        matcher = LLMatcher(self.matching, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids: list[int] = []
+        likely = {self.end, *(i for char in '"}])\\n,(' for i in self.tokenizer.encode(char).ids)}
+        while len(ids) < 400:
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            possible = bits.nonzero()[0].tolist()
+            favoured = sorted(likely.intersection(possible))
+            token = chance.choice(favoured if favoured and chance.random() < 0.5 else possible)
+            if token == self.end:
+                return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+            ids.append(token)
+            assert matcher.consume_token(token)
+        return None
+
+    def allows(self, grammar: str, text: str) -> bool:
+        matcher = LLMatcher(self.matching, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher.consume_tokens(self.tokenizer.encode(text).ids) and matcher.is_accepting()
+
+
+def parser(format: str) -> type[ToolParser]:
+    found: type[ToolParser] = parsers.load(parsers.TOOLS, format)
+    return found
+
+
+def read(format: str, text: str) -> tuple[list[ToolCall], str]:
+    reading = parser(format)([function.name for function in FUNCTIONS])
+    pieces = [*reading.feed(text), *reading.finish()]
+    return [one for one in pieces if isinstance(one, ToolCall)], "".join(one for one in pieces if isinstance(one, str))
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize(("format", "markers"), FORMS)
+def test_what_is_forced_is_calls_and_nothing_else(format: str, markers: tuple[str, ...], several: bool) -> None:
+    world, chance, counts = World(markers), random.Random(format), set()
+    rules = Rules(FUNCTIONS, world.ids, several)
+    grammar = rules.grammar(parser(format).forced(rules))
+    for _ in range(12):
+        if (text := world.answer(grammar, chance)) is None:
+            continue
+        calls, content = read(format, text)
+        assert calls and not content, text
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        counts.add(len(calls))
+    assert 1 in counts and (several or counts == {1})
+
+
+@pytest.mark.parametrize(("format", "markers"), FORMS)
+def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple[str, ...]) -> None:
+    world = World(markers)
+    rules = Rules(FUNCTIONS, world.ids, True)
+    forced = rules.grammar(parser(format).forced(rules))
+    rules = Rules(FUNCTIONS, world.ids, True)
+    allowed = rules.grammar(parser(format).allowed(rules))
+    chance = random.Random(format)
+    for text in ("", "Let me see: {} [x] <b>\n", "日本 [1, 2]"):
+        assert world.allows(allowed, text), text
+    for _ in range(8):
+        if (call := world.answer(forced, chance)) is not None:
+            assert world.allows(allowed, call), call
+    bad = {
+        "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        "llama3_json": '{"name": "add", "parameters": {"a": 1}}',
+        "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]',
+        "pythonic": "[add(a=1)]",
+    }[format]
+    assert not world.allows(allowed, bad)
+
+
+@pytest.mark.parametrize(
+    ("format", "function"),
+    [
+        ("hermes", Function("f", {"type": "string"}, False)),
+        ("pythonic", Function("f", {"anyOf": [{"required": ["a"]}]}, False)),
+        ("pythonic", Function("f", {"properties": {"not a name": {}}}, False)),
+        ("pythonic", Function("f", {"properties": {}, "required": ["a"]}, False)),
+        ("pythonic", Function("f", {"properties": []}, False)),
+        ("pythonic", Function("f g", None, False)),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused_by_name(format: str, function: Function) -> None:
+    with pytest.raises(Unfit, match=f"the tool '{function.name}' cannot be enforced"):
+        parser(format).forced(Rules([function], World(()).ids, True))
