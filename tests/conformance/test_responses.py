@@ -67,7 +67,6 @@ def test_a_limit_leaves_a_response_incomplete(client: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
     ],

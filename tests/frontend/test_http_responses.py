@@ -143,12 +143,48 @@ def test_items_become_messages(thinker: Thinker) -> None:
     assert prompt(thinker, input=items) == f"{expected}{results}<assistant>So.<assistant>"
 
 
+def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: Thinker) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    format = {"type": "json_schema", "name": "x", "strict": True, "schema": schema}
+    in_chat = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    by_name = {"type": "function", "name": "get_weather"}
+    for fields, chat in (
+        ({"text": {"format": format}}, in_chat),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"tools": [FLAT], "tool_choice": "required"}, {"tools": [WEATHER], "tool_choice": "required"}),
+        (
+            {"tools": [FLAT], "tool_choice": by_name},
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        ),
+    ):
+        found = []
+        for path, body in (
+            (PATH, {**ASKED, **fields}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Why?"}], **chat}),
+        ):
+            connection = thinker.engine.connection()
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            found.append(thinker.engine.engine.target.next_submit().params.structured)
+            connection.close()
+        assert found[0] is not None and found[0] == found[1]
+    with saying(thinker, '{"a": 1}') as engine:
+        status, answer = engine.post(PATH, **ASKED, text={"format": format})
+        assert (status, answer["text"], text(answer["output"][0])) == (200, {"format": format}, '{"a": 1}')
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
         ({"background": True}, "background", "unsupported_parameter"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "invalid_value"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing_parameter"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format", "invalid_request"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "tools": [FLAT], "response_format": {"type": "json_object"}},
+            "text.format",
+            "invalid_value",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),

@@ -338,8 +338,14 @@ class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: _Name
 
 
+class TextFormat(JsonSchema, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A `json_schema` has a `schema`, which is obeyed, `strict` or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    format: Annotated[dict[str, Any], Meta(description='Supported is {"type": "text"}.')] | None = None
+    format: TextFormat | None = None
     verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
 
 

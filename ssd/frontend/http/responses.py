@@ -20,10 +20,13 @@ from ssd.frontend.http.bodies import (
     FunctionName,
     InputItem,
     ItemPart,
+    JsonSchema,
+    ResponseFormat,
     ResponseRequest,
     Said,
     SaidCall,
     Sampling,
+    TextFormat,
     Tool,
 )
 from ssd.frontend.http.errors import HttpError, invalid
@@ -43,9 +46,6 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
     for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
         if getattr(body, name) not in (None, False, 1):
             raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
-    format = (body.text and body.text.format) or {"type": "text"}
-    if format != {"type": "text"}:
-        raise invalid("text.format", "text.format is not supported, but for text", "unsupported_parameter")
     choice = body.tool_choice
     return ChatRequest(
         messages=_messages(body),
@@ -57,8 +57,24 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         tool_choice=ChosenTool("function", FunctionName(choice.name)) if isinstance(choice, ChosenFunction) else choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
-        **{name: getattr(body, name) for name in Sampling.__struct_fields__},
+        **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
+
+
+def _format(body: ResponseRequest) -> TextFormat:
+    return (body.text and body.text.format) or TextFormat(type="text")
+
+
+def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
+    """Returns what a chat says for `text.format`, as a field. Raises HttpError."""
+    format = _format(body)
+    if format.type == "text":
+        return {}
+    if body.response_format is not None:
+        raise invalid("text.format", "text.format and response_format both say what the answer must be; give one")
+    if format.type == "json_schema" and format.schema in (UNSET, b"null"):
+        raise invalid("text.format.schema", "text.format.schema is required", "missing_parameter")
+    return {"response_format": ResponseFormat(format.type, JsonSchema(format.schema))}
 
 
 # -- items to messages ----------------------------------------------------------------------------------------------
@@ -123,6 +139,8 @@ class ResponseStyle(ParsingStyle):
     ) -> None:
         super().__init__(body, name, vocabulary, format, offer)
         self._parses = True
+        if self.structured is None and _format(body).type != "text":
+            self.structured = "text.format"
         self._numbers = itertools.count()
         self._items = _Items(name)
         self._response = answers.Response(
@@ -134,7 +152,7 @@ class ResponseStyle(ParsingStyle):
             metadata={} if body.metadata in (UNSET, b"null") else body.metadata,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             temperature=body.temperature,
-            text={"format": {"type": "text"}},
+            text={"format": _format(body)},
             tool_choice=body.tool_choice or "auto",
             tools=list(body.tools or ()),
             top_p=body.top_p,
