@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.errors import SsdError
+from ssd.errors import RequestError
+from ssd.grammar.background import begun
 from ssd.grammar.matcher import Grammar, GrammarState
 
 log = logging.getLogger("ssd.draft")
@@ -35,7 +36,7 @@ class DraftGrammar:
         output = tokens[self._prompt_length :]
         try:
             found = [None if draft is None else state.bits(output, draft) for draft in drafts]
-        except SsdError as error:
+        except RequestError as error:
             self._lose(error)
             return None
         known = [bits for bits in found if bits is not None]
@@ -52,12 +53,12 @@ class DraftGrammar:
     def _ready(self) -> GrammarState | None:
         if self._compiled is not None and self._compiled.done():
             try:
-                self._state = self._compiled.result().begin()
-            except BaseException as error:  # a panic of the library is no Exception
+                self._state = begun(self._compiled)
+            except RequestError as error:
                 self._lose(error)
             self._compiled = None
         return self._state
 
-    def _lose(self, error: BaseException) -> None:
+    def _lose(self, error: RequestError) -> None:
         log.warning("a draft goes on without its grammar: %s", error)
         self._state = None

@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import lru_cache
 
 from ssd.config.params import Structured
-from ssd.errors import SsdError
-from ssd.grammar.matcher import Grammar, GrammarCompiler
-from ssd.grammar.source import serialized
+from ssd.errors import RequestError, SsdError
+from ssd.grammar.matcher import Grammar, GrammarCompiler, GrammarState
+from ssd.grammar.source import refused, serialized
 
 _KEPT = 32  # compiled grammars
 
@@ -41,3 +41,13 @@ class BackgroundCompiler:
         if len(self._results) > _KEPT:
             self._results.popitem(last=False)
         return self._results[asked]
+
+
+def begun(compiled: Future[Grammar]) -> GrammarState:
+    """Return the state of an answer in a grammar whose future is done. Raises RequestError whatever went wrong."""
+    try:
+        return compiled.result().begin()
+    except RequestError:
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise refused(f"the grammar cannot be compiled: {error}") from None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Structured
-from ssd.errors import SsdError
-from ssd.grammar.background import BackgroundCompiler
+from ssd.errors import RequestError
+from ssd.grammar.background import BackgroundCompiler, begun
 from ssd.grammar.matcher import Grammar, GrammarCompiler
 from ssd.target.sequence import Sequence
 
@@ -46,9 +46,7 @@ class GrammarQueue:
         done = [sequence for sequence, future in self.waiting.items() if future.done()]
         for sequence in done:
             try:
-                sequence.grammar = self.waiting.pop(sequence).result().begin()
-            except SsdError as error:
+                sequence.grammar = begun(self.waiting.pop(sequence))
+            except RequestError as error:
                 sequence.failure = str(error)
-            except BaseException as error:  # a panic of the library is no Exception
-                sequence.failure = f"structured output: the grammar cannot be compiled: {error}"[:256]
         return done
