@@ -31,6 +31,7 @@ test: venv pull ## run the tests, in two processes
 
 conformance: venv pull ## real clients of other projects against `ssd launch`
 	$(PIP) -e ".[conformance]"
+	command -v npm >/dev/null && npm install --silent --no-package-lock --prefix tests/conformance/node || echo "no npm: Node's clients are skipped"
 	$(BIN)/pytest -q tests/conformance
 
 gpu: venv ## the tests that need a CUDA device

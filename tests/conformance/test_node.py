@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +32,26 @@ await new Promise((done, fail) => {
 """
 
 
-def node(script: str, *arguments: str) -> str:
-    """What a module prints; it must end well."""
-    command = [str(NODE), "--input-type=module", "-e", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def node(*arguments: str) -> str:
+    """What a program prints; it must end well."""
+    done = subprocess.run([str(NODE), *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
-    assert node(_TOO_LARGE, mock_server).splitlines() == ["413 body_too_large"] * 2
+    said = node("--input-type=module", "-e", _TOO_LARGE, mock_server)
+    assert said.splitlines() == ["413 body_too_large"] * 2
+
+
+@pytest.mark.parametrize(("client", "streamed"), [("openai_sdk", ""), ("ai_sdk", "Let me see.")])
+def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
+    caller: str, server: str, client: str, streamed: str
+) -> None:
+    """`streamed`: what a client repeats of the answers before the last one."""
+    found = json.loads(node(str(Path(__file__).parent / "node" / f"{client}.js"), caller, server))
+    assert found["asked"] == ["Rome", "Oslo"] * 2, "not the calls of an answer, then those of a stream"
+    assert (found["whole"], found["streamed"]) == ("It is sunny.", f"{streamed}It is sunny.")
+    assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
+    if client == "ai_sdk":
+        assert found["reasoning"] == "The user wants weather." and found["tokens"] > 0
