@@ -31,6 +31,8 @@ test: venv pull ## run the tests, in two processes
 
 conformance: venv pull ## real clients of other projects against `ssd launch`
 	$(PIP) -e ".[conformance]"
+	test -d .venv-agents || $(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/pip install --quiet -r tests/conformance/agents/requirements.txt
 	command -v npm >/dev/null && npm install --silent --no-package-lock --prefix tests/conformance/node || echo "no npm: Node's clients are skipped"
 	$(BIN)/pytest -q tests/conformance
 
@@ -43,5 +45,5 @@ lint: venv ## ruff and mypy
 	$(BIN)/mypy ssd
 
 clean: ## remove .venv, builds and caches
-	rm -rf .venv build dist ssd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents tests/conformance/node/node_modules build dist ssd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find ssd tests tools examples -name __pycache__ -prune -exec rm -rf {} +

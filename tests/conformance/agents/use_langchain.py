@@ -1,0 +1,31 @@
+"""`langchain-openai`: tools, whole and streamed, and structured output by `json_schema` and `json_mode`."""
+
+from asking import PERSON, WEATHER, Person, print_result, urls
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+
+caller, pair = (
+    ChatOpenAI(model=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
+    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+)
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return "Sunny"
+
+
+agent = caller.bind_tools([get_weather])
+messages = [HumanMessage(WEATHER)]
+first = agent.invoke(messages)
+messages += [first, *(ToolMessage("Sunny", tool_call_id=call["id"]) for call in first.tool_calls)]
+streamed = None
+for chunk in agent.stream(WEATHER):
+    streamed = chunk if streamed is None else streamed + chunk
+person = pair.with_structured_output(Person, method="json_schema").invoke(PERSON)
+free = pair.with_structured_output(None, method="json_mode").invoke(PERSON)
+print_result(
+    asked=[call["args"]["city"] for message in (first, streamed) for call in message.tool_calls],
+    said=agent.invoke(messages).content,
+    people=[person, {name: free[name] for name in Person.model_fields}],
+)

@@ -1,0 +1,33 @@
+"""`llama-index` with a server that is like OpenAI's: tools in an agent."""
+
+import asyncio
+
+from asking import WEATHER, print_result, urls
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai_like import OpenAILike
+
+caller, _ = urls()
+model = OpenAILike(
+    model="caller",
+    api_base=f"{caller}/v1",
+    api_key="none",
+    is_chat_model=True,
+    is_function_calling_model=True,
+    context_window=512,
+    max_tokens=100,
+    temperature=0,
+)
+asked = []
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    asked.append(city)
+    return "Sunny"
+
+
+async def main() -> str:
+    return str(await FunctionAgent(tools=[get_weather], llm=model).run(WEATHER))
+
+
+print_result(asked=asked, said=asyncio.run(main()))

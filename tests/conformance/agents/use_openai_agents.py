@@ -1,0 +1,36 @@
+"""`openai-agents`, by responses (its default) and by chats."""
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from asking import PERSON, WEATHER, Person, print_result, urls
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+caller, pair = (AsyncOpenAI(base_url=f"{url}/v1", api_key="none") for url in urls())
+settings = ModelSettings(temperature=0, max_tokens=100)
+asked = []
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    asked.append(city)
+    return "Sunny"
+
+
+said = [
+    Runner.run_sync(
+        Agent("Ann", tools=[get_weather], model=kind("caller", caller), model_settings=settings), WEATHER
+    ).final_output
+    for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel)
+]
+reader = Agent("Bob", output_type=Person, model=OpenAIChatCompletionsModel("smollm2", pair), model_settings=settings)
+people = [Runner.run_sync(reader, PERSON).final_output]
+print_result(asked=asked, said=said, people=people)
