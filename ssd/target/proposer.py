@@ -350,10 +350,12 @@ class BoardProposer(Proposer):
         self.tuning.end_round(telemetry)
 
     def _setting(self, rows: Items[Sequence]) -> Setting | None:
-        """What all rows followed; None if they differed, or one of them did not follow the tuner or had no draft."""
-        first = rows[0].speculation
+        """What all rows followed; None if they differed, or one of them did not follow the tuner or had no draft.
+
+        Rows that wait for their turn to begin with the draft, one a round, follow it: that is part of its price."""
+        first, at_once = rows[0].speculation, self._team is None or self.session.state != "up"
         for row in rows:
-            without = row.speculation.mode in DRAFTED and row.request not in self.session.tracked
+            without = at_once and row.speculation.mode in DRAFTED and row.request not in self.session.tracked
             if not row.tuned or row.speculation != first or without:
                 return None
         return setting_of(first)

@@ -13,11 +13,25 @@ from ssd.tuning.choice import Chooser
 from ssd.tuning.costs import Costs
 from ssd.tuning.knowledge import MOST_ERROR, Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
-from ssd.tuning.tuner import ALIKE, ALIKE_ON_ONE_BUS, Choices, Setting, SpeculationPlan, ranked_plans, speed_of
+from ssd.tuning.tuner import (
+    ALIKE,
+    ALIKE_ON_ONE_BUS,
+    Choices,
+    Setting,
+    SpeculationPlan,
+    predicted_plain,
+    ranked_plans,
+    speed_of,
+)
 
 # Rounds that follow one plan before it is judged. After so many windows all plans are ranked anew, which takes
 # milliseconds, and before that after 1, 2, 4, ... of them.
 _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
+# A plan with a draft is judged after so many rounds already, if they had less than this share of the speed that plain
+# decoding is predicted to have.
+_EARLY, _FAR_BEHIND = 8, 0.6
+# A choice serves for so many rounds at most: what it rests on may have been measured better since.
+_CHOSEN_FOR = 64
 _RECENT = 0.03  # how fast the long-run speed follows
 _REMEMBERED = 64  # plans
 _LONGEST_STEP_S = 60.0
@@ -127,7 +141,7 @@ class Tuning:
         self._lookups = [_Lookup() for _ in self.learners]
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
-        self._plans: dict[_Place, SpeculationPlan] = {}
+        self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
         self._given: dict[tuple[Speculation, int], Speculation] = {}  # what `current` has returned since a choice
         self._batch, self._kinds, self._draft = 1, [0], False
         # Windows that have begun, by batch class and setting: under load these alternate.
@@ -201,13 +215,15 @@ class Tuning:
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """The plan in force for a kind of request at the present batch size."""
         place = _Place(self._batch, self._draft, key)
-        if place not in self._plans:
+        plan, chosen_at = self._plans.get(place, (None, self.rounds))
+        if plan is None or self.rounds >= chosen_at + _CHOSEN_FOR:
             if len(self._plans) > _REMEMBERED:
                 self._plans.clear()
                 self._ranked.clear()
                 self._given.clear()
-            self._plans[place] = self._chosen(place, None)
-        return self._plans[place]
+            plan = self._chosen(place, None if plan is None else plan.setting)
+            self._plans[place] = plan, self.rounds
+        return plan
 
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request, so that the first one need not wait for that."""
@@ -259,16 +275,25 @@ class Tuning:
         """Count a round of any kind, and choose again when it is time."""
         self._telemetry = draft
         self.rounds += 1
-        if self._window.rounds >= _WINDOW:
+        if self.rounds % _CHOSEN_FOR == 0:
+            self._given.clear()
+        if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):
             window, self._window = self._window, _Window(0, None)
             del self._open[window.batch, window.setting]
             self._judge(window)
+
+    def _far_behind(self, window: _Window) -> bool:
+        """True if rounds with a draft were much slower than plain decoding would be."""
+        measured = self._measurements(window.batch)
+        if window.setting is None or window.setting[0] not in DRAFTED or measured is None:
+            return False
+        return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
 
     def _judge(self, window: _Window) -> None:
         """Learn from a window of rounds, and choose what the next one follows."""
         followed = [
             (place, plan)
-            for place, plan in self._plans.items()
+            for place, (plan, _) in self._plans.items()
             if (place.batch, place.draft, plan.setting) == (window.batch, self._draft, window.setting)
         ]
         if not followed:
@@ -281,7 +306,7 @@ class Tuning:
             self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
         self._given.clear()
         for place, plan in followed:
-            self._plans[place] = self._chosen(place, plan.setting)
+            self._plans[place] = self._chosen(place, plan.setting), self.rounds
 
     # -- choosing -------------------------------------------------------------------------------------------------
 

@@ -228,6 +228,25 @@ def test_counters_that_cannot_be_are_not_believed(steps: int, seconds: float, gr
     assert world.tuning.costs.written()["step_beside"] == before
 
 
+def test_a_choice_that_was_wrong_is_given_up_after_a_few_rounds() -> None:
+    """The tables say that the draft disturbs nobody. It does."""
+    world = World(0.9)
+    world.slower = 9.0
+    found = [speculation.mode for speculation in world.play(64)]
+    assert found[0] == "ssd" and "ssd" not in found[8:]
+
+
+def test_a_choice_does_not_outlive_what_it_rests_on() -> None:
+    """Other requests show that plain decoding is ten times as fast as it was believed to be."""
+    tuning = World(0.9).tuning
+    assert tuning.current(AUTO).mode == "ssd"
+    for _ in range(64):
+        tuning.costs.note("verify", 1, 0.005)
+        tuning.costs._drift["verify_beside"] = 0.0
+        tuning.end_round(DraftTelemetry(0, 0, 0.0, 0))
+    assert tuning.current(AUTO).mode == "ngram"
+
+
 def test_a_client_cannot_make_it_remember_everything() -> None:
     tuning = World(0.5).tuning
     for c in range(1000):
