@@ -144,9 +144,9 @@ class BoardWriter(_Board):
         if step_seconds is not None:
             steps = int(depths + self._part_of_step)
             self._part_of_step += depths - steps
-            self._header[_STEPS] += steps
             self._header[_STEP_NS] += int(step_seconds * 1e9)
             self._header[_GROWN] += grown
+            self._header[_STEPS] += steps  # last: who waits for a step reads at once how long it took
 
 
 class BoardReader(_Board):

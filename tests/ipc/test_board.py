@@ -136,6 +136,32 @@ def test_a_cleared_slot_is_empty_and_its_neighbours_are_not(shared: Shared) -> N
     assert [shared.reader.lookup(slot, KEY) for slot in range(SLOTS)] == [[1], None, [1]]
 
 
+def test_no_step_is_counted_before_its_time_is(shared: Shared) -> None:
+    """A reader looks between any two words that the writer writes, as one that waits for a step does."""
+    words, seen = shared.writer._header, []
+
+    class Watched:
+        def __getitem__(self, index: int) -> object:
+            return words[index]
+
+        def __setitem__(self, index: int, value: int) -> None:
+            words[index] = value
+            seen.append(shared.reader.telemetry())
+
+    before = shared.reader.telemetry()
+    shared.writer._header = Watched()  # type: ignore[assignment]
+    try:
+        for _ in range(3):
+            shared.writer.tick(0.5, 1.0, 7)
+    finally:
+        shared.writer._header = words
+    steps = [
+        (now.steps - before.steps, now.step_seconds - before.step_seconds, now.grown - before.grown) for now in seen
+    ]
+    assert steps[-1] == (3, 1.5, 21)
+    assert all(seconds >= 0.5 * count and grown >= 7 * count for count, seconds, grown in steps)
+
+
 def test_telemetry(shared: Shared) -> None:
     shared.writer.tick()
     shared.writer.tick(0.25)
