@@ -29,6 +29,7 @@ from ssd.speculation.sampling import Law, probabilities
 from tests.draft.pair import Draft, Pair, Texts, config
 from tests.exactness.plain import Plain, adjust_by
 from tests.models import tiny
+from tools.schemas.making import fault, schemas
 
 MODES: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd")
 VOCABULARY, PAGES, ENDS = 340, 1024, frozenset({0, 2})  # the tokenizer has 300 tokens
@@ -167,6 +168,23 @@ def test_ids_are_those_of_the_plain_forward(world: World, name: str, law: str) -
     prompts, params = requests((1, 17, 40), structured=ASKED[name], **LAWS[law])
     for mode in MODES:
         check(world, world.pair(Speculation(mode)).run(prompts, params), prompts, params)
+
+
+def test_schemas_of_all_kinds(world: World) -> None:
+    """The first of those that `tools/schemas` asks a real engine for: each kind greedy and sampled. Answers that are
+    not cut are valid."""
+    made = schemas(22)
+    prompts, params = requests(range(1, len(made) + 1), max_tokens=64)
+    asked = [
+        replace_params(each, structured=Structured("json", json.dumps(schema)), temperature=float(index % 2))
+        for index, (each, schema) in enumerate(zip(params, made, strict=True))
+    ]
+    expected = world.pair(Speculation("ar"), max_num_seqs=8).run(prompts, asked).ids
+    whole = [(schema, world.text(ids)) for schema, ids in zip(made, expected, strict=True) if ENDS & set(ids)]
+    assert len(whole) > 0.7 * len(made)
+    assert [fault(*each) for each in whole] == [""] * len(whole)
+    for mode in ("sd", "ssd"):
+        assert world.pair(Speculation(mode), max_num_seqs=8).run(prompts, asked).ids == expected
 
 
 @pytest.mark.parametrize("mode", MODES)

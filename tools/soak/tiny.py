@@ -32,15 +32,16 @@ _CONFIG: dict[str, Any] = {
 _SCALE, _NOISE = 10.0, 0.01
 
 
-def pair(directory: Path) -> tuple[Path, Path]:
-    """Write both. Returns their folders."""
-    weights = _random_weights()
+def pair(directory: Path, **config: Any) -> tuple[Path, Path]:
+    """Write both. `config` overrides fields of their config.json. Returns their folders."""
+    config = _CONFIG | config
+    weights = _random_weights(config)
     generator = torch.Generator().manual_seed(1)
     moved = {name: t + _NOISE * torch.randn(t.shape, generator=generator) for name, t in weights.items()}
-    return _written(directory / "target", weights), _written(directory / "draft", moved)
+    return _written(directory / "target", config, weights), _written(directory / "draft", config, moved)
 
 
-def _random_weights() -> dict[str, Tensor]:
+def _random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     """Return random tensors by the names that the family asks for."""
     small, found = dummy(torch.float32, torch.device("cpu")), dict[str, Tensor]()
 
@@ -48,12 +49,12 @@ def _random_weights() -> dict[str, Tensor]:
         found[name] = small(name, *shape) * (1.0 if name.endswith("norm.weight") else _SCALE)
         return found[name]
 
-    Llama(_CONFIG, Weights(read), torch.float32, torch.device("cpu"), CONTEXT)
+    Llama(config, Weights(read), torch.float32, torch.device("cpu"), CONTEXT)
     return found
 
 
-def _written(directory: Path, weights: dict[str, Tensor]) -> Path:
+def _written(directory: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(_CONFIG))
+    (directory / "config.json").write_text(json.dumps(config))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
