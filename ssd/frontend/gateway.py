@@ -11,7 +11,8 @@ from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.connection_limits import ConnectionGuard
 from ssd.frontend.memory_budget import prompt_bytes
-from ssd.frontend.request_manager import Request, RequestManager
+from ssd.frontend.request import Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.socket_reader import SocketReader
 from ssd.ipc import sockets
 from ssd.ipc.public import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack

@@ -16,7 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ssd.config.params import MAX_LOOKAHEAD
-from ssd.frontend.request_manager import Observer, Request, RequestManager
+from ssd.frontend.request import Observer, Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.messages import DraftState, Emission, Load
 
 # Bounds in seconds. Tokens that come together have latencies under a millisecond.

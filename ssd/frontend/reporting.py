@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from ssd.frontend.request_manager import Observer, Request, RequestManager
+from ssd.frontend.request import Observer, Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.messages import MAX_ENDED, MAX_ROUNDS, Emission, EndEvent, FrontendReport, RoundEvent
 
 log = logging.getLogger("ssd.frontend")

@@ -14,14 +14,15 @@ from typing import Any, Literal, TypeVar
 from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import SamplingParams, Structured
+from ssd.config.params import Structured
 from ssd.errors import RequestError
 from ssd.frontend.admission import checked_ids, complete, text_of
 from ssd.frontend.detokenization import Detokenizer, Vocabulary
 from ssd.frontend.grammars import GrammarChecker
 from ssd.frontend.memory_budget import MemoryBudget
-from ssd.frontend.output_collector import OutputCollector, by_origin
+from ssd.frontend.output_collector import by_origin
 from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.request import Observer, Request
 from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc.messages import Abort, Emission, Load, Step, Submit
@@ -35,47 +36,6 @@ _AGAIN_S = 0.005
 _LOSSES = 2
 
 _Made = TypeVar("_Made")
-
-
-class Observer:
-    """Hears what happens to requests. `emitted` comes before the request has the tokens."""
-
-    def opened(self, request: Request) -> None: ...
-    def emitted(self, request: Request, emission: Emission) -> None: ...
-    def ended(self, request: Request, reason: str) -> None: ...
-    def stepped(self, load: Load) -> None: ...
-    def dropped_frame(self) -> None: ...
-    def target_lost(self) -> None: ...
-
-
-class Request:
-    """One open request.
-    `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
-    something about it. `losses`: targets that died while they had it. `blamed`: the parameter because of which it was
-    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news."""
-
-    def __init__(
-        self,
-        name: int,
-        params: SamplingParams,
-        wake: Callable[[Request], None],
-        shown: Set[int] = frozenset(),
-        by_origin: bool = False,
-    ) -> None:
-        self.output = OutputCollector(name)
-        self.params = params
-        self.prompt = array.array("I")  # takes a tenth of a list's memory
-        self.admitted = self.begun = False
-        self.losses = 0
-        self.ended = False
-        self.number = -1
-        self.metrics = Metrics()
-        self.completion_tokens = 0
-        self.wake, self.shown, self.by_origin = wake, shown, by_origin
-        self.detokenizer: Detokenizer | None = None
-        self.encoding: asyncio.Future[Encoded | Broken] | None = None
-        self.blamed: str | None = None
-        self.free: Callable[[Sequence[int]], str] | None = None
 
 
 class RequestManager:

@@ -19,7 +19,8 @@ from ssd.frontend.http import exchange
 from ssd.frontend.http.connection import Connection
 from ssd.frontend.http.exchange import Gone
 from ssd.frontend.http.generation import Generation
-from ssd.frontend.request_manager import Request, RequestManager
+from ssd.frontend.request import Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Step
 from ssd.ipc.public import Generate, TokenLogprob, pack

@@ -14,7 +14,8 @@ from ssd.errors import RequestError
 from ssd.frontend import request_manager
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.http.app import server_info
-from ssd.frontend.request_manager import Request, RequestManager
+from ssd.frontend.request import Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Encode
 from ssd.ipc.messages import Emission, Load, Step, Submit
 from ssd.ipc.public import Chunk, Failed, Message

@@ -10,7 +10,8 @@ from ssd.errors import RequestError
 from ssd.frontend.http.errors import HttpError, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, encoder
 from ssd.frontend.http.style import Choice, Style
-from ssd.frontend.request_manager import Request, RequestManager
+from ssd.frontend.request import Request
+from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.public import Chunk, Done, Failed, Generate, TokenLogprob
 
 # Tokens whose log-probabilities become JSON in one go: at most a millisecond's work.

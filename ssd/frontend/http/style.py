@@ -18,7 +18,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
-from ssd.frontend.request_manager import Request
+from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
 Each: TypeAlias = Callable[[Callable[[TokenLogprob], Any], Sequence[TokenLogprob]], Awaitable[list[Any]]]

@@ -1,0 +1,55 @@
+"""One open request, and what hears of it."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from collections.abc import Callable, Sequence, Set
+
+from ssd.config.params import SamplingParams
+from ssd.frontend.detokenization import Detokenizer
+from ssd.frontend.output_collector import OutputCollector
+from ssd.frontend.text_jobs import Broken, Encoded
+from ssd.ipc.messages import Emission, Load
+from ssd.ipc.public import Metrics
+
+
+class Observer:
+    """Hears what happens to requests. `emitted` comes before the request has the tokens."""
+
+    def opened(self, request: Request) -> None: ...
+    def emitted(self, request: Request, emission: Emission) -> None: ...
+    def ended(self, request: Request, reason: str) -> None: ...
+    def stepped(self, load: Load) -> None: ...
+    def dropped_frame(self) -> None: ...
+    def target_lost(self) -> None: ...
+
+
+class Request:
+    """One open request.
+    `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
+    something about it. `losses`: targets that died while they had it. `blamed`: the parameter because of which it was
+    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news."""
+
+    def __init__(
+        self,
+        name: int,
+        params: SamplingParams,
+        wake: Callable[[Request], None],
+        shown: Set[int] = frozenset(),
+        by_origin: bool = False,
+    ) -> None:
+        self.output = OutputCollector(name)
+        self.params = params
+        self.prompt = array.array("I")  # takes a tenth of a list's memory
+        self.admitted = self.begun = False
+        self.losses = 0
+        self.ended = False
+        self.number = -1
+        self.metrics = Metrics()
+        self.completion_tokens = 0
+        self.wake, self.shown, self.by_origin = wake, shown, by_origin
+        self.detokenizer: Detokenizer | None = None
+        self.encoding: asyncio.Future[Encoded | Broken] | None = None
+        self.blamed: str | None = None
+        self.free: Callable[[Sequence[int]], str] | None = None
