@@ -37,6 +37,7 @@ _COUNTERS = {
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "spec_decode_cache_hits": "Outcomes that the draft had prepared for.",
+    "num_preemptions": "Times that a request lost its pages to others, to be computed again.",
     "stale_speculations": "Look-ups that found nothing but what answers another outcome.",
     "rejected_speculations": "Entries of the board that were not sound, and were not used.",
     "target_losses": "Targets that have died.",
@@ -201,6 +202,7 @@ class PrometheusExporter(Collector, Observer):
         self._counts["draft_openings"] += before.draft_state == "up" and load.draft_state == "open"
         # The target's totals begin again with a new target.
         self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
+        self._counts["num_preemptions"] += max(0, load.preemptions - before.preemptions)
         steps = load.draft_steps - before.draft_steps
         if steps > 0:
             seconds = load.draft_step_seconds - before.draft_step_seconds

@@ -111,7 +111,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     `running` and `waiting` are requests, `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the forward pass
     of this step, `wait_seconds` the wait for the draft before it. `plan` says in a sentence what mode `auto` does, and
     why. The fields between these are totals since the target started: board entries refused as unsound, tree steps of
-    the draft and their seconds, and look-ups that found only an entry for another outcome."""
+    the draft and their seconds, look-ups that found only an entry for another outcome, and sequences that lost their
+    pages to others."""
 
     running: Count = 0
     waiting: Count = 0
@@ -124,6 +125,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     draft_steps: Count = 0
     draft_step_seconds: Number = 0.0
     stale_speculations: Count = 0
+    preemptions: Count = 0
     plan: Name = ""
 
 

@@ -48,6 +48,7 @@ class TargetEngine:
         self._compiling = GrammarQueue(config, stop_token_ids)
         self._config, self._verification, self._stop_token_ids = config, verification, stop_token_ids
         self._forward_ended = 0.0
+        self._preemptions = 0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
     def prepare(self) -> None:
@@ -100,6 +101,7 @@ class TargetEngine:
             draft_steps=counters.steps,
             draft_step_seconds=counters.step_seconds,
             stale_speculations=counters.stale,
+            preemptions=self._preemptions,
             plan=self.proposer.plan,
         )
 
@@ -141,6 +143,7 @@ class TargetEngine:
             return batch
         batch, preempted = self.scheduler.schedule()
         if preempted:
+            self._preemptions += len(preempted)
             self.proposer.release(preempted)
         return batch
 

@@ -41,7 +41,7 @@ def test_metrics_count_what_happened() -> None:
         load = Load(running=1, kv_cache_usage=0.25, draft_state="up", verify_seconds=0.01, wait_seconds=0.002)
         load = replace(load, batched_tokens=7)
         target._send(Step([Emission(request, [28120])], load))
-        load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3)
+        load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3, preemptions=2)
         target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
         last = Emission(
             request,
@@ -87,6 +87,7 @@ def test_metrics_count_what_happened() -> None:
                 "draft_step_seconds_count": 4,
                 "draft_step_seconds_sum": 0.02,
                 "stale_speculations_total": 3,
+                "num_preemptions_total": 2,
                 "draft_wait_seconds_count": 3,
                 "draft_wait_seconds_sum": 0.006,
             }.items():
