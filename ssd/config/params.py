@@ -33,7 +33,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
-GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "compiled"]
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
 MAX_GRAMMAR = 64 * 2**10
 """Characters of a grammar as a client writes it."""
 MAX_COMPILED = 4 * MAX_GRAMMAR
@@ -122,8 +122,8 @@ class Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the output must be: `source` says it in the language of `kind`.
 
     `json`: a JSON Schema. `json_object`: any JSON object, without a source. `regex`: a regular expression. `choice`: a
-    JSON array of strings. `grammar`: Lark's notation or GBNF. `compiled`: the text of `llguidance`, which the frontend
-    makes of the others."""
+    JSON array of strings. `grammar`: Lark's notation or GBNF. `structural_tag`: vLLM's object of `structures` and
+    `triggers`. `compiled`: the text of `llguidance`, which the frontend makes of the others."""
 
     kind: GrammarKind
     source: Annotated[str, Meta(max_length=MAX_COMPILED)] = ""

@@ -10,8 +10,9 @@ from functools import lru_cache
 
 from ssd.config.params import Structured
 from ssd.errors import RequestError, SsdError
+from ssd.grammar.errors import refused
 from ssd.grammar.matcher import Grammar, GrammarCompiler, GrammarState
-from ssd.grammar.source import refused, serialized
+from ssd.grammar.source import serialized
 
 _KEPT = 32  # compiled grammars
 

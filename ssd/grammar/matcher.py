@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ssd.errors import RequestError
 from ssd.files import read_bounded
-from ssd.grammar.source import refused
+from ssd.grammar.errors import refused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError
+from ssd.grammar.errors import refused
+from ssd.grammar.tags import WHITESPACE, structural_tags
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-WHITESPACE = r"[ \n\r\t]{1,40}"
-"""Blanks between the parts of JSON: without a limit a weak model writes nothing else."""
 _DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
 
@@ -37,12 +37,6 @@ def serialized(asked: Structured, free: str = "") -> str:
     return text
 
 
-def refused(cause: str) -> RequestError:
-    """Return the error for a grammar that cannot be used."""
-    line = " ".join(cause.replace("<non-verbose/>", "").split()) or "it cannot be read"
-    return RequestError("invalid_request", f"structured output: {line[:256]}", "structured")
-
-
 def _converted(kind: GrammarKind, source: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
@@ -53,6 +47,8 @@ def _converted(kind: GrammarKind, source: str) -> str:
         return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(source))
+    if kind == "structural_tag":
+        return str(LLMatcher.grammar_from_lark(structural_tags(source)))
     lark = _choice(source) if kind == "choice" else any_to_lark(source)
     return str(LLMatcher.grammar_from_lark(lark))
 

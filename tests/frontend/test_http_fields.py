@@ -200,8 +200,7 @@ def test_the_usage_so_far_comes_with_every_event(http: HttpEngine, path: str, bo
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    (CHATS, {"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
-    (CHATS, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    (CHATS, {"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format"),
     (CHATS, {"modalities": ["text", "audio"]}, "modalities"),
     (CHATS, {"web_search_options": {}}, "web_search_options"),
     (CHATS, {"chat_template": "{{ messages }}"}, "chat_template"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from ssd.config.params import Structured
 from ssd.grammar.source import serialized
@@ -20,6 +21,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 IDS = [35, 28120]
 
 
+def tags(begin: str = "<f=a>", *triggers: str) -> str:
+    structures = [{"begin": begin, "schema": SCHEMA, "end": "</f>"}, {"begin": "<f=b>", "schema": {}, "end": ""}]
+    return json.dumps({"structures": structures, "triggers": triggers or ["<f="]}, separators=(",", ":"))
+
+
+TAGS = tags()
+
+
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[HttpEngine]:
     with http_engine() as engine:
@@ -30,6 +39,10 @@ def scripted() -> Iterator[HttpEngine]:
 def http() -> Iterator[HttpEngine]:
     with http_engine() as engine, answering(engine, IDS):
         yield engine
+
+
+def by_tags(text: str) -> dict[str, Any]:
+    return {"structured_outputs": {"structural_tag": text}}
 
 
 def as_json(schema: object) -> Structured:
@@ -55,6 +68,8 @@ ASKED: list[tuple[dict[str, Any], Structured]] = [
     ({"guided_grammar": 'root ::= "a" | "b"'}, Structured("grammar", 'root ::= "a" | "b"')),
     ({"grammar": 'root ::= [a-c]+ "x"?'}, Structured("grammar", 'root ::= [a-c]+ "x"?')),
     ({"json_schema": SCHEMA}, as_json(SCHEMA)),
+    ({"structured_outputs": {"structural_tag": TAGS}}, Structured("structural_tag", TAGS)),
+    ({"response_format": {"type": "structural_tag", **json.loads(TAGS)}}, Structured("structural_tag", TAGS)),
 ]
 
 
@@ -84,6 +99,12 @@ def test_the_target_gets_what_a_body_asks_for(
         ({"guided_json": {"$ref": "http://localhost:1/x"}}, "guided_json", "http://localhost:1/x"),
         ({"guided_json": {"$ref": "file:///etc/passwd"}}, "guided_json", "file:///etc/passwd"),
         ({"guided_json": False}, "guided_json", "schema false"),
+        (by_tags(tags("<g>")), "structured_outputs.structural_tag", "no trigger begins '<g>'"),
+        (by_tags(tags("<f=a>", "<f=", "f")), "structured_outputs.structural_tag", "'f' lies in another"),
+        (by_tags(tags("<f=a>", "<f=", "<x")), "structured_outputs.structural_tag", "'<x' begins none"),
+        (by_tags("{}"), "structured_outputs.structural_tag", "structures"),
+        (by_tags('{"format": {}}'), "structured_outputs.structural_tag", "format"),
+        (by_tags("{"), "structured_outputs.structural_tag", "truncated"),
         ({"json_schema": {"type": "string", "pattern": "a", "maxLength": 0}}, "json_schema", "structured output"),
     ],
 )
@@ -114,6 +135,19 @@ def test_what_cannot_be_compiled_is_refused(
 def test_fields_that_say_nothing_clear(http: HttpEngine, fields: dict[str, Any], param: str) -> None:
     status, answer = http.post(CHATS, **CHAT, **fields)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_structural_tags_leave_text_free_and_oblige_what_triggers_begin() -> None:
+    grammar, words = serialized(Structured("structural_tag", TAGS)), LLTokenizer("byte")
+
+    def allows(text: str) -> bool:
+        matcher = LLMatcher(words, grammar, log_level=0)
+        return matcher.consume_tokens(words.tokenize_str(text)) and matcher.is_accepting()
+
+    for text in ("", "x <f", 'a <f=a>{"a":1}</f> b', "<f=b>[1] and more", '<f=b>2<f=a>{"a": 1}</f>'):
+        assert allows(text), text
+    for text in ('<f=a>{"a":"1"}</f>', "text <f=c>", "<f=b>", '<f=a>{"a":1}'):
+        assert not allows(text), text
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def words(kind: Any) -> str:
         case inspect.UnionType():
             return " or ".join(sorted((words(part) for part in kind.types), key=lambda text: text != "nil"))
         case inspect.LiteralType():
+            if len(kind.values) > 6:  # they would not fit into a line
+                return "one of " + ", ".join(f"`{value}`" for value in kind.values)
             return " or ".join(f'`"{value}"`' for value in kind.values)
         case inspect.IntType():
             return "integer" + span(kind.ge, None, kind.le)

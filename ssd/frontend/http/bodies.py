@@ -81,22 +81,25 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`schema` belongs to `json_object`, as in llama.cpp."""
+    """`schema` belongs to `json_object`, as in llama.cpp; `structures` and `triggers` to `structural_tag`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     schema: Anything = UNSET
+    structures: Anything = UNSET
+    triggers: Anything = UNSET
+    format: Annotated[Anything, _unsupported()] = UNSET
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: one of the first five. `json` is a schema, or a text that holds one."""
+    """vLLM's: one of the first six. `json` and `structural_tag` are objects, or texts that hold one."""
 
     json: Anything = UNSET
     json_object: bool | None = None
     regex: _Source | None = None
     choice: _Choices | None = None
     grammar: _Source | None = None
-    structural_tag: Annotated[Anything, _unsupported()] = UNSET
+    structural_tag: Anything = UNSET
     whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
     disable_any_whitespace: Annotated[Anything, _unsupported(False)] = UNSET
     disable_additional_properties: Annotated[Anything, _unsupported(False)] = UNSET

@@ -113,8 +113,9 @@ def _check_raw(body: msgspec.Struct) -> None:
     """Looks into the fields that decoding has left as they came. Raises as `BodyDecoder.decode` expects, or HttpError
     as `_refuse_unsupported` does."""
     _refuse_unsupported(body)
-    if (structured := getattr(body, "structured_outputs", None)) is not None:
-        _refuse_unsupported(structured, "structured_outputs.")
+    for name in ("structured_outputs", "response_format"):
+        if (part := getattr(body, name, None)) is not None:
+            _refuse_unsupported(part, f"{name}.")
     for index, said in enumerate(getattr(body, "messages", None) or ()):
         _refuse_unsupported(said, f"messages[{index}].")
 

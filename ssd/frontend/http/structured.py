@@ -41,6 +41,8 @@ def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
         yield from _each("structured_outputs.", _KINDS, (vllm.json, vllm.regex, vllm.choice, vllm.grammar))
         if vllm.json_object:
             yield "structured_outputs.json_object", Structured("json_object")
+        if _given(vllm.structural_tag):
+            yield "structured_outputs.structural_tag", Structured("structural_tag", _schema(vllm.structural_tag))
     older = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
     yield from _each("guided_", _KINDS, older)
     if _given(body.json_schema):
@@ -63,6 +65,10 @@ def _format(asked: ResponseFormat) -> Structured | None:
         return None
     if asked.type == "json_object":
         return Structured("json", _schema(asked.schema)) if _given(asked.schema) else Structured("json_object")
+    if asked.type == "structural_tag":
+        parts = {"structures": asked.structures, "triggers": asked.triggers}
+        given = {name: part for name, part in parts.items() if part is not UNSET}
+        return Structured("structural_tag", msgspec.json.encode(given).decode())
     if asked.json_schema is None:
         raise invalid("response_format.json_schema", "response_format.json_schema is required", "missing_parameter")
     if not _given(asked.json_schema.schema):

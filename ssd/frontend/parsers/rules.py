@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ssd.grammar.source import WHITESPACE
+from ssd.grammar.tags import WHITESPACE
 
 _SUBSCHEMAS = {"$defs", "definitions"}
 _NOTES = {"type", "title", "description", "$schema", "additionalProperties", "properties", "required", *_SUBSCHEMAS}
