@@ -54,6 +54,8 @@ _SERVER = {
     "max_header_lines": "Most headers of an HTTP request.",
     "slow_reader_tokens": "Tokens a client may leave unread before it is cut off.",
     "slow_reader_seconds": "Seconds a client may leave tokens unread.",
+    "max_grammar_bytes": "Longest JSON schema, regular expression or grammar of a request.",
+    "grammar_timeout": "Seconds of processor time that compiling one may take.",
 }
 
 

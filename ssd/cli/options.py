@@ -41,7 +41,7 @@ _HEADINGS = {
     "insecure served_model_name generation_config metrics_compat strict_fields cache_report "
     "tool_call_parser reasoning_parser",
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
-    "slow_reader_seconds shutdown_timeout step_timeout",
+    "slow_reader_seconds max_grammar_bytes grammar_timeout shutdown_timeout step_timeout",
 }
 """Headings of the help, each with the names of its options. All others stand under "Other options", at the end."""
 

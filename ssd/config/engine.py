@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ssd.config import gpus
 from ssd.config.emulation import Agreement, DeviceTimes
-from ssd.config.params import DRAFTED, SamplingDefaults, Speculation
+from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.config.parsers import AUTO
 from ssd.errors import UsageError
 
@@ -32,7 +32,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The most that clients may ask for. A request beyond a limit is refused with a message that names the limit.
 
     A request is aborted when its client leaves more than `slow_reader_tokens` tokens unread, or any token for
-    `slow_reader_seconds`. That many tokens, with 20 alternatives each, still fit one message."""
+    `slow_reader_seconds`. That many tokens, with 20 alternatives each, still fit one message.
+
+    A grammar or schema has at most `max_grammar_bytes`, that of tools at most four times that, and takes at most
+    `grammar_timeout` seconds of processor time to compile."""
 
     max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
     max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
@@ -42,6 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
     slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768)] = 4096
     slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
+    max_grammar_bytes: Annotated[int, Meta(ge=256, le=MAX_GRAMMAR)] = 64 * 2**10
+    grammar_timeout: Annotated[int, Meta(ge=1, le=600)] = 2
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

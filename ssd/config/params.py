@@ -34,8 +34,8 @@ CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
-MAX_GRAMMAR = 64 * 2**10
-"""Characters of a grammar as a client writes it."""
+MAX_GRAMMAR = 256 * 2**10
+"""Characters of a grammar as a client writes it, where the engine's limits allow as many."""
 MAX_COMPILED = 4 * MAX_GRAMMAR
 
 FanOutChoice = FanOut | Literal["theorem"]

@@ -5,33 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from ssd.config.engine import Limits
 from ssd.config.params import Structured
 from ssd.frontend.text_jobs import Broken, Compile, Compiled, TextWorker
 from ssd.frontend.text_pool import TextPool
 
 _KEPT = 64
 _WAITING = 64
+_MADE = 4  # times what a client may write: the grammar that its tools become
 
 
 class GrammarChecker:
     """Has grammars compiled and keeps the last results, errors too. Lives in one event loop."""
 
-    def __init__(self, texts: TextPool) -> None:
-        self._texts = texts
+    def __init__(self, texts: TextPool, limits: Limits) -> None:
+        self._texts, self._limits = texts, limits
         self._results: OrderedDict[Compile, asyncio.Future[Compiled | Broken]] = OrderedDict()
 
     def compile(self, asked: Structured, free: str = "") -> asyncio.Future[Compiled | Broken]:
         """Returns a future of the grammar as the target wants it, with what is `free` before it. Others may share the
         future: do not cancel it."""
-        job = Compile(asked, free)
+        most = self._limits.max_grammar_bytes * (_MADE if asked.kind == "compiled" else 1)
+        if (size := len(asked.source.encode())) > most:
+            return _settled(Broken(f"structured output: it has {size} bytes; at most {most} are read"))
+        job = Compile(asked, free, self._limits.grammar_timeout)
         known = self._results.get(job)
         if known is not None:
             self._results.move_to_end(job)
             return known
         if sum(not result.done() for result in self._results.values()) >= _WAITING:
-            busy: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
-            busy.set_result(Broken(f"{_WAITING} grammars are being compiled already", "overloaded"))
-            return busy
+            return _settled(Broken(f"{_WAITING} grammars are being compiled already", "overloaded"))
         result = self._results[job] = self._texts.do(TextWorker.GRAMMAR, job)
         result.add_done_callback(lambda done: self._settled(job, done))
         return result
@@ -42,3 +45,10 @@ class GrammarChecker:
             self._results.pop(job, None)
         for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
             del self._results[old]
+
+
+def _settled(reply: Broken) -> asyncio.Future[Compiled | Broken]:
+    """Returns a future that is done."""
+    future: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
+    future.set_result(reply)
+    return future

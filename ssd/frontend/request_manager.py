@@ -60,7 +60,7 @@ class RequestManager:
         # Requests whose prompts are being encoded, cancelled ones included: they take memory too.
         self._preparing: set[Request] = set()
         self._texts = TextPool(Path(config.target))
-        self._grammars = GrammarChecker(self._texts)
+        self._grammars = GrammarChecker(self._texts, config.server.limits)
         self._lookups = 0
 
     async def load_tokenizer(self) -> None:

@@ -79,10 +79,12 @@ class Check(_Job, tag=True, frozen=True):
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles what an answer must be, as the target will. Before it comes what is `free`."""
+    """Compiles what an answer must be, as the target will, in so many `seconds` of CPU time. Before it comes what is
+    `free`."""
 
     asked: Structured
-    free: str = ""
+    free: str
+    seconds: int
 
     @property
     def size(self) -> int:
@@ -141,6 +143,8 @@ Job: TypeAlias = Encode | Decode | Check | Compile
 
 def cpu_seconds(job: Job) -> int:
     """Returns the CPU time that a job may take: several times what honest tokenizers need."""
+    if isinstance(job, Compile):
+        return job.seconds
     return _LEAST_CPU_S + job.size // _CHARACTERS_A_SECOND
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from ssd.config.engine import Limits, ServerConfig
 from ssd.config.params import Structured
 from ssd.grammar.source import serialized
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
@@ -157,6 +158,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+SLOW = f"start: /{'(a|a)*' * 40_000}/"
 HOSTILE: list[dict[str, Any]] = [
     {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
     {"guided_regex": "(a|a)*" * 5_000},
@@ -191,3 +193,17 @@ def test_hostile_grammars_stall_nobody(http: HttpEngine) -> None:
     assert others > len(HOSTILE), "others do not wait for grammars"
     assert len(answers) == len(HOSTILE) and set(answers) <= {200, 400}
     assert http.post(CHATS, **CHAT, guided_regex="[a-z]+")[0] == 200
+
+
+def test_the_engine_limits_grammars() -> None:
+    """In bytes, and in processor time; after both, others are compiled."""
+    limits = Limits(max_grammar_bytes=2**18, grammar_timeout=1)
+    full = 'start: "a" //' + "é" * (2**17 - 7) + "a"
+    assert len(full.encode()) == 2**18
+    with http_engine(ServerConfig(names=("scripted",), port=0, limits=limits)) as engine, answering(engine, IDS):
+        assert engine.post(CHATS, **CHAT, guided_grammar=full)[0] == 200
+        for source, cause in ((full + "a", "262145 bytes; at most 262144"), (SLOW, "1 s of processor time")):
+            status, answer = engine.post(CHATS, **CHAT, guided_grammar=source)
+            assert (status, answer["error"]["param"]) == (400, "guided_grammar")
+            assert cause in answer["error"]["message"]
+        assert engine.post(CHATS, **CHAT, guided_regex="[a-z]+")[0] == 200
