@@ -41,9 +41,7 @@ def schemas(count: int, seed: int = 0) -> list[Schema]:
     """Return `count` schemas. The kinds at their roots take turns."""
     dice = Random(seed)
     kinds = [_object, _array, _string, _integer, _number, _fixed, _union, _object, _shared, _recursive, _bare]
-    return [
-        {**kinds[index % len(kinds)](dice, 0), "x-guidance": {"whitespace_flexible": False}} for index in range(count)
-    ]
+    return [{**kinds[index % len(kinds)](dice, 0), "x-guidance": {"whitespace_pattern": ""}} for index in range(count)]
 
 
 def fault(schema: Schema, text: str) -> str:
