@@ -2,19 +2,28 @@
 
 import json
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 WEATHER = "How is the weather in Rome and Oslo?"
-PERSON = 'Answer in JSON and repeat only this: {"name": "Bob", "age": 7}'
+PERSON = "Bob is 7 years old. Who is he?"
+PERSON_REPEATED = 'Answer in JSON and repeat only this: {"name": "Bob", "age": 7}'
 
 
 class Person(BaseModel):
+    """A person. What obeys this ends soon, whatever a model says."""
+
     model_config = ConfigDict(extra="forbid")
 
-    name: Literal["Ann", "Bob"]
-    age: int = Field(ge=1, le=9)
+    name: str = Field(max_length=12)
+    age: int = Field(ge=1, le=120)
+
+
+class AnyFields(BaseModel):
+    """For modes that send no schema: the server makes an answer JSON, the model chooses its fields."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def urls() -> list[str]:

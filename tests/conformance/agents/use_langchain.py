@@ -1,6 +1,6 @@
-"""`langchain-openai`: tools, whole and streamed, and structured output by `json_schema` and `json_mode`."""
+"""`langchain-openai`: tools, whole and streamed, and structured output by all of its methods."""
 
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, PERSON_REPEATED, WEATHER, AnyFields, Person, print_result, urls
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
@@ -22,10 +22,13 @@ messages += [first, *(ToolMessage("Sunny", tool_call_id=call["id"]) for call in 
 streamed = None
 for chunk in agent.stream(WEATHER):
     streamed = chunk if streamed is None else streamed + chunk
-person = pair.with_structured_output(Person, method="json_schema").invoke(PERSON)
-free = pair.with_structured_output(None, method="json_mode").invoke(PERSON)
+people = [
+    pair.with_structured_output(Person, method=method).invoke(PERSON) for method in ("json_schema", "function_calling")
+]
+free = pair.with_structured_output(AnyFields, method="json_mode").invoke(PERSON_REPEATED)
 print_result(
     asked=[call["args"]["city"] for message in (first, streamed) for call in message.tool_calls],
     said=agent.invoke(messages).content,
-    people=[person, {name: free[name] for name in Person.model_fields}],
+    people=people,
+    free=free,
 )

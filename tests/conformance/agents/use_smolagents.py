@@ -1,16 +1,19 @@
-"""`smolagents`, which reads tool calls of an answer."""
+"""`smolagents`, which reads tool calls of an answer, and by default requires one."""
 
 import json
+from typing import Literal
 
 from asking import WEATHER, print_result, urls
 from smolagents import OpenAIServerModel, tool
 
-caller, _ = urls()
-model = OpenAIServerModel("caller", api_base=f"{caller}/v1", api_key="none", temperature=0, max_tokens=100)
+caller, pair = (
+    OpenAIServerModel(name, api_base=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
+    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+)
 
 
 @tool
-def get_weather(city: str) -> str:
+def get_weather(city: Literal["Rome", "Oslo"]) -> str:
     """The weather of a city.
 
     Args:
@@ -19,5 +22,12 @@ def get_weather(city: str) -> str:
     return "Sunny"
 
 
-answer = model.generate([{"role": "user", "content": WEATHER}], tools_to_call_from=[get_weather], tool_choice="auto")
-print_result(asked=[json.loads(call.function.arguments)["city"] for call in answer.tool_calls or []])
+messages = [{"role": "user", "content": WEATHER}]
+asked, forced = (
+    [json.loads(call.function.arguments)["city"] for call in answer.tool_calls or []]
+    for answer in (
+        caller.generate(messages, tools_to_call_from=[get_weather], tool_choice="auto"),
+        pair.generate(messages, tools_to_call_from=[get_weather], parallel_tool_calls=False),
+    )
+)
+print_result(asked=asked, forced=forced)
