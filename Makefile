@@ -2,6 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet
 STAMP := .venv/.stamp
+CLIENTS := .venv/.conformance
+AGENTS := .venv-agents/.stamp
+NODE := tests/conformance/node/node_modules/.stamp
 
 .DEFAULT_GOAL := help
 .PHONY: help venv pull demo test conformance gpu lint clean
@@ -29,12 +32,21 @@ demo: venv ## one prompt answered in mode auto and by plain decoding, with the f
 test: venv pull ## run the tests, in two processes
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-conformance: venv pull ## real clients of other projects against `ssd launch`
-	$(PIP) -e ".[conformance]"
-	test -d .venv-agents || $(PYTHON) -m venv .venv-agents
-	.venv-agents/bin/pip install --quiet -r tests/conformance/agents/requirements.txt
-	command -v npm >/dev/null && npm install --silent --no-package-lock --prefix tests/conformance/node || echo "no npm: Node's clients are skipped"
+conformance: venv pull $(CLIENTS) $(AGENTS) $(NODE) ## real clients of other projects against `ssd launch`
 	$(BIN)/pytest -q tests/conformance
+
+$(CLIENTS): $(STAMP)
+	$(PIP) -e ".[conformance]"
+	touch $@
+
+$(AGENTS): tests/conformance/agents/requirements.txt
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet -r $<
+	touch $@
+
+$(NODE): tests/conformance/node/package.json
+	if command -v npm >/dev/null; then npm install --silent --no-package-lock --prefix $(<D) && touch $@; \
+	else echo "no npm: Node's clients are skipped"; fi
 
 gpu: venv ## the tests that need a CUDA device
 	$(BIN)/pytest -q tests/gpu

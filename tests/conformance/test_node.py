@@ -1,4 +1,4 @@
-"""Node's own clients. Skipped where there is no `node`."""
+"""Node's own clients. Skipped where there is no `node`; packages are skipped where `npm` has not installed them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 NODE = shutil.which("node")
+_PROGRAMS = Path(__file__).parent / "node"
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node here")
 
 _TOO_LARGE = """
@@ -44,12 +45,13 @@ def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
     assert said.splitlines() == ["413 body_too_large"] * 2
 
 
+@pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")
 @pytest.mark.parametrize(("client", "streamed"), [("openai_sdk", ""), ("ai_sdk", "Let me see.")])
 def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     caller: str, server: str, client: str, streamed: str
 ) -> None:
     """`streamed`: what a client repeats of the answers before the last one."""
-    found = json.loads(node(str(Path(__file__).parent / "node" / f"{client}.js"), caller, server))
+    found = json.loads(node(str(_PROGRAMS / f"{client}.js"), caller, server))
     assert found["asked"] == ["Rome", "Oslo"] * 2, "not the calls of an answer, then those of a stream"
     assert (found["whole"], found["streamed"]) == ("It is sunny.", f"{streamed}It is sunny.")
     assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
