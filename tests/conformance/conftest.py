@@ -14,6 +14,7 @@ import pytest
 from tests.conformance.repeating import repeating
 
 _PATIENCE_S = 60
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm asks for prices when it is imported
 
 
 @contextmanager
