@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_TOKENIZER = 512 << 20  # bytes
 # Bounds of a grammar: lexer states take 1 to 2 kB each; a mask takes at most some 6 ms by the other two.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
+_SPECIAL = "\ue000"  # of Unicode's private use: before the names of special tokens
 _NEEDED = "this engine has no llguidance; install it with: pip install 'ssd[structured]'"
 
 
@@ -54,24 +57,50 @@ class GrammarCompiler:
         return self._tokenizer
 
     def compile(self, source: str) -> Grammar:
-        """Compile what `serialized` returned, and compute the first mask. Raises RequestError for no valid grammar."""
+        """Compile what `serialized` returned, and compute the first masks.
+
+        Raises RequestError for no valid grammar, and for one that is too complex there, as an object of many hundred
+        optional keys is after its brace."""
         tokenizer = self.load()
         from llguidance import LLMatcher
 
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
         grammar = Grammar(matcher, tokenizer.vocab_size, self._vocab_size, frozenset(self._ends))
-        if not grammar.begin().masks([])[0].any():
+        state = grammar.begin()
+        if not state.masks([])[0].any():
             raise refused("the grammar allows no text at all")
+        begun = state.forced([])
+        following = (int(token) for token in np.flatnonzero(state.masks(begun)[0]) if token not in self._ends)
+        state.masks([*begun, *islice(following, 1)])
         return grammar
 
 
 def _tokenizer(text: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
     from llguidance import LLTokenizer
 
+    text = _without_special(text)
     try:
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
     except ValueError:  # the tokenizer has more ids than the model
         return LLTokenizer(text, eos_token=ends)
+
+
+def _without_special(text: str) -> str:
+    """Return a tokenizer.json whose special tokens have other names: text that is spelled like one is then no such
+    token. Where a grammar forces text, `llguidance` would take the token for it, which may end the answer."""
+    tokenizer = json.loads(text)
+    special = {token["content"]: token for token in tokenizer.get("added_tokens") or () if token["special"]}
+    vocabulary = tokenizer["model"].get("vocab")
+    for name, token in special.items():
+        token["content"] = _SPECIAL + name
+        if isinstance(vocabulary, dict) and name in vocabulary:
+            vocabulary[token["content"]] = vocabulary.pop(name)
+    if isinstance(vocabulary, list):
+        tokenizer["model"]["vocab"] = [[_SPECIAL + n if n in special else n, score] for n, score in vocabulary]
+    unknown = tokenizer["model"].get("unk_token")
+    if unknown in special:
+        tokenizer["model"]["unk_token"] = _SPECIAL + unknown
+    return json.dumps(tokenizer)
 
 
 class Grammar:

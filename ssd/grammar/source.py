@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError
 from ssd.grammar.errors import refused
-from ssd.grammar.tags import WHITESPACE, structural_tags
+from ssd.grammar.tags import WHITESPACE, quoted, structural_tags
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -81,4 +81,4 @@ def _choice(source: str) -> str:
     options = json.loads(source)
     if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
         raise refused("choice takes a list of at least one string")
-    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    return "start: " + " | ".join(map(quoted, options))

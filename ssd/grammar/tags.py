@@ -71,4 +71,9 @@ def structural_tags(source: str) -> str:
 
 def _text(text: str) -> str:
     """Return the expression of exactly this text, "" for none."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return quoted(text) if text else ""
+
+
+def quoted(text: str) -> str:
+    """Return a text as Lark writes it: as JSON, in which DEL may not stand as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

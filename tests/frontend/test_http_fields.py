@@ -34,6 +34,12 @@ def strict() -> Iterator[HttpEngine]:
         yield engine
 
 
+@pytest.mark.parametrize(("field", "neutral"), [("mirostat", "0"), ("use_beam_search", "false"), ("best_of", "1")])
+def test_a_refusal_says_which_value_asks_for_nothing(http: HttpEngine, field: str, neutral: str) -> None:
+    status, answer = http.post(CHATS, **CHAT, **{field: 2})
+    assert status == 400 and answer["error"]["message"] == f"{field} is not supported, but for {neutral}"
+
+
 @pytest.mark.parametrize("field", ['"tools": "%s"', '"tools": ["%s"]', '"chat_template_kwargs": {"a": "%s"}'])
 def test_bytes_that_are_no_text_are_refused_in_any_field(http: HttpEngine, field: str) -> None:
     body = json.dumps(CHAT)[:-1].encode() + b", " + field.encode() % b"\xff" + b"}"

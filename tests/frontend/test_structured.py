@@ -7,12 +7,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
 
 from ssd.config.engine import Limits, ServerConfig
 from ssd.config.params import Structured
+from ssd.grammar.matcher import GrammarCompiler
 from ssd.grammar.source import serialized
+from ssd.models.pull import BUILTIN
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -69,6 +73,7 @@ ASKED: list[tuple[dict[str, Any], Structured]] = [
     ({"guided_grammar": 'root ::= "a" | "b"'}, Structured("grammar", 'root ::= "a" | "b"')),
     ({"grammar": 'root ::= [a-c]+ "x"?'}, Structured("grammar", 'root ::= [a-c]+ "x"?')),
     ({"json_schema": SCHEMA}, as_json(SCHEMA)),
+    ({"json_schema": SCHEMA, "guided_json": "", "guided_regex": "", "guided_grammar": ""}, as_json(SCHEMA)),
     ({"structured_outputs": {"structural_tag": TAGS}}, Structured("structural_tag", TAGS)),
     ({"response_format": {"type": "structural_tag", **json.loads(TAGS)}}, Structured("structural_tag", TAGS)),
 ]
@@ -85,6 +90,9 @@ def test_the_target_gets_what_a_body_asks_for(
     submits = [scripted.engine.target.next_submit() for _ in range(2)]
     assert {s.params.structured for s in submits} == {Structured("compiled", serialized(asked))}
     connection.close()
+
+
+MANY_KEYS = {"type": "object", "properties": {f"p{i}": {} for i in range(600)}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
@@ -107,6 +115,7 @@ def test_the_target_gets_what_a_body_asks_for(
         (by_tags('{"format": {}}'), "structured_outputs.structural_tag", "format"),
         (by_tags("{"), "structured_outputs.structural_tag", "truncated"),
         ({"json_schema": {"type": "string", "pattern": "a", "maxLength": 0}}, "json_schema", "structured output"),
+        ({"guided_json": MANY_KEYS}, "guided_json", "Current row"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(
@@ -136,6 +145,23 @@ def test_what_cannot_be_compiled_is_refused(
 def test_fields_that_say_nothing_clear(http: HttpEngine, fields: dict[str, Any], param: str) -> None:
     status, answer = http.post(CHATS, **CHAT, **fields)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>b", "<|im_end|>", "x<repo_name>y", "a\u007f\u0085\u2028b"])
+@pytest.mark.parametrize("as_choice", [True, False])
+def test_text_that_is_spelled_like_a_special_token_is_text(as_choice: bool, text: str) -> None:
+    """No token of it is special: the answer says all of it, and ends behind it."""
+    directory = BUILTIN["smollm2-draft"].directory
+    asked = Structured("choice", json.dumps([text])) if as_choice else Structured("json", json.dumps({"const": text}))
+    answer = GrammarCompiler(directory, 49_152, [2]).compile(serialized(asked)).begin()
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    output: list[int] = []
+    while (possible := set(np.flatnonzero(answer.masks(output)[0]).tolist())) != {2}:
+        assert not possible & special
+        output.append(min(possible))
+    said = tokenizer.decode(output, skip_special_tokens=False)
+    assert (said if as_choice else json.loads(said)) == text
 
 
 def test_structural_tags_leave_text_free_and_oblige_what_triggers_begin() -> None:

@@ -26,7 +26,9 @@ def _ignored(reason: str) -> Meta:
 
 def _unsupported(*neutral: Any) -> Meta:
     """A field that would change the answer, and is not there. These values, and null, are accepted."""
-    return Meta(description="Not supported.", extra={NEUTRAL: neutral}, extra_json_schema={"enum": [None, *neutral]})
+    # `typing` takes annotations that are equal for one, and 0 is equal to False.
+    extra = {NEUTRAL: neutral, "types": [type(value).__name__ for value in neutral]}
+    return Meta(description="Not supported.", extra=extra, extra_json_schema={"enum": [None, *neutral]})
 
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

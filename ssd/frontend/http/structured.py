@@ -53,7 +53,7 @@ def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
 
 def _each(prefix: str, kinds: tuple[GrammarKind, ...], values: tuple[Any, ...]) -> Iterator[tuple[str, Structured]]:
     for kind, value in zip(kinds, values, strict=True):
-        if value is None or (not isinstance(value, list | str) and not _given(value)):
+        if not value or (not isinstance(value, list | str) and not _given(value)):
             continue
         if isinstance(value, list):
             value = msgspec.json.encode(value).decode()
@@ -78,7 +78,7 @@ def _format(asked: ResponseFormat) -> Structured | None:
 
 
 def _given(raw: Anything) -> bool:
-    return raw is not UNSET and bytes(raw) != b"null"
+    return raw is not UNSET and bytes(raw) not in (b"null", b'""')
 
 
 def _schema(raw: Anything) -> str:

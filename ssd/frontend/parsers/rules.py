@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ssd.grammar.tags import WHITESPACE
+from ssd.grammar.tags import WHITESPACE, quoted
 
 _SUBSCHEMAS = {"$defs", "definitions"}
 _NOTES = {"type", "title", "description", "$schema", "additionalProperties", "properties", "required", *_SUBSCHEMAS}
@@ -51,7 +51,7 @@ class Rules:
 
     def text(self, text: str) -> str:
         """Returns the expression of exactly this text."""
-        return json.dumps(text, ensure_ascii=False)
+        return quoted(text)
 
     def marker(self, marker: str) -> str:
         """Returns the expression of a marker, as a token of its own or letter by letter."""
