@@ -28,7 +28,7 @@ class Observer:
 class Request:
     """One open request.
     `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
-    something about it. `losses`: targets that died while they had it. `blamed`: the parameter because of which it was
+    something about it. `losses`: targets that died while they had it. `blamed`: the parameter for which it was
     refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news."""
 
     def __init__(

@@ -79,8 +79,8 @@ class Check(_Job, tag=True, frozen=True):
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles what an answer must be, as the target will, in so many `seconds` of CPU time. Before it comes what is
-    `free`."""
+    """Compiles a grammar as the target will, in at most `seconds` of CPU time. `free` is the grammar of what may come
+    before it."""
 
     asked: Structured
     free: str

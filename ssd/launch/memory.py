@@ -26,7 +26,7 @@ CONTEXT = 2**30
 _SPARE_PAGES = 2**18
 # Of the host's memory that the weights leave, the caches of target and draft take at most a quarter and an eighth.
 _TARGET_SHARE, _DRAFT_SHARE = 4, 8
-# On a CPU each sequence has pages for so many tokens by default, and one has pages for all that a sequence may have.
+# On a CPU a cache has pages for this number of tokens of each sequence by default, and for one sequence of any length.
 _USUAL_TOKENS = 2048
 
 

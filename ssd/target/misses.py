@@ -39,7 +39,7 @@ _WARM = (1.0, 0.7, 0.5)
 # What a token more is worth to a row among others. The row ends a round sooner, but the batch does not: it is smaller
 # by a row then, which saves less than the long-run speed says unless another request waits.
 _AMONG_OTHERS = 0.8
-# Where no proposal can pay, a row looks up in one of so many rounds, to learn whether that is still so.
+# Where no proposal can pay, a row still looks up in every 16th round, to learn whether one pays by now.
 _SELDOM = 16
 
 

@@ -284,8 +284,10 @@ class Tuning:
 
     def _far_behind(self, window: _Window) -> bool:
         """True if rounds with a draft were much slower than plain decoding would be."""
+        if window.setting is None or window.setting[0] not in DRAFTED:
+            return False
         measured = self._measurements(window.batch)
-        if window.setting is None or window.setting[0] not in DRAFTED or measured is None:
+        if measured is None:
             return False
         return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
 

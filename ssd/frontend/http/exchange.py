@@ -38,7 +38,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.started = False
-        self.more_headers: Headers = {}  # of the answer, whatever it is
+        self.more_headers: Headers = {}  # every answer has these, errors too
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)

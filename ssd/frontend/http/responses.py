@@ -1,4 +1,4 @@
-"""`/v1/responses`, of which nothing is stored: its requests as chats, and its JSON."""
+"""`/v1/responses`: turns its requests into chats, and makes its JSON. Nothing is stored."""
 
 from __future__ import annotations
 

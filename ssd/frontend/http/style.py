@@ -89,7 +89,7 @@ class Style(ABC):
         choice.take(message)
 
     def free(self, prompt: Sequence[int]) -> str:
-        """Returns the rules of what comes after a prompt before it obeys a grammar; "" for none."""
+        """Returns the grammar of what an answer may say before its own grammar begins, its thoughts; "" for none."""
         return ""
 
     @abstractmethod

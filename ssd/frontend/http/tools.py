@@ -79,7 +79,7 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
 
 
 def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
-    """Returns tools as grammars have them. Without `obey` those that are not strict take any arguments."""
+    """Returns tools as functions of a grammar. If not `obey`, only strict ones have their arguments checked."""
     given = [tool.function for tool in tools]
     return [Function(each.name, each.parameters if obey or each.strict else {}, bool(each.strict)) for each in given]
 

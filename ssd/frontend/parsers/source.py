@@ -180,7 +180,7 @@ class Source:
         return char
 
     def digits(self, count: int) -> Reading[int]:
-        """Reads so many hexadecimal digits, and returns their value."""
+        """Reads this number of hexadecimal digits, and returns their value."""
         text = ""
         while len(text) < count:
             text += yield from self.character()
