@@ -14,6 +14,8 @@ from ssd.kernels import cpu
 _ROWS_HINT = 16
 # Output channels rounded at a time, so that a large weight is never copied as a whole.
 _CHANNELS = 1024
+# A weight's integers are from -LEVELS to LEVELS.
+LEVELS = 127
 # The scale of channels and rows that are all zero.
 _TINY = 1e-30
 # A row's numbers become 16-bit integers from -_LEVELS to _LEVELS, and these 256 a + b: two bytes, which hold a and b
@@ -35,7 +37,7 @@ class Int8Linear:
         `coarse`: multiply x in 8 bits, half of the work. Good enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         ours = cpu.multiply_int8(self.in_features)
-        rounded, scales = _rounded(weight, 127 if ours else _weight_levels())
+        rounded, scales = round_to_int8(weight, LEVELS if ours else _weight_levels())
         self.product: Callable[[Tensor], Tensor]
         if ours:
             self.product = cpu.int8_product(rounded, scales, bias, 1 if coarse else 2, _TINY)
@@ -69,7 +71,7 @@ class _OneDnnProduct:
         return y if self._bias is None else y.add_(self._bias)
 
 
-def _rounded(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+def round_to_int8(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Round `weight`: returns int8 [out, in] from -levels to levels, and the channels' scales float32 [out]."""
     rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0])
     parts = zip(weight.split(_CHANNELS), rounded.split(_CHANNELS), scales.split(_CHANNELS), strict=True)
@@ -95,9 +97,9 @@ def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zer
 
 @cache
 def _weight_levels() -> int:
-    """Levels of a weight on either side of zero: 127, or 63 on a processor without VNNI. Found by trying.
+    """Levels of a weight on either side of zero: `LEVELS`, or 63 on a processor without VNNI. Found by trying.
 
     Without VNNI products of 8 bits are added in pairs in 16 bits, which overflow with weights of more than 7 bits."""
     weight, rows = torch.full((16, 64), 127, dtype=torch.int8), torch.full((1, 64), 255, dtype=torch.uint8)
     product = _multiply(rows, 0, _pack(weight), torch.ones(16), torch.zeros(16, dtype=torch.long))
-    return 127 if bool((product == 64 * 127 * 255).all()) else 63
+    return LEVELS if bool((product == 64 * 127 * 255).all()) else 63

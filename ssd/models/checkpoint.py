@@ -15,9 +15,9 @@ from ssd import files
 from ssd.errors import UsageError
 from ssd.layers import fields
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
+from ssd.models.quantization import QUANTIZATION, check_quantization
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
-_QUANTISED = ("quantization_config", "compression_config")
 # What the engine reads in config.json -> what others name it.
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -112,9 +112,16 @@ def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
     if config.get("auto_map") is not None:
         raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
-    for field in _QUANTISED:
-        if config.get(field) is not None:
-            raise UsageError(f"{file} has {field}: quantised weights are not read")
+    if config.get("compression_config") is not None:
+        raise UsageError(f"{file} has compression_config: quantised weights are not read")
+    if config.get(QUANTIZATION) is not None:
+        try:
+            check_quantization(config[QUANTIZATION])
+        except UsageError as error:
+            raise UsageError(
+                f"{file} has {QUANTIZATION}: quantised weights are not read, but for those of compressed-tensors in 8 "
+                f"bits with a scale for each output channel: {error}"
+            ) from None
     if config.get("is_causal", True) is not True:
         raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")
 

@@ -17,7 +17,7 @@ from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
 from ssd.models.interface import ForwardContext
 from ssd.models.llama import Attention, FeedForward, shape_of
-from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
+from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, SHARED, TARGET_EMBEDDING, target_width
 from ssd.models.weights import Weights
 
 
@@ -62,8 +62,13 @@ class Eagle3:
         self._feed_forward = FeedForward(config, layer.below("mlp"))
         self._normed_residual = flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-        self._head = weights.linear(weights("lm_head.weight", shape.outputs, width), None)
         self._ids = self._predicted(weights, shape.outputs) if weights.has("d2t") else None
+        if weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()):
+            rows = weights(OUTPUTS, shape.outputs, width)
+        else:
+            table = weights(OUTPUTS if weights.has(OUTPUTS) else TARGET_EMBEDDING, shape.vocab_size, width)
+            rows = table if self._ids is None else table[self._ids]
+        self._head = weights.linear(rows, None)
 
     def _predicted(self, weights: Weights, count: int) -> Tensor:
         """int64 [count]: the target's ids of the tokens it predicts; the checkpoint has the differences."""

@@ -19,6 +19,7 @@ from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
+from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import check_finite, check_type
 
 _OLDEST = 5  # version of transformers
@@ -46,6 +47,8 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
     for key in (SHARED, DRAFT_VOCAB):
         if key in checkpoint.config:
             raise UsageError(f"config.json has {key}, which transformers does not know")
+    if checkpoint.config.get(QUANTIZATION):
+        raise UsageError("weights in 8 bits need a family with a file of its own")
     if (checkpoint.directory / "adapter_config.json").exists():
         raise UsageError("adapter_config.json: adapters are not loaded")
     from transformers import AutoConfig

@@ -3,7 +3,7 @@
 An EAGLE-3 head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target.
 Its checkpoint is laid out as SafeAILab's, which SGLang and vLLM read: `fc` fuses three hidden states, `midlayer` (or
 `layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is how far each is from its id in the
-target."""
+target. A head without `lm_head` predicts with those rows of its target's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded, tokenizer_vocabulary
+from ssd.models.quantization import QUANTIZATION, SCALE
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 # A head's embedding, and the target's, which it reads if it has none.
 EMBEDDING, TARGET_EMBEDDING = "embed_tokens.weight", "model.embed_tokens.weight"
+# What predicts: a head's own rows, one for each token it predicts, or its target's table with a row for every token.
+OUTPUTS = "lm_head.weight"
 LAYER_NAMES = ("midlayer", "layers.0")
 FUSED = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -70,6 +73,16 @@ def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
             f"{pair}: it has no embedding of its own, and the target's has shape {embedding.shape}, "
             f"not {head.config['hidden_size']} wide"
         )
+    if OUTPUTS in head.tensors:
+        return
+    table = target.tensors.get(OUTPUTS) or target.tensors.get(TARGET_EMBEDDING)
+    if table is None:
+        raise UsageError(f"{pair}: it has no {OUTPUTS}, and the target has neither that nor {TARGET_EMBEDDING}")
+    if table.shape[-1:] != (head.config["hidden_size"],):
+        raise UsageError(
+            f"{pair}: it has no {OUTPUTS} of its own, and the target's has shape {table.shape}, "
+            f"not {head.config['hidden_size']} wide"
+        )
 
 
 def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
@@ -119,16 +132,25 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """Return `draft` with the tensors that it shares with `target` ("shared_with_target" in its config).
+    """Return `draft` with the tensors that it shares with `target`; its config names them all ("shared_with_target").
 
-    A draft over its target's embedding needs no copy of it; an EAGLE-3 head often has none. Raises UsageError if the
-    target lacks one."""
+    A draft over its target's embedding needs no copy of it; an EAGLE-3 head often has none, and may have no `lm_head`:
+    then it gets the target's, or the embedding where the target has tied them. Raises UsageError if the target lacks
+    one."""
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
-    if is_head(draft) and EMBEDDING not in draft.tensors:
-        names = [*names, TARGET_EMBEDDING]
+    if is_head(draft):
+        outputs = OUTPUTS if OUTPUTS in target.tensors else TARGET_EMBEDDING
+        lacking = {EMBEDDING: TARGET_EMBEDDING, OUTPUTS: outputs}
+        names = [*names, *(theirs for ours, theirs in lacking.items() if ours not in draft.tensors)]
     for name in names:
         if name not in target.tensors:
             raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
-    return replace(draft, tensors=draft.tensors | {name: target.tensors[name] for name in names})
+    if not names:
+        return draft
+    lent = {name: info for name, info in target.tensors.items() if name in names or name.removesuffix(SCALE) in names}
+    config = draft.config | {SHARED: names}
+    if any(name.endswith(SCALE) for name in lent):
+        config[QUANTIZATION] = target.config.get(QUANTIZATION)
+    return replace(draft, config=config, tensors=draft.tensors | lent)

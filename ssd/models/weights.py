@@ -13,6 +13,7 @@ from ssd.errors import UsageError
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
+from ssd.models.quantization import QUANTIZATION, SCALE
 from ssd.models.split import WHOLE, Piece, Share
 
 _TYPES = ("F32", "F16", "BF16", "F64")
@@ -138,9 +139,15 @@ def from_checkpoint(
         return tensor
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
-        if name in checkpoint.tensors:
-            check_type(name, checkpoint.tensors[name])
-        tensor = stored(name, shape, piece).to(device, dtype)
+        info = checkpoint.tensors.get(name)
+        if info is not None and info.dtype == "I8" and len(shape) == 2 and checkpoint.config.get(QUANTIZATION):
+            scale = stored(name + SCALE, (shape[0], 1), piece and piece[:1])
+            check_type(name + SCALE, checkpoint.tensors[name + SCALE])
+            tensor = (stored(name, shape, piece).to(device).float() * scale.to(device).float()).to(dtype)
+        else:
+            if info is not None:
+                check_type(name, info)
+            tensor = stored(name, shape, piece).to(device, dtype)
         check_finite(name, tensor)
         return tensor
 

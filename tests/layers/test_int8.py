@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.layers.int8 import Int8Linear
+from ssd.layers.int8 import LEVELS, Int8Linear, round_to_int8
 
 either_way = pytest.mark.usefixtures("either_way")
 
@@ -43,6 +43,15 @@ def test_only_the_weights_are_rounded_noticeably(shape: tuple[int, int], biased:
     # Half a level of each of `in` numbers, and of float32's last bit.
     bound = x.abs().amax(1, keepdim=True) / 65000 * rounded.abs().sum(1) + 1e-6 * expected.abs().amax(1, keepdim=True)
     assert ((ours - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rounding_what_was_rounded_changes_no_integer(shape: tuple[int, int]) -> None:
+    """So weights that a file has in 8 bits are those that the layer multiplies."""
+    integers, scales = round_to_int8(tensors(shape)[0], LEVELS)
+    again, close = round_to_int8(integers * scales[:, None], LEVELS)
+    assert torch.equal(again, integers)
+    assert ((close - scales).abs() <= 2e-7 * scales).all()
 
 
 @either_way

@@ -17,6 +17,7 @@ from ssd.errors import UsageError
 from ssd.models import checkpoint, pairs
 from ssd.models.header import check_safetensors
 from ssd.models.pull import BUILTIN
+from ssd.models.quantization import int8_config
 
 Entries = dict[str, Any]
 
@@ -118,6 +119,50 @@ def test_bad_configs_are_refused(text: str | None, message: str, tmp_path: Path)
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UsageError, match=message):
         checkpoint.read_config(tmp_path)
+
+
+def quantized(**changes: Any) -> dict[str, Any]:
+    """A config of `compressed-tensors`, with other fields of it or of its only group's weights."""
+    found = int8_config()
+    weights = found["config_groups"]["group_0"]["weights"]
+    weights |= {name: value for name, value in changes.items() if name in weights}
+    return found | {name: value for name, value in changes.items() if name not in weights}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (quantized(quant_method="fp8"), "quant_method is 'fp8', not 'compressed-tensors'"),
+        (quantized(format="pack-quantized"), "format is 'pack-quantized', not 'int-quantized'"),
+        (quantized(num_bits=4), "num_bits is 4, not 8"),
+        (quantized(num_bits=True), "num_bits is True, not 8"),
+        (quantized(type="float"), "type is 'float'"),
+        (quantized(symmetric=False), "symmetric is False"),
+        (quantized(strategy="group"), "strategy is 'group', not 'channel'"),
+        (quantized(kv_cache_scheme={"num_bits": 8}), "it has kv_cache_scheme"),
+        (quantized(config_groups={}), "config_groups is no object with groups"),
+        (quantized(config_groups={"a": 3}), "a part of it is no object"),
+        (quantized(config_groups={"a": {"format": "pack-quantized"}}), "format is 'pack-quantized'"),
+        (quantized(config_groups={"a": {"weights": None}}), "a part of it is no object"),
+        (
+            quantized(config_groups={"a": {"weights": {}, "input_activations": {"num_bits": 8}}}),
+            "it has input_activations",
+        ),
+        ("int8", "a part of it is no object"),
+    ],
+)
+def test_weights_quantised_in_other_ways_are_refused(found: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
+    with pytest.raises(
+        UsageError, match=f"config.json has quantization_config: quantised weights are not.*: {message}"
+    ):
+        checkpoint.read_config(tmp_path)
+
+
+def test_weights_in_8_bits_are_not_refused(tmp_path: Path) -> None:
+    for found in (quantized(), quantized(format="int-quantized", type=None, symmetric=None), None):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
+        assert checkpoint.read_config(tmp_path)["quantization_config"] == found
 
 
 def sharded(directory: Path) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.paged import PagedContext
+from ssd.launch.memory import Sized, host_weights
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
-from ssd.models.pairs import check_head
+from ssd.models.pairs import borrowed, check_head
+from ssd.models.sizes import weights
 from ssd.target.loading import load as load_target
 from tests.exactness.plain import Plain
 from tests.models import heads, tiny
@@ -37,7 +39,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(head: Path, target: Path) -> Tensor:
     """About the tokens after each of TEXT from the second on, from the target's states."""
-    runner, states = heads.runner(head, target), heads.PlainHead(head, Plain(target)).states(TEXT)
+    runner, found = heads.runner(head, target), Plain(target).states(TEXT)
+    states = torch.cat([found[layer] for layer in heads.LAYERS], -1).double()
     features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
     chain_cache = ChainCache.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
@@ -88,6 +91,62 @@ def test_the_residual_may_be_the_normed_features(target: Path, tmp_path: Path) -
 def test_an_old_config_is_told_by_its_tensors(target: Path, tmp_path: Path) -> None:
     head = edited(heads.head(tmp_path / "head"), tmp_path / "old", {}, architectures=["LlamaForCausalLM"])
     assert logits(head, target).shape == (11, 131)
+
+
+def without_rows(target: Path, head: Path, folder: Path, tied: bool) -> tuple[Path, Path, Path]:
+    """A target, a head whose `lm_head` are that target's rows, and the same head without them."""
+    if tied:
+        target = edited(target, folder / "tied", {"lm_head.weight": None}, tie_word_embeddings=True)
+    tensors = load_file(head / "model.safetensors")
+    count = len(tensors["lm_head.weight"])
+    table = load_file(target / "model.safetensors")["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    rows = table[tensors.get("d2t", torch.zeros(count, dtype=torch.long)) + torch.arange(count)]
+    whole = edited(head, folder / "whole", {"lm_head.weight": rows.contiguous()})
+    return target, whole, edited(head, folder / "without", {"lm_head.weight": None})
+
+
+@pytest.mark.parametrize("predicted", [131, 40])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("own_embedding", [False, True])
+def test_without_rows_of_its_own_it_predicts_with_its_targets(
+    target: Path, tmp_path: Path, predicted: int, tied: bool, own_embedding: bool
+) -> None:
+    head = heads.head(tmp_path / "head", predicted)
+    if own_embedding:
+        head = edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
+    target, whole, without = without_rows(target, head, tmp_path, tied)
+    assert torch.equal(logits(without, target), logits(whole, target))
+    assert not torch.allclose(logits(without, target), logits(head, target))
+    # What lies in memory is the same: the target's table is read for some of its rows.
+    assert weights(borrowed(inspect(without), inspect(target))) == weights(borrowed(inspect(whole), inspect(target)))
+
+
+def test_a_start_counts_the_rows_that_it_borrows(target: Path, tmp_path: Path) -> None:
+    head = heads.head(tmp_path / "head", 40)
+    target, whole, without = without_rows(target, head, tmp_path, tied=False)
+    sizes = []
+    for name in (whole, without):
+        options = EngineOptions(target=str(target), draft=(str(name),), draft_dtype="float32", draft_quantize="none")
+        found = Sized(inspect(target), "float32"), [Sized(inspect(name), "float32")]
+        sizes.append(host_weights(options, *found, "none"))
+        assert resolve(options).features is not None
+    assert sizes[0] == sizes[1]
+
+
+def test_without_rows_anywhere_it_is_refused(target: Path, tmp_path: Path) -> None:
+    embedding = {"embed_tokens.weight": torch.randn(131, 32)}
+    head = edited(heads.head(tmp_path / "head"), tmp_path / "without", {"lm_head.weight": None, **embedding})
+    lost: dict[str, Tensor | None] = {"lm_head.weight": None, "model.embed_tokens.weight": None}
+    with pytest.raises(
+        UsageError, match=r"it has no lm_head.weight, and the target .*has neither that nor model.embed"
+    ):
+        check_head(inspect(head), inspect(edited(target, tmp_path / "bare", lost)))
+    wide = edited(target, tmp_path / "wide", {"lm_head.weight": torch.ones(131, 48)})
+    with pytest.raises(UsageError, match=r"it has no lm_head.weight of its own, .* has shape \(131, 48\), not 32 wide"):
+        check_head(inspect(head), inspect(wide))
+    long = edited(target, tmp_path / "long", {"lm_head.weight": torch.ones(132, 32)})
+    with pytest.raises(UsageError, match=r"lm_head.weight has shape \(132, 32\), expected \(131, 32\)"):
+        heads.runner(head, long)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +222,7 @@ BROKEN: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
     "short map": ({"d2t": torch.zeros(39, dtype=torch.long)}, {}, r"d2t has shape \(39,\), expected \(40,\)"),
     "map of fractions": ({"d2t": torch.full((40,), torch.nan)}, {}, "d2t does not name 40 tokens"),
     "map out of all bounds": ({"d2t": torch.full((40,), 2**63 - 1)}, {}, "d2t does not name 40 tokens"),
-    "predicts too much": ({}, {"draft_vocab_size": 200}, r"lm_head.weight has shape \(40, 32\), expected \(131, 32\)"),
+    "predicts too much": ({}, {"draft_vocab_size": 200}, r"d2t has shape \(40,\), expected \(131,\)"),
     "heads": ({}, {"num_attention_heads": None}, "num_attention_heads must be a positive number, is None"),
     "activation": ({}, {"hidden_act": "gelu"}, "'gelu' is not supported"),
 }

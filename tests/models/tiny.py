@@ -14,6 +14,8 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import SHARED, borrowed
+from ssd.models.quantization import QUANTIZATION, SCALE
+from ssd.models.weights import from_checkpoint
 
 CPU = torch.device("cpu")
 MAX_POSITION = 256
@@ -85,16 +87,14 @@ def noisy_copy(source: Path, directory: Path, noise: float, seed: int = 1) -> Pa
 
 def whole_draft(draft: Path, target: Path, directory: Path) -> Path:
     """A draft with the tensors it shares with its target written out, for readers that know of no sharing."""
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
     checkpoint = borrowed(inspect(draft), inspect(target))
-    tensors = {}
-    for name, info in checkpoint.tensors.items():
-        with safe_open(info.file, framework="pt") as file:
-            tensors[name] = file.get_tensor(name).float()
+    weights = from_checkpoint(checkpoint, torch.float32, CPU)
+    sizes = {name: info.shape for name, info in checkpoint.tensors.items() if not name.endswith(SCALE)}
+    tensors = {name: weights(name, *shape) for name, shape in sizes.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {key: value for key, value in checkpoint.config.items() if key != SHARED}
+    config = {key: value for key, value in checkpoint.config.items() if key not in (SHARED, QUANTIZATION)}
     (directory / "config.json").write_text(json.dumps(config))
     shutil.copy(target / "tokenizer.json", directory)
     return directory

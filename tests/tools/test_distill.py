@@ -19,7 +19,7 @@ from ssd.tuning.rounds import Tuning, kind_of
 from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
-from tools.distill.student import StudentPlan, build
+from tools.distill.student import Store, StudentPlan, build
 from tools.distill.teacher import load_runner
 
 FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
@@ -156,15 +156,26 @@ def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, t
     assert load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].shape == (300, 16)
 
 
+def linear(name: str) -> bool:
+    return "_proj." in name
+
+
+def in_8_bits(weight: torch.Tensor) -> torch.Tensor:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scales).round() * scales
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("plan", [StudentPlan(layers=(0, 2), vocab=80), StudentPlan(width=16, depth=2)], ids=str)
-def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["bfloat16", "int8"])
+def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, store: Store, tmp_path: Path) -> None:
     """Folder and config mean the same to both, for layers over a shared embedding and for an independent model."""
     target = getattr(tiny, family)(tmp_path / "target", num_hidden_layers=3)
     student = build(target, plan)
-    for _, parameter in student.named_trainable():
-        parameter.data = parameter.data.bfloat16().float()
-    student.write(target, tmp_path)
+    for name, parameter in student.named_trainable():
+        rounded = in_8_bits(parameter.data) if store == "int8" and linear(name) else parameter.data.bfloat16().float()
+        parameter.data = rounded
+    student.write(target, tmp_path, store)
     runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
     ids = tiny.token_ids(20, seed=1)
     found = runner.forward([Row(ids, 0, range(2), outputs=20)])

@@ -7,16 +7,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ssd.config.engine import Features
 from ssd.config.params import Speculation
+from ssd.draft.eagle3 import HeadContext
+from ssd.draft.tree_attention import ChainCache
+from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import borrowed
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
@@ -105,6 +113,37 @@ def test_its_card_tells_what_it_is_worth(trained: Path) -> None:
     rows = json.loads((trained / "evaluation.json").read_text())["rows"]
     assert {row["rule"] for row in rows} == {"coupled", "rejection"}
     assert "- unroll: 4" in (trained / "README.md").read_text()
+
+
+def logits(folder: Path, target: Path, int8: bool) -> Tensor:
+    """What the head says after each of three tokens, from made-up features."""
+    checkpoint = borrowed(inspect(folder), inspect(target))
+    runner = Runner(registry.load(checkpoint, torch.float32, tiny.CPU, 64, int8=int8), 16, 4)
+    model: Any = runner.model
+    chain_cache = ChainCache.new(model.shape, 1, 1, torch.float32, tiny.CPU)
+    row = Row([5, 6, 7], 0, range(2), outputs=3)
+    features = model.fuse(torch.linspace(-1, 1, 3 * heads.WIDTH).sin().view(3, -1))
+    context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, features)
+    return runner.run(row.token_ids, context, [0, 1, 2])
+
+
+def test_a_head_in_8_bits_is_the_one_that_an_engine_in_8_bits_rounds(target: Path, tmp_path: Path) -> None:
+    """Untrained it predicts with its target's rows, and leaves them there."""
+    answers = [Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5)]
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
+    student = head.build(target, HeadPlan((0, 1, 3), 120), runner, answers)
+    for store in ("bfloat16", "int8"):
+        for name, parameter in student.named_trainable():
+            parameter.data = parameter.data if name == "lm_head.weight" else parameter.data.bfloat16().float()
+        student.write(target, tmp_path / store, store)
+    tensors = load_file(tmp_path / "int8" / "model.safetensors")
+    assert "lm_head.weight" not in tensors and tensors["fc.weight"].dtype == torch.int8
+    assert (
+        tensors["norm.weight"].dtype == torch.bfloat16
+        and "quantization_config" in (tmp_path / "int8" / "config.json").read_text()
+    )
+    assert torch.equal(*(logits(tmp_path / store, target, int8=True) for store in ("bfloat16", "int8")))
+    assert resolve(EngineOptions(target=str(target), draft=(str(tmp_path / "int8"),))).features is not None
 
 
 @pytest.mark.parametrize("vocab", [0, 120])

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -36,7 +36,7 @@ from tools.distill.corpus import LONGEST, CorpusPlan, within, write_corpus
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.shards import Conversation, claim, metadata, shard_path
-from tools.distill.student import Student, StudentPlan, build
+from tools.distill.student import Store, Student, StudentPlan, build
 from tools.distill.teacher import load_runner, score, write_soft_labels
 from tools.distill.training import TrainingPlan, examples, train
 
@@ -81,6 +81,7 @@ class Numbers(click.ParamType):
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
 @click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
 @click.option("--unroll", default=2 * _LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
+@click.option("--store", type=click.Choice(get_args(Store)), default="bfloat16", help="Type of linear layers on disk.")
 @click.option("--epochs", default=4, show_default=True)
 @click.option("--learning-rate", default=1e-3, show_default=True)
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
@@ -117,6 +118,7 @@ class Job:
     depth: int
     vocab: int
     unroll: int
+    store: Store
     epochs: int
     learning_rate: float
     batch_tokens: int
@@ -189,7 +191,7 @@ class Job:
             raise UsageError(f"{len(data)} conversations are too few to train on")
         student = self._build(directory, [example.text for example in data])
         log = train(student, data[:-held], data[-held:], self._training, self.out)
-        student.write(directory, self.out)
+        student.write(directory, self.out, self.store)
         return student, log
 
     def _report(

@@ -22,7 +22,7 @@ from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, check_head
 from ssd.models.weights import from_checkpoint
 from tools.distill.shards import Conversation
-from tools.distill.student import EMBEDDING, HEAD, write_folder
+from tools.distill.student import EMBEDDING, HEAD, Store, write_folder
 from tools.distill.teacher import hidden
 from tools.distill.training import Example, Lesson, padded
 
@@ -164,14 +164,16 @@ class HeadStudent(nn.Module):
             found.append(torch.full((len(scores), len(self._places)), -torch.inf).index_copy(1, self.ids.cpu(), scores))
         return found
 
-    def write(self, target: Path, directory: Path) -> None:
-        """Write a checkpoint folder; the embedding stays in the target's."""
+    def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
+        """Write a checkpoint folder. The embedding stays in the target's, and so does an `lm_head` that equals it."""
         config = self.config.to_dict() | {"architectures": ["LlamaForCausalLMEagle3"]}
         config |= {DRAFT_VOCAB: len(self.ids), LAYER_IDS: list(self.plan.layers)}
         state = self.state_dict()
+        if torch.equal(self.head.cpu(), _rows(inspect(target), self.ids.cpu())):
+            del state[HEAD]
         if len(self.ids) < len(self._places):
             state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
-        write_folder(directory, state, config, target)
+        write_folder(directory, state, config, target, store)
 
 
 def _first(text: Conversation, step: int) -> int:
@@ -208,14 +210,19 @@ def build(target: Path, plan: HeadPlan, runner: Runner, answers: Iterable[Conver
         raise UsageError(f"--vocab: the target has {config.vocab_size} ids")
     hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
-    shape = config.vocab_size, config.hidden_size
-    embedding = weights(EMBEDDING, *shape)
+    embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
     ids = frequent(answers, plan.vocab, config.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         student = HeadStudent(config, plan, runner, embedding, ids)
-    student.lm_head.weight.data.copy_((weights(HEAD, *shape) if HEAD in checkpoint.tensors else embedding)[ids])
+    student.lm_head.weight.data.copy_(_rows(checkpoint, ids))
     return student
+
+
+def _rows(target: Checkpoint, ids: Tensor) -> Tensor:
+    """Return the rows [ids, width] of the target's table that predict the tokens `ids`, in float32."""
+    name = HEAD if HEAD in target.tensors else EMBEDDING
+    return from_checkpoint(target, torch.float32, torch.device("cpu"))(name, *target.tensors[name].shape)[ids]
 
 
 def _config(target: Path) -> LlamaConfig:

@@ -7,19 +7,23 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from ssd.errors import UsageError
+from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
+from ssd.models.quantization import QUANTIZATION, SCALE, int8_config
 from ssd.models.weights import Weights, from_checkpoint
 from tools.distill.shards import save
 from tools.distill.training import Example, Lesson, padded
 
+Store = Literal["bfloat16", "int8"]
+"""The type of linear layers in the folder of a draft; of what else there is, bfloat16."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -66,7 +70,7 @@ class Student(nn.Module):
             torch.cat([example.probabilities.float() for example in batch]),  # autocast joins no float16
         )
 
-    def write(self, target: Path, directory: Path) -> None:
+    def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
         """Write a checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
         state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         config = self.model.config.to_dict()
@@ -77,7 +81,7 @@ class Student(nn.Module):
             config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
         if self._vocab:
             config[DRAFT_VOCAB] = self._vocab
-        write_folder(directory, state, config, target)
+        write_folder(directory, state, config, target, store)
 
 
 def build(target: Path, plan: StudentPlan) -> Student:
@@ -126,7 +130,7 @@ def _layers(checkpoint: Checkpoint, weights: Weights, chosen: tuple[int, ...]) -
     for new, old in enumerate(chosen):
         prefix = f"model.layers.{old}."
         for name, info in checkpoint.tensors.items():
-            if name.startswith(prefix):
+            if name.startswith(prefix) and not name.endswith(SCALE):
                 found[f"layers.{new}.{name.removeprefix(prefix)}"] = weights(name, *info.shape)
     return found
 
@@ -137,14 +141,22 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
-def write_folder(directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path) -> None:
-    """Write a checkpoint with weights in bfloat16, and the target's tokenizer."""
-    tensors = {
-        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
-        for name, tensor in state.items()
-    }
+def write_folder(
+    directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path, store: Store
+) -> None:
+    """Write a checkpoint with weights in bfloat16, or linear layers in 8 bits, and the target's tokenizer."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu()
+        linear = tensor.ndim == 2 and tensor.is_floating_point() and "embed_tokens" not in name
+        if store == "int8" and linear:
+            tensors[name], scales = round_to_int8(tensor.float(), LEVELS)
+            tensors[name + SCALE] = scales[:, None]
+        else:
+            tensors[name] = (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+    stored = {QUANTIZATION: int8_config()} if store == "int8" else {}
     save(directory / "model.safetensors", tensors, {"format": "pt"})
-    (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", **stored}, indent=2) + "\n")
     for name in _TOKENIZER_FILES:
         if (target / name).is_file():
             shutil.copyfile(target / name, directory / name)

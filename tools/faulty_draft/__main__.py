@@ -227,7 +227,7 @@ def _engine(config: EngineConfig, fault: Fault) -> Iterator[tuple[Engine, Client
 
 
 def lying_copy(source: Path, copy: Path) -> Path:
-    """Write the same model with random matrices."""
+    """Write the same model with the numbers of every matrix in random order."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -237,7 +237,7 @@ def lying_copy(source: Path, copy: Path) -> Path:
         tensors = load_file(file)
         for name, tensor in tensors.items():
             if tensor.dim() > 1:
-                tensors[name] = (0.02 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+                tensors[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(tensor)
         save_file(tensors, file)
     return copy
 

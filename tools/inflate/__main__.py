@@ -18,12 +18,13 @@ from typing import Any
 
 import click
 import torch
-from safetensors import safe_open
 
 from ssd.errors import SsdError, UsageError
 from ssd.models import hub, pairs
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import SHARED, borrowed
+from ssd.models.quantization import QUANTIZATION
+from ssd.models.weights import from_checkpoint
 from tools.inflate.sizes import LIKE, Sizes, fit
 from tools.inflate.tensors import Inflation
 from tools.inflate.writing import shards, write
@@ -108,7 +109,8 @@ def inflate(
         return any(f"{layer}.{block}.{bias}" in checkpoint.tensors for block in ("self_attn", "mlp"))
 
     normed = f"{layer}.self_attn.q_norm.weight" in checkpoint.tensors
-    inflation = Inflation(found, _reader(checkpoint), dtype, normed, seed)
+    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+    inflation = Inflation(found, lambda name: weights(name, *_shape(checkpoint, name)), dtype, normed, seed)
     cut = list(shards(inflation.parts(int(config["vocab_size"]), tied, has), dtype.itemsize, shard_bytes))
     needed = sum(dtype.itemsize * torch.Size(part.shape).numel() for shard in cut for part in shard)
     out.mkdir(parents=True, exist_ok=True)
@@ -121,16 +123,10 @@ def inflate(
     (out / "config.json").write_text(json.dumps(_config(config, sizes, dtype), indent=1))
 
 
-def _reader(checkpoint: Checkpoint) -> Any:
-    def read(name: str) -> torch.Tensor:
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            raise UsageError(f"{checkpoint.directory}: tensor {name} is missing")
-        with safe_open(info.file, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor.float()
-
-    return read
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+    if name not in checkpoint.tensors:
+        raise UsageError(f"{checkpoint.directory}: tensor {name} is missing")
+    return checkpoint.tensors[name].shape
 
 
 def _config(config: dict[str, Any], sizes: Sizes, dtype: torch.dtype) -> dict[str, Any]:
@@ -138,7 +134,7 @@ def _config(config: dict[str, Any], sizes: Sizes, dtype: torch.dtype) -> dict[st
     share = int(config["hidden_size"]) / sizes.hidden_size
     changed = {**config, **asdict(sizes), "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)) * share}
     changed |= {"dtype": str(dtype).removeprefix("torch.")}
-    for key in (SHARED, "torch_dtype"):
+    for key in (SHARED, QUANTIZATION, "torch_dtype"):
         changed.pop(key, None)
     if kinds := config.get("layer_types"):
         changed["layer_types"] = [*kinds, *kinds[-1:] * (sizes.num_hidden_layers - len(kinds))]
