@@ -27,6 +27,12 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
+# What the config of an EAGLE-3 head of vLLM's `speculators` has beside the config of its layer.
+_BESIDE_THE_LAYER = (
+    *("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc"),
+    *("eagle_aux_hidden_state_layer_ids", "quantization_config", "compression_config"),
+)
+
 # What the nested config of a `model_type` leaves out where it is as in the family's first model.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
@@ -78,12 +84,14 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read config.json; of a multimodal model, its text part.
+    """Read config.json; of a multimodal model, its text part; of a head of `speculators`, in the fields of others.
 
     Raises UsageError if it is missing or no JSON object, or asks for its own code, quantised weights, or a modality or
     attention that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
+    if "speculators_model_type" in config:
+        config = _head_of_speculators(config, file)
     _refuse_what_is_not_read(config, file)
     if "text_config" in config:
         config = _text_part(config, file)
@@ -93,6 +101,21 @@ def read_config(directory: Path) -> dict[str, Any]:
         if name not in config and old:
             config[name] = old[0]
     return config
+
+
+def _head_of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The config of an EAGLE-3 head of vLLM's `speculators`, in the fields of other heads.
+
+    Raises UsageError for other speculators. `auto_map` names a class of the library, not code of the checkpoint."""
+    if (kind := config["speculators_model_type"]) != "eagle3":
+        raise UsageError(f"{file}: speculators of type {kind!r} are not supported (eagle3 is)")
+    layer = config.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise UsageError(f"{file} has no transformer_layer_config, which says what layer the head is")
+    if type(config.get("norm_before_residual")) is not bool:  # vLLM and the library differ in the default
+        raise UsageError(f"{file}: norm_before_residual must be true or false")
+    beside = {key: config[key] for key in _BESIDE_THE_LAYER if config.get(key) is not None}
+    return {**layer, **beside, "architectures": ["LlamaForCausalLMEagle3"]}
 
 
 def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Checks that a draft fits its target: tokenizers, shared tensors, EAGLE-3 heads. Reads configs and headers only.
 
 An EAGLE-3 head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target.
-Its checkpoint is laid out as SafeAILab's, which SGLang and vLLM read: `fc` fuses three hidden states, `midlayer` (or
-`layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is how far each is from its id in the
-target. A head without `lm_head` predicts with those rows of its target's."""
+Its checkpoint is laid out as SafeAILab's, which SGLang and vLLM read, or as those of vLLM's `speculators`: `fc` fuses
+three hidden states, `midlayer` (or `layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is
+how far each is from its id in the target. A head without `lm_head` predicts with those rows of its target's."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
     Raises UsageError if the two do not fit together."""
     if head.config.get("model_type", "llama") != "llama":
         raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
+    if head.config.get("norm_before_fc"):
+        raise UsageError(f"{head.directory}: norm_before_fc, a norm of the hidden states, is not supported")
     pair = f"EAGLE-3 head {head.directory} does not fit target {target.directory}"
     for key in ("hidden_size", "target_hidden_size"):
         if type(width := head.config.get(key)) is not int and (key == "hidden_size" or width is not None):

@@ -73,6 +73,65 @@ def test_the_layer_may_go_by_another_name(target: Path, tmp_path: Path) -> None:
     assert torch.equal(logits(one, target), logits(other, target))
 
 
+def by_speculators(head: Path, folder: Path, **fields: Any) -> Path:
+    """The same head as vLLM's `speculators` writes it; `fields` of its config, None for those to be left out."""
+    config = json.loads((head / "config.json").read_text())
+    layer = {name: value for name, value in config.items() if not name.startswith(("eagle", "draft", "norm_before"))}
+    found = {
+        "architectures": ["Eagle3DraftModel"],
+        "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+        "draft_vocab_size": config["draft_vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": config["eagle_aux_hidden_state_layer_ids"],
+        "embed_requires_grad": False,
+        "norm_before_residual": config.get("norm_before_residual", False),
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "x/y", "architectures": []}},
+        "speculators_model_type": "eagle3",
+        "target_hidden_size": None,
+        "transformer_layer_config": layer | {"architectures": ["LlamaForCausalLM"]},
+    }
+    folder.mkdir()
+    config = {name: value for name, value in (found | fields).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(head / "model.safetensors")
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("predicted", [131, 40])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_of_speculators_is_the_same(target: Path, tmp_path: Path, predicted: int, normed: bool) -> None:
+    head = heads.head(tmp_path / "head", predicted, norm_before_residual=normed)
+    own = edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
+    for number, folder in enumerate((head, own)):
+        other = by_speculators(folder, tmp_path / f"speculators{number}")
+        assert torch.equal(logits(other, target), logits(folder, target))
+        assert check_head(inspect(other), inspect(target)) == heads.LAYERS
+    features = resolve(EngineOptions(target=str(target), draft=(str(other),))).features
+    assert features is not None and features.width == 96
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "speculators of type 'dflash' are not supported"),
+        ({"transformer_layer_config": None}, "has no transformer_layer_config"),
+        ({"norm_before_residual": None}, "norm_before_residual must be true or false"),
+        ({"norm_before_fc": True}, "norm_before_fc, a norm of the hidden states, is not supported"),
+        ({"target_hidden_size": 48}, "it fuses hidden states of width 48"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights are not read"),
+        ({"transformer_layer_config": {"model_type": "qwen3", "vocab_size": 131}}, "EAGLE-3 heads of type 'qwen3'"),
+        ({"transformer_layer_config": {"model_type": "llama", "vocab_size": 131}}, "hidden_size must be a number"),
+    ],
+)
+def test_speculators_that_are_not_read_are_refused(
+    target: Path, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    head = by_speculators(heads.head(tmp_path / "head"), tmp_path / "speculators", **fields)
+    with pytest.raises(UsageError, match=message):
+        resolve(EngineOptions(target=str(target), draft=(str(head),)))
+
+
 def test_its_own_embedding_comes_first(target: Path, tmp_path: Path) -> None:
     head = heads.head(tmp_path / "head")
     same = edited(head, tmp_path / "same", {"embed_tokens.weight": Plain(target).weights["model.embed_tokens.weight"]})

@@ -96,6 +96,7 @@ def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path)
         (["--layers", "0,3"], "layers are 0 to 2"),
         ([], "either --layers or --width"),
         (["--width", "12"], "multiple of 8"),
+        (["--layers", "0,2", "--format", "speculators"], "--format speculators is for --kind eagle3"),
     ],
 )
 def test_a_student_that_does_not_fit_is_refused_first(

@@ -33,6 +33,7 @@ from tests.tools.test_distill import FLAGS, distill
 from tools.distill import head
 from tools.distill.head import HeadPlan
 from tools.distill.shards import Conversation, conversations, metadata
+from tools.distill.student import Store
 from tools.distill.teacher import load_runner
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +145,25 @@ def test_a_head_in_8_bits_is_the_one_that_an_engine_in_8_bits_rounds(target: Pat
     )
     assert torch.equal(*(logits(tmp_path / store, target, int8=True) for store in ("bfloat16", "int8")))
     assert resolve(EngineOptions(target=str(target), draft=(str(tmp_path / "int8"),))).features is not None
+
+
+@pytest.mark.parametrize("store", ["bfloat16", "int8"])
+@pytest.mark.parametrize("vocab", [0, 120])
+def test_both_layouts_are_the_same_head(target: Path, tmp_path: Path, vocab: int, store: Store) -> None:
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
+    student = head.build(target, HeadPlan((0, 1, 3), vocab), runner, [])
+    student.head.data += 0.1 * torch.randn(student.head.shape)
+    student.write(target, tmp_path / "sglang", store)
+    student.write(target, tmp_path / "speculators", store, "speculators")
+    assert torch.equal(*(logits(tmp_path / layout, target, int8=False) for layout in ("sglang", "speculators")))
+    tensors = load_file(tmp_path / "speculators" / "model.safetensors")
+    assert "layers.0.hidden_norm.weight" in tensors and not any("midlayer" in name for name in tensors)
+    if vocab:
+        assert tensors["t2d"].nonzero().flatten().tolist() == (tensors["d2t"] + torch.arange(vocab)).tolist()
+    config = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert config["transformer_layer_config"]["rope_theta"] == 10000.0
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
+    assert resolve(EngineOptions(target=str(target), draft=(str(tmp_path / "speculators"),))).features is not None
 
 
 @pytest.mark.parametrize("vocab", [0, 120])

@@ -35,6 +35,7 @@ from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, within, write_corpus
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
+from tools.distill.layouts import Layout
 from tools.distill.shards import Conversation, claim, metadata, shard_path
 from tools.distill.student import Store, Student, StudentPlan, build
 from tools.distill.teacher import load_runner, score, write_soft_labels
@@ -81,7 +82,21 @@ class Numbers(click.ParamType):
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
 @click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
 @click.option("--unroll", default=2 * _LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
-@click.option("--store", type=click.Choice(get_args(Store)), default="bfloat16", help="Type of linear layers on disk.")
+@click.option(
+    "--store",
+    type=click.Choice(get_args(Store)),
+    default="bfloat16",
+    show_default=True,
+    help="Type of linear layers on disk.",
+)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(get_args(Layout)),
+    default="sglang",
+    show_default=True,
+    help="Layout of a head's folder.",
+)
 @click.option("--epochs", default=4, show_default=True)
 @click.option("--learning-rate", default=1e-3, show_default=True)
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
@@ -119,6 +134,7 @@ class Job:
     vocab: int
     unroll: int
     store: Store
+    layout: Layout
     epochs: int
     learning_rate: float
     batch_tokens: int
@@ -165,6 +181,8 @@ class Job:
     @property
     def _plan(self) -> StudentPlan | HeadPlan:
         if self.kind == "decoder":
+            if self.layout == "speculators":
+                raise UsageError("--format speculators is for --kind eagle3")
             return StudentPlan(self.layers, self.width, self.depth, self.vocab)
         if self.width:
             raise UsageError("--width: a head is as wide as its target")
@@ -191,7 +209,10 @@ class Job:
             raise UsageError(f"{len(data)} conversations are too few to train on")
         student = self._build(directory, [example.text for example in data])
         log = train(student, data[:-held], data[-held:], self._training, self.out)
-        student.write(directory, self.out, self.store)
+        if isinstance(student, HeadStudent):
+            student.write(directory, self.out, self.store, self.layout)
+        else:
+            student.write(directory, self.out, self.store)
         return student, log
 
     def _report(

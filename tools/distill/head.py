@@ -21,6 +21,7 @@ from ssd.execution.runner import Runner
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, check_head
 from ssd.models.weights import from_checkpoint
+from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, Store, write_folder
 from tools.distill.teacher import hidden
@@ -164,15 +165,21 @@ class HeadStudent(nn.Module):
             found.append(torch.full((len(scores), len(self._places)), -torch.inf).index_copy(1, self.ids.cpu(), scores))
         return found
 
-    def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
-        """Write a checkpoint folder. The embedding stays in the target's, and so does an `lm_head` that equals it."""
+    def write(self, target: Path, directory: Path, store: Store = "bfloat16", layout: Layout = "sglang") -> None:
+        """Write a checkpoint folder. The embedding stays in the target's.
+
+        An `lm_head` that equals the target's rows stays there too, except in the layout of `speculators`, which wants
+        one."""
         config = self.config.to_dict() | {"architectures": ["LlamaForCausalLMEagle3"]}
         config |= {DRAFT_VOCAB: len(self.ids), LAYER_IDS: list(self.plan.layers)}
         state = self.state_dict()
-        if torch.equal(self.head.cpu(), _rows(inspect(target), self.ids.cpu())):
-            del state[HEAD]
+        lender = inspect(target)
         if len(self.ids) < len(self._places):
             state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
+        if layout == "speculators":
+            config, state = speculators(config, state, lender, max(1, self.plan.unroll // 2))
+        elif torch.equal(self.head.cpu(), _rows(lender, self.ids.cpu())):
+            del state[HEAD]
         write_folder(directory, state, config, target, store)
 
 
