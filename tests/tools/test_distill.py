@@ -23,7 +23,6 @@ from tools.distill.student import Store, StudentPlan, build
 from tools.distill.teacher import load_runner
 
 FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
-FLAGS += ["--engine-cpus", "0", "--dtype", "float32"]
 STUDENT = ["--layers", "0,2", "--epochs", "6", "--learning-rate", "0.003", "--evaluate-prompts", "4"]
 
 
@@ -51,7 +50,7 @@ def test_the_loss_falls_and_the_draft_is_better_than_chance(draft: Path) -> None
     log = [json.loads(line) for line in (draft / "training.jsonl").read_text().splitlines()]
     assert [entry["epoch"] for entry in log] == [1, 2, 3, 4, 5, 6]
     assert log[-1]["loss"] < log[0]["loss"]
-    assert log[-1]["held_out_agreement"] > 10 / 300
+    assert log[-1]["held_out_agreement"][0] > 10 / 300
     report = json.loads((draft / "evaluation.json").read_text())
     assert all(row["acceptance"] > 10 / 300 for row in report["rows"])
     assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"}

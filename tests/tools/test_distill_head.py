@@ -35,13 +35,14 @@ from tools.distill.head import HeadPlan
 from tools.distill.shards import Conversation, conversations, metadata
 from tools.distill.student import Store
 from tools.distill.teacher import load_runner
+from tools.distill.training import Example, examples
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (1, 2, 3)
 HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "6", "--epochs", "40"]
 HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--vocab", "200"]
 TOKENS, LOOKAHEAD = 24, 3
-GREEDY = (0, 1, 5, 6)  # conversations that are answered at temperature 0
+GREEDY = (0, 2, 4, 6)  # conversations that are answered at temperature 0
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,10 @@ def test_own_prompts_are_answered(prompts: Path, trained: Path) -> None:
     assert asked == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
 
 
+def example(text: Conversation) -> Example:
+    return Example(text, torch.zeros(text.answer, 1, dtype=torch.long), torch.ones(text.answer, 1))
+
+
 def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draft: Draft | None = None) -> Texts:
     settings = draft.config if draft else pair.config(speculation, vocab_size=300)
     return Pair(settings, target, draft).run(prompts, pair.params(len(prompts), TOKENS))
@@ -84,7 +89,8 @@ def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draf
 def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trained: Path, tmp_path: Path) -> None:
     texts = [text for index in range(2) for text in conversations(trained / "work" / f"corpus-0000{index}.safetensors")]
     untrained, model = tmp_path / "untrained", load_runner(str(target), torch.float32, tiny.CPU, 256)
-    head.build(target, HeadPlan(LAYERS, vocab=200), model, texts).write(target, untrained)
+    data = examples(trained / "work", range(2))
+    head.build(target, HeadPlan(LAYERS, vocab=200), model, data).write(target, untrained)
     prompts = [texts[number].token_ids[: texts[number].prompt] for number in GREEDY]
     runner = tiny.runner(target, torch.float64)
     alone = run(runner, prompts, Speculation("ar")).ids
@@ -103,7 +109,7 @@ def test_the_folder_is_a_draft_as_it_is(target: Path, trained: Path) -> None:
     assert config.features is not None and config.features.layers == LAYERS
     assert (trained / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     tensors = load_file(trained / "model.safetensors")
-    assert tensors["lm_head.weight"].shape == (200, 32) and "embed_tokens.weight" not in tensors
+    assert not {"lm_head.weight", "embed_tokens.weight"} & tensors.keys()
     ids = tensors["d2t"] + torch.arange(200)
     assert ids.tolist() == sorted(set(ids.tolist()))
 
@@ -130,9 +136,10 @@ def logits(folder: Path, target: Path, int8: bool) -> Tensor:
 
 def test_a_head_in_8_bits_is_the_one_that_an_engine_in_8_bits_rounds(target: Path, tmp_path: Path) -> None:
     """Untrained it predicts with its target's rows, and leaves them there."""
-    answers = [Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5)]
-    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
+    answers = [example(Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5))]
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 256)
     student = head.build(target, HeadPlan((0, 1, 3), 120), runner, answers)
+    student.scales.fill_(1)  # written weights are then the rounded ones
     for store in ("bfloat16", "int8"):
         for name, parameter in student.named_trainable():
             parameter.data = parameter.data if name == "lm_head.weight" else parameter.data.bfloat16().float()
@@ -150,8 +157,8 @@ def test_a_head_in_8_bits_is_the_one_that_an_engine_in_8_bits_rounds(target: Pat
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
 @pytest.mark.parametrize("vocab", [0, 120])
 def test_both_layouts_are_the_same_head(target: Path, tmp_path: Path, vocab: int, store: Store) -> None:
-    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
-    student = head.build(target, HeadPlan((0, 1, 3), vocab), runner, [])
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 256)
+    student = head.build(target, HeadPlan((0, 1, 3), vocab, own_head=True), runner, [])
     student.head.data += 0.1 * torch.randn(student.head.shape)
     student.write(target, tmp_path / "sglang", store)
     student.write(target, tmp_path / "speculators", store, "speculators")
@@ -169,9 +176,10 @@ def test_both_layouts_are_the_same_head(target: Path, tmp_path: Path, vocab: int
 @pytest.mark.parametrize("vocab", [0, 120])
 def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: int) -> None:
     """Its logits at every place of a speculation are those of a plain forward of the folder that it writes."""
-    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
-    answers = [Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5)]
-    student = head.build(target, HeadPlan((0, 1, 3), vocab), runner, answers)
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 256)
+    answers = [example(Conversation(tiny.token_ids(200, seed=2, vocab_size=300), 5))]
+    student = head.build(target, HeadPlan((0, 1, 3), vocab, own_head=True), runner, answers)
+    student.scales.fill_(1)  # written weights are then the rounded ones
     for _, parameter in student.named_trainable():
         parameter.data = (parameter + 0.1 * torch.randn(parameter.shape)).bfloat16().float()
     student.write(target, tmp_path / "head")

@@ -32,18 +32,17 @@ from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.rounds import kind_of
 from tools.distill import head
 from tools.distill.card import card
-from tools.distill.corpus import LONGEST, CorpusPlan, within, write_corpus
+from tools.distill.corpus import LONGEST, CorpusPlan, Scribes, within, write_corpus
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
-from tools.distill.shards import Conversation, claim, metadata, shard_path
+from tools.distill.shards import claim, metadata, shard_path
 from tools.distill.student import Store, Student, StudentPlan, build
-from tools.distill.teacher import load_runner, score, write_soft_labels
-from tools.distill.training import TrainingPlan, examples, train
+from tools.distill.teacher import load_runner, score
+from tools.distill.training import Example, TrainingPlan, computes_in_bfloat16, examples, train
 
 KINDS = ("decoder", "eagle3")
-STAGES = ("corpus", "teacher", "train", "evaluate")
-_TOP = 32
+STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 _HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
 _LOOKAHEAD = 4
@@ -66,11 +65,18 @@ class Numbers(click.ParamType):
 @click.command(help=__doc__)
 @click.argument("target")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--work", type=click.Path(path_type=Path), help="Corpus and soft labels; default OUT/work.")
+@click.option("--work", type=click.Path(path_type=Path), help="Where the corpus is; default OUT/work.")
 @click.option("--prompts", help="User messages: humaneval, a JSONL file, hub:org/name. Default: the target's own.")
 @click.option("--conversations", default=4096, show_default=True)
-@click.option("--shard", default=256, show_default=True, help="Conversations of a shard.")
+@click.option("--shard", default=128, show_default=True, help="Conversations of a shard.")
 @click.option("--answer-tokens", default=320, show_default=True)
+@click.option(
+    "--keep-features",
+    type=Numbers(),
+    default=(),
+    help="Store hidden states after these layers with the corpus (2 x width bytes a token and layer), so that training "
+    "a head on them need not run the target again.",
+)
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True)
 @click.option(
     "--layers",
@@ -81,7 +87,9 @@ class Numbers(click.ParamType):
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
 @click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
-@click.option("--unroll", default=2 * _LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
+@click.option("--unroll", default=_LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
+@click.option("--feed-forward", default=0, help="Of a head: the width of its feed-forward; default: the target's.")
+@click.option("--own-head", is_flag=True, help="Of a head: train an lm_head of its own, which other engines ask for.")
 @click.option(
     "--store",
     type=click.Choice(get_args(Store)),
@@ -98,13 +106,16 @@ class Numbers(click.ParamType):
     help="Layout of a head's folder.",
 )
 @click.option("--epochs", default=4, show_default=True)
-@click.option("--learning-rate", default=1e-3, show_default=True)
+@click.option(
+    "--optimizer", type=click.Choice(("adamw", "muon")), help="Default: muon for heads, which begin at random."
+)
+@click.option("--learning-rate", type=float, help="Its highest. Default: 1e-3 of AdamW, 6e-3 of Muon.")
 @click.option("--batch-tokens", default=1024, show_default=True, help="Tokens of a training step.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
-@click.option("--dtype", default="bfloat16", show_default=True, help="Of the target while it writes and teaches.")
-@click.option("--batch", default=128, show_default=True, help="Conversations written at a time, by each engine.")
-@click.option("--engine-cpus", multiple=True, help="Cores of a corpus engine, as 0-2,5; again for another engine.")
+@click.option("--dtype", help="Of the target while it writes. Default: the device's fastest, float32 or bfloat16.")
+@click.option("--workers", default=1, show_default=True, help="Processes that write, each with its share of the cores.")
+@click.option("--batch", default=48, show_default=True, help="Conversations written at a time, by each worker.")
 @click.option("--evaluate-on", multiple=True, help="Prompts to evaluate on, as for --prompts.")
 @click.option("--evaluate-prompts", default=32, show_default=True, help="At most so many of each.")
 @click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Last stage to run.")
@@ -127,22 +138,26 @@ class Job:
     conversations: int
     shard: int
     answer_tokens: int
+    keep_features: tuple[int, ...]
     kind: str
     layers: tuple[int, ...]
     width: int
     depth: int
     vocab: int
     unroll: int
+    feed_forward: int
+    own_head: bool
     store: Store
     layout: Layout
     epochs: int
-    learning_rate: float
+    optimizer: str | None
+    learning_rate: float | None
     batch_tokens: int
     seed: int
     device: str
-    dtype: str
+    dtype: str | None
+    workers: int
     batch: int
-    engine_cpus: tuple[str, ...]
     evaluate_on: tuple[str, ...]
     evaluate_prompts: int
     until: str
@@ -152,31 +167,29 @@ class Job:
         directory = hub.ensure(self.target)
         prompts = texts(self.prompts, _ALL) if self.prompts else []
         asked = min(self.conversations, len(prompts) or self.conversations)
-        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, seed=self.seed)
+        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, features=self.keep_features, seed=self.seed)
         if "train" in stages:
             self._build(directory)  # a plan that does not fit is told before hours of work
         work = self.work or self.out / "work"
         digest = inspect(directory).digest
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
         claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any"})
-        write_corpus(self.target, work, corpus, prompts, self._engines())
-        if "teacher" in stages:
-            write_soft_labels(
-                self.target, work, corpus.shards, _TOP, LONGEST, getattr(torch, self.dtype), device_of(self.device)
-            )
+        scribes = Scribes(self.workers, self.batch, self.device, self._dtype)
+        write_corpus(self.target, work, corpus, prompts, scribes)
         if "train" in stages:
             student, log = self._train(directory, work, corpus, digest)
         if "evaluate" in stages:
             self._report(work, corpus, student, log)
 
-    def _engines(self) -> list[dict[str, Any]]:
-        options = {"dtype": self.dtype, "max_num_seqs": self.batch, "max_num_batched_tokens": 1024}
-        options["device"] = self.device
-        return [options | {"target_cpus": cpus} for cpus in self.engine_cpus] or [options]
+    @property
+    def _dtype(self) -> str:
+        return self.dtype or ("bfloat16" if computes_in_bfloat16(device_of(self.device)) else "float32")
 
     @property
     def _training(self) -> TrainingPlan:
-        return TrainingPlan(self.epochs, self.batch_tokens, self.learning_rate, seed=self.seed)
+        muon = (self.optimizer or ("muon" if self.kind == "eagle3" else "adamw")) == "muon"
+        rate = self.learning_rate or (6e-3 if muon else 1e-3)
+        return TrainingPlan(self.epochs, self.batch_tokens, rate, muon, seed=self.seed)
 
     @property
     def _plan(self) -> StudentPlan | HeadPlan:
@@ -186,20 +199,20 @@ class Job:
             return StudentPlan(self.layers, self.width, self.depth, self.vocab)
         if self.width:
             raise UsageError("--width: a head is as wide as its target")
-        return HeadPlan(self.layers, self.vocab, self.unroll)
+        return HeadPlan(self.layers, self.vocab, self.unroll, self.feed_forward, self.own_head)
 
-    def _build(self, directory: Path, answers: Sequence[Conversation] = ()) -> Student | HeadStudent:
+    def _build(self, directory: Path, data: Sequence[Example] = ()) -> Student | HeadStudent:
         """Return the student before training."""
         plan = self._plan
         if isinstance(plan, StudentPlan):
             return build(directory, plan).to(device_of(self.device))
         tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
-        runner = load_runner(self.target, getattr(torch, self.dtype), device_of(self.device), tokens)
-        return head.build(directory, plan, runner, answers).to(device_of(self.device))
+        runner = load_runner(self.target, getattr(torch, self._dtype), device_of(self.device), tokens)
+        return head.build(directory, plan, runner, data).to(device_of(self.device))
 
     def _train(
         self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
-    ) -> tuple[Student | HeadStudent, list[dict[str, float]]]:
+    ) -> tuple[Student | HeadStudent, list[dict[str, Any]]]:
         plan, training = asdict(self._plan), asdict(self._training)
         made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
         claim(self.out / "recipe.json", made)
@@ -207,7 +220,7 @@ class Job:
         held = min(_HELD_OUT, len(data) // 10)
         if not held:
             raise UsageError(f"{len(data)} conversations are too few to train on")
-        student = self._build(directory, [example.text for example in data])
+        student = self._build(directory, data)
         log = train(student, data[:-held], data[-held:], self._training, self.out)
         if isinstance(student, HeadStudent):
             student.write(directory, self.out, self.store, self.layout)
@@ -216,7 +229,7 @@ class Job:
         return student, log
 
     def _report(
-        self, work: Path, corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, float]]
+        self, work: Path, corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, Any]]
     ) -> None:
         sets = {name: texts(name, _ALL) for name in self.evaluate_on}
         last = shard_path(work, "corpus", corpus.shards[-1])

@@ -19,7 +19,7 @@ def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, A
     lines += ["Made with `tools/distill`. Recipe:", ""]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in recipe.items()]
     lines += ["", "| epoch | loss | held-out agreement |", "|---|---|---|"]
-    lines += [f"| {e['epoch']} | {e['loss']:.3f} | {e['held_out_agreement']:.3f} |" for e in training]
+    lines += [f"| {e['epoch']} | {e['loss']:.3f} | {_series(e['held_out_agreement'], 3)} |" for e in training]
     lines += ["", f"Along the target's own answers, K = {report['k']}:", ""]
     lines += [_COLUMNS.format(fan_outs=fan_outs), "|---|---|---|---|---|---|---|"]
     lines += [_row(row) for row in report["rows"]]
@@ -28,7 +28,11 @@ def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, A
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    positions = " ".join(f"{value:.2f}" for value in row["by_position"])
+    positions = _series(row["by_position"], 2)
     hits = " / ".join(f"{value:.3f}" for value in (row["hit_rate"][fan_out] for fan_out in _FAN_OUTS))
     figures = f"{row['acceptance']:.3f} | {positions} | {row['tokens_per_round']:.2f} | {hits}"
     return f"| {row['prompts']} | {row['temperature']} | {row['rule']} | {figures} |"
+
+
+def _series(values: Sequence[float], digits: int) -> str:
+    return " ".join(f"{value:.{digits}f}" for value in values)

@@ -1,42 +1,59 @@
-"""Stage corpus: the target writes prompts and answers them. Conversations are stored as token ids in shards."""
+"""Stage corpus: the target writes prompts and answers them, and every answer is stored with what a student learns from.
+
+A shard has, of all its conversations one after the other, `token_ids` int32 [sum of lengths], `lengths` and
+`prompt_lengths` int32 [n], and of every token of the answers the TOP likeliest tokens, `ids` int32 and `logprobs`
+float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states, `features` bfloat16 [sum of
+lengths - n, layers x width]. The metadata has the user messages as `prompts`, and
+which `layers` the hidden states are of."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from threading import Event
-from typing import Any
 
 import torch
 from rich.progress import Progress
+from torch import Tensor
 
-from ssd import LLM, SamplingParams
-from ssd.client import Completion
 from ssd.errors import UsageError
+from ssd.execution.runner import device_of
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
-from tools.distill.kinds import KINDS
+from ssd.models import hub
+from ssd.models.checkpoint import inspect, stop_token_ids
+from tools.distill.kinds import DOCUMENT_TASKS, FOLLOW_UPS, KINDS, SYSTEM_PROMPTS
 from tools.distill.shards import is_done, save, shard_path
+from tools.distill.teacher import load_runner
+from tools.distill.writing import Request, Text, Writer
 
-_MARK = "\u2603"
-_PROMPT_TOKENS = 160
-_TRIES = 20
-LONGEST = 2048
+TOP = 32
+LONGEST = 1280
 """Tokens of the longest conversation, prompt and answer."""
+_MARK = "\u2603"
+_MESSAGE_TOKENS = 200  # of a user message that the target writes
+_DOCUMENT_TOKENS = 60  # a shorter answer is no document
+_INVENTING = 0.9  # temperature of user messages
+_TRIES = 20
+
+Messages = list[ChatMessage]
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """The corpus to write: `conversations` in shards of `shard`, each answer at one of `temperatures`."""
+    """The corpus to write: `conversations` in shards of `shard`, each answer at one of `temperatures`.
+
+    `features`: after which of the target's layers hidden states are stored; without any, training runs the target."""
 
     conversations: int = 4096
-    shard: int = 256
+    shard: int = 128
     answer_tokens: int = 320
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.6, 0.8, 1.0)
+    temperatures: tuple[float, ...] = (0.0, 0.6, 0.0, 0.8, 0.0, 1.0)
+    features: tuple[int, ...] = ()
     seed: int = 0
 
     @property
@@ -44,55 +61,152 @@ class CorpusPlan:
         return range(-(-self.conversations // self.shard))
 
 
-def write_corpus(
-    target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], engines: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write the missing shards, with an engine for each set of options in `engines`, side by side.
+@dataclass(frozen=True)
+class Scribes:
+    """The processes that write: how many, each with its share of the cores, and how many texts each has in hand."""
+
+    workers: int = 1
+    batch: int = 64
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes) -> None:
+    """Write the missing shards.
 
     `prompts` are answered in turn; without any the target writes its own. But for rounding, a shard depends on its
     number and the plan's seed alone, not on who writes it or when."""
     missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
     if not missing:
         return
-    with Progress(transient=True) as progress, ThreadPoolExecutor(len(engines)) as pool:
+    start = target, directory, plan, prompts, scribes
+    with (
+        Progress(transient=True) as progress,
+        ProcessPoolExecutor(scribes.workers, get_context("spawn"), _start, start) as pool,
+    ):
         task = progress.add_task("corpus", total=len(plan.shards), completed=len(plan.shards) - len(missing))
-        lots = [missing[worker :: len(engines)] for worker in range(len(engines))]
-
-        stop = Event()
-
-        def work(options: Mapping[str, Any], lot: Sequence[int]) -> None:
-            with LLM(target, mode="ar", **options) as llm:
-                for index in lot:
-                    if stop.is_set():
-                        return
-                    _write_shard(llm, directory, index, plan, prompts)
-                    progress.advance(task)
-
+        jobs = [pool.submit(_run, index) for index in missing]
         try:
-            for future in [pool.submit(work, *pair) for pair in zip(engines, lots, strict=True) if pair[1]]:
-                future.result()
+            for job in as_completed(jobs):
+                job.result()
+                progress.advance(task)
         finally:
-            stop.set()  # one has failed, or somebody has had enough: the others end with their shard
+            pool.shutdown(cancel_futures=True)  # one has failed, or somebody has had enough
 
 
-def _write_shard(llm: LLM, directory: Path, index: int, plan: CorpusPlan, prompts: Sequence[str]) -> None:
-    dice = Random(f"{plan.seed}/{index}/answers")
-    tokenizer = Tokenizer(Path(llm.engine.config.target))
-    room = min(llm.engine.config.max_model_len, LONGEST) - plan.answer_tokens
-    if prompts:
-        asked = within(tokenizer, prompts[index * plan.shard : (index + 1) * plan.shard], room)
-    else:
-        asked = _invent(llm, tokenizer, plan, room, Random(f"{plan.seed}/{index}"))
-    params = [
-        SamplingParams(
-            temperature=plan.temperatures[i % len(plan.temperatures)],
-            seed=dice.randrange(2**62),
-            max_tokens=plan.answer_tokens,
+_author: Author
+
+
+def _start(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes) -> None:
+    global _author
+    torch.set_num_threads(max(1, torch.get_num_threads() // scribes.workers))
+    _author = Author(target, directory, plan, prompts, scribes)
+
+
+def _run(index: int) -> None:
+    _author.write_shard(index)
+
+
+class Author:
+    """Writes whole shards; the only owner of a model in its process."""
+
+    def __init__(
+        self, target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes
+    ) -> None:
+        checkpoint = inspect(hub.resolve(target))
+        longest = min(LONGEST, int(checkpoint.config.get("max_position_embeddings") or LONGEST))
+        runner = load_runner(
+            target, getattr(torch, scribes.dtype), device_of(scribes.device), longest, copies=scribes.batch
         )
-        for i in range(len(asked))
-    ]
-    answers = llm.generate(asked, params, chat=True)
-    save(shard_path(directory, "corpus", index), pack(answers), {"prompts": json.dumps(asked)})
+        self._tokenizer = Tokenizer(checkpoint.directory)
+        self._writer = Writer(runner, stop_token_ids(checkpoint), scribes.batch, longest, plan.features, TOP)
+        self._room = longest - plan.answer_tokens
+        self._directory, self._plan, self._prompts = directory, plan, prompts
+        self._dice = Random()
+
+    def write_shard(self, index: int) -> None:
+        plan = self._plan
+        self._dice = Random(f"{plan.seed}/{index}")
+        if self._prompts:
+            messages = self._prompts[index * plan.shard : (index + 1) * plan.shard]
+            chats = [[ChatMessage("user", message)] for message in messages]
+            texts = self._answer(self._fitting(chats), plan.temperatures)
+        else:
+            # Of 16 conversations 10 are two answers each to 5 messages, 3 go on after such an answer, 3 are about it.
+            count = -(-plan.shard * 5 // 16)
+            chats = self._opened(count)
+            messages = [chat[-1].content or "" for chat in chats]
+            doubled = [chat for chat in chats for _ in range(2)]
+            texts = self._answer(doubled, plan.temperatures)
+            answers = [self._tokenizer.decode(text.token_ids[text.prompt :]).strip() for text in texts]
+            rest = plan.shard - 2 * count
+            pairs = list(zip(doubled, texts, answers, strict=True))
+            ended = [(chat, answer) for chat, text, answer in pairs if text.ended]
+            long = [answer for _, text, answer in pairs if len(text.token_ids) - text.prompt >= _DOCUMENT_TOKENS]
+            more = self._followed(ended, rest // 2) + self._about(long, rest - rest // 2)
+            texts += self._answer(self._fitting(more), plan.temperatures)
+        about = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
+        save(shard_path(self._directory, "corpus", index), packed(texts), about)
+
+    def _answer(self, chats: Sequence[Messages], temperatures: Sequence[float]) -> list[Text]:
+        requests = [
+            Request(self._tokenizer.encode_chat(chat), temperatures[i % len(temperatures)], self._plan.answer_tokens)
+            for i, chat in enumerate(chats)
+        ]
+        texts = self._writer.write(requests, self._dice.randrange(2**62), record=True)
+        return [text for text in texts if len(text.token_ids) > text.prompt]
+
+    def _opened(self, count: int) -> list[Messages]:
+        """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt."""
+        names, found = sorted(KINDS), dict[str, Messages]()
+        for _ in range(_TRIES):
+            openers = [self._dice.choice(KINDS[names[i % len(names)]]) for i in range(count)]
+            for message in self._continued([[] for _ in openers], openers):
+                system = [ChatMessage("system", self._dice.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
+                found[message] = [*system, ChatMessage("user", message)]
+            fitting = self._fitting(list(found.values()))
+            if len(fitting) >= count:
+                return fitting[:count]
+        raise UsageError(f"the target's user messages hardly ever end within {_MESSAGE_TOKENS} tokens: give --prompts")
+
+    def _followed(self, ended: Sequence[tuple[Messages, str]], count: int) -> list[Messages]:
+        """Return chats that go on with a second user message."""
+        chosen = self._dice.sample(ended, min(count, len(ended)))
+        chats = [[*chat, ChatMessage("assistant", answer)] for chat, answer in chosen]
+        chats = self._fitting(chats)
+        openers = [self._dice.choice(FOLLOW_UPS) for _ in chats]
+        found = self._continued(chats, openers, keep_unfinished=True)
+        return [[*chat, ChatMessage("user", message)] for chat, message in zip(chats, found, strict=True)]
+
+    def _about(self, answers: Sequence[str], count: int) -> list[Messages]:
+        """Return chats with a task about an earlier answer."""
+        chosen = self._dice.sample(answers, min(count, len(answers)))
+        tasks = [self._dice.choice(DOCUMENT_TASKS).format(text=text) for text in chosen]
+        whole = [task for task in tasks if not task.endswith(("Who", "What", "How"))]
+        openers = [task for task in tasks if task.endswith(("Who", "What", "How"))]
+        return [[ChatMessage("user", m)] for m in [*whole, *self._continued([[] for _ in openers], openers)]]
+
+    def _continued(self, chats: Sequence[Messages], openers: Sequence[str], keep_unfinished: bool = False) -> list[str]:
+        """Return the user messages that begin with `openers` and come after `chats`; only those that ended."""
+        prompts = [
+            self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
+            for chat, opener in zip(chats, openers, strict=True)
+        ]
+        requests = [Request(ids, _INVENTING, _MESSAGE_TOKENS) for ids in prompts]
+        written = self._writer.write(requests, self._dice.randrange(2**62))
+        messages = [
+            (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
+            for opener, text in zip(openers, written, strict=True)
+        ]
+        return [m for m, text in zip(messages, written, strict=True) if text.ended or keep_unfinished]
+
+    def _before_user(self, chat: Messages) -> str:
+        """Return what precedes the next user's first words in the model's chat format."""
+        text = self._tokenizer.render_chat([*chat, ChatMessage("user", _MARK)])
+        return text[: text.index(_MARK)]
+
+    def _fitting(self, chats: Sequence[Messages]) -> list[Messages]:
+        return [chat for chat in chats if len(self._tokenizer.encode_chat(chat)) <= self._room]
 
 
 def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]:
@@ -100,37 +214,14 @@ def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]
     return [prompt for prompt in prompts if len(tokenizer.encode_chat([ChatMessage("user", prompt)])) <= room]
 
 
-def _invent(llm: LLM, tokenizer: Tokenizer, plan: CorpusPlan, room: int, dice: Random) -> list[str]:
-    """Return a shard's user messages, every kind of task in turn; only those that ended within `room`."""
-    header = user_header(tokenizer)
-    names = sorted(KINDS)
-    found: dict[str, None] = {}
-    for _ in range(_TRIES):
-        openers = [dice.choice(KINDS[names[i % len(names)]]) for i in range(plan.shard)]
-        params = [
-            SamplingParams(temperature=1.0, top_p=0.95, seed=dice.randrange(2**62), max_tokens=_PROMPT_TOKENS)
-            for _ in openers
-        ]
-        written = llm.generate([tokenizer.encode(header + o, add_special_tokens=False) for o in openers], params)
-        ended = zip(openers, written, strict=True)
-        messages = [(o + w.text).strip() for o, w in ended if w.finish_reason == "stop"]
-        found |= dict.fromkeys(within(tokenizer, messages, room))
-        if len(found) >= plan.shard:
-            return list(found)[: plan.shard]
-    raise UsageError(f"the target's user messages hardly ever end within {_PROMPT_TOKENS} tokens: give --prompts")
-
-
-def user_header(tokenizer: Tokenizer) -> str:
-    """Return what precedes a user's first words in the model's chat format."""
-    text = tokenizer.render_chat([ChatMessage("user", _MARK)])
-    return text[: text.index(_MARK)]
-
-
-def pack(answers: Sequence[Completion]) -> dict[str, torch.Tensor]:
-    """Return `token_ids` int32 [sum of lengths], and `lengths` and `prompt_lengths` int32 [n]."""
-    whole = [answer.prompt_token_ids + answer.token_ids for answer in answers]
-    return {
-        "token_ids": torch.tensor([token for ids in whole for token in ids], dtype=torch.int32),
-        "lengths": torch.tensor([len(ids) for ids in whole], dtype=torch.int32),
-        "prompt_lengths": torch.tensor([len(answer.prompt_token_ids) for answer in answers], dtype=torch.int32),
+def packed(texts: Sequence[Text]) -> dict[str, Tensor]:
+    """Return a shard's tensors."""
+    tensors = {
+        "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
+        "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
+        "prompt_lengths": torch.tensor([text.prompt for text in texts], dtype=torch.int32),
+        "ids": torch.stack([row for text in texts for row in text.ids]),
+        "logprobs": torch.stack([row for text in texts for row in text.logprobs]),
     }
+    features = [part for text in texts for part in text.features]
+    return tensors | ({"features": torch.cat(features)} if features else {})

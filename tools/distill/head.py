@@ -1,20 +1,21 @@
 """A student that is an EAGLE-3 head (Li et al., arXiv 2503.01840): one layer over the target's hidden states.
 
 It is trained as it will be used (the paper's training-time test): first from features of the target, then several
-tokens further from its own states. The engine's own target computes the features when they are needed."""
+tokens further from its own states. The corpus has the features, or else the engine's own target computes them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AutoConfig, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
@@ -25,10 +26,12 @@ from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, Store, write_folder
 from tools.distill.teacher import hidden
-from tools.distill.training import Example, Lesson, padded
+from tools.distill.training import Example, Lesson, StoredFeatures
 
 # A guess that is further from the target's features counts only if those before it were right.
 _DECAY = 0.8
+# So many conversations tell the sizes of features.
+_MEASURED = 16
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,15 @@ class HeadPlan:
     """The plan of a head.
 
     It reads the hidden states after three of the target's `layers` (none: those of EAGLE-3), predicts the `vocab` most
-    frequent tokens of its corpus (0: all), and is trained to go `unroll` tokens beyond the target's features."""
+    frequent tokens of its corpus (0: all), and is trained to go `unroll` tokens beyond the target's features. Its
+    feed-forward is `feed_forward` wide (0: as the target's). `own_head`: it has an `lm_head` of its own, which begins
+    as the target's; else it reads the target's."""
 
     layers: tuple[int, ...] = ()
     vocab: int = 0
     unroll: int = 8
+    feed_forward: int = 0
+    own_head: bool = False
 
 
 class PairAttention(nn.Module):
@@ -51,34 +58,53 @@ class PairAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         width, self._dim = config.hidden_size, config.head_dim
-        self._groups = config.num_attention_heads // config.num_key_value_heads
-        inner, keys = config.num_attention_heads * self._dim, config.num_key_value_heads * self._dim
+        self._kv_heads = config.num_key_value_heads
+        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
         self.q_proj = nn.Linear(2 * width, inner, bias=False)
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(inner, width, bias=False)
 
-    def forward(self, pairs: Tensor, turns: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the layer's output for `pairs` [texts, n, 2 x width].
+    def keys(self, pairs: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values [kv_heads, n, dim] of `pairs` [n, 2 x width]; `turns` are their cosines and sines."""
+        k, v = (layer(pairs).unflatten(-1, (-1, self._dim)).transpose(0, 1) for layer in (self.k_proj, self.v_proj))
+        return _turned(k, turns), v
 
-        `turns`: cosines and sines of their positions. `past` holds keys and values of every step so far, this one last:
-        of the first step a pair sees those up to its own, of later steps only its own."""
-        q, k, v = (
-            layer(pairs).unflatten(-1, (-1, self._dim)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = apply_rotary_pos_emb(q, k, *turns)
-        past.append((k.repeat_interleave(self._groups, 1), v.repeat_interleave(self._groups, 1)))
-        (keys, values), *own = past
-        n = keys.shape[2]
-        future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-        scores = [(q @ keys.transpose(2, 3)).masked_fill(future, -torch.inf)]
-        scores += [(q * key).sum(-1, keepdim=True) for key, _ in own]
-        shares = (torch.cat(scores, -1) * self._dim**-0.5).softmax(-1).to(values.dtype)
-        out = shares[..., :n] @ values
-        for step, (_, value) in enumerate(own):
-            out = out + shares[..., n + step, None] * value
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+    def forward(
+        self,
+        pairs: Tensor,
+        turns: tuple[Tensor, Tensor],
+        rows: _Rows,
+        committed: tuple[Tensor, Tensor],
+        own: Sequence[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Return the layer's output [n, width] for `pairs` [n, 2 x width], which are those of `rows`.
+
+        Each sees the keys and values of its text's `committed` pairs up to its own place, and of each later step,
+        `own`, only the one that was unrolled from the same place."""
+        q = _turned(self.q_proj(pairs).unflatten(-1, (-1, self._dim)).transpose(0, 1), turns) * self._dim**-0.5
+        q = q.unflatten(0, (self._kv_heads, -1))  # [kv_heads, group, n, dim]
+        later = [(q * k[:, None]).sum(-1, keepdim=True) for k, _ in own]
+        found = []
+        for span, text, unseen in zip(rows.spans, rows.texts, rows.unseen, strict=True):
+            keys, values = (part[:, None, text] for part in committed)
+            scores = torch.cat(
+                [q[:, :, span] @ keys.transpose(2, 3) + unseen, *(part[:, :, span] for part in later)], -1
+            )
+            shares = scores.softmax(-1)
+            n = keys.shape[2]
+            out = shares[..., :n] @ values
+            for step, (_, value) in enumerate(own):
+                out = out + shares[..., n + step, None] * value[:, None, span]
+            found.append(out)
+        return self.o_proj(torch.cat(found, 2).flatten(0, 1).transpose(0, 1).flatten(1))
+
+
+def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Return x [heads, n, dim] rotated by its places (RoPE)."""
+    cos, sin = turns
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat((-high, low), -1) * sin
 
 
 class PairLayer(nn.Module):
@@ -91,30 +117,63 @@ class PairLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
         self.self_attn, self.mlp = PairAttention(config), LlamaMLP(config)
 
-    def forward(
-        self, tokens: Tensor, x: Tensor, turns: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        pairs = torch.cat((self.input_layernorm(tokens), self.hidden_norm(x)), -1)
-        x = x + self.self_attn(pairs, turns, past)
+    def pairs(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Return [n, 2 x width] from embeddings and states [n, width]."""
+        return torch.cat((self.input_layernorm(tokens), self.hidden_norm(x)), -1)
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output from its input and what the attention made of it."""
+        x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class _Rows:
+    """The places of some texts, flat, that a head is unrolled from: those from which it reaches their answers.
+
+    `kept` int64 [n]: their indices among the pairs of all texts, of which a text of t tokens has t - 1; `places` int64
+    [n]: in their texts. Per text: `spans`, its rows; `texts`, its pairs; `unseen` [rows, pairs], -inf where a row does
+    not see a pair."""
+
+    def __init__(self, texts: Sequence[Conversation], steps: int, device: torch.device) -> None:
+        firsts = [max(0, text.prompt - 2 - steps) for text in texts]
+        counts = [len(text.token_ids) - 1 for text in texts]
+        ends = list(accumulate(counts, initial=0))
+        edges = list(accumulate((count - first for count, first in zip(counts, firsts, strict=True)), initial=0))
+        self.texts, self.spans = ([slice(*pair) for pair in pairwise(found)] for found in (ends, edges))
+        places = [torch.arange(first, count) for first, count in zip(firsts, counts, strict=True)]
+        self.firsts, self.places = firsts, torch.cat(places).to(device)
+        starts = zip(ends, places, strict=False)
+        self.kept = torch.cat([start + own for start, own in starts]).to(device)
+        self.unseen = [
+            torch.zeros(len(own), count, device=device).masked_fill_(
+                torch.arange(count, device=device) > own.to(device)[:, None], -torch.inf
+            )
+            for own, count in zip(places, counts, strict=True)
+        ]
 
 
 class HeadStudent(nn.Module):
     """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
 
-    `ids` are the tokens that it predicts, in order."""
+    `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Features are
+    divided by `scales` [3 x width], their usual sizes, as a few of them are a thousand times larger than the others;
+    `write` undoes that."""
 
-    def __init__(self, config: LlamaConfig, plan: HeadPlan, target: Runner, embedding: Tensor, ids: Tensor) -> None:
+    def __init__(
+        self, config: LlamaConfig, plan: HeadPlan, target: Runner, embedding: Tensor, head: Tensor, ids: Tensor
+    ) -> None:
         super().__init__()
         width = config.hidden_size
         self.config, self.plan, self._target = config, plan, target
         self.fc = nn.Linear(FUSED * embedding.shape[1], width, bias=False)
         self.midlayer = PairLayer(config)
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
-        self.lm_head = nn.Linear(width, len(ids), bias=False)
+        self.lm_head = nn.Linear(width, len(ids), bias=False).requires_grad_(plan.own_head)
+        self.lm_head.weight.data.copy_(head)
         self._rotary = LlamaRotaryEmbedding(config)
         places = torch.full((len(embedding),), -1).index_copy(0, ids, torch.arange(len(ids)))
-        for name, tensor in {"_embedding": embedding, "ids": ids, "_places": places}.items():
+        tables = {"_embedding": embedding, "ids": ids, "_places": places, "scales": torch.ones(self.fc.in_features)}
+        for name, tensor in tables.items():
             self.register_buffer(name, tensor, persistent=False)
 
     @property
@@ -122,45 +181,68 @@ class HeadStudent(nn.Module):
         return self.lm_head.weight
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.named_parameters())
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    def unroll(self, texts: Sequence[Conversation], steps: int) -> Iterator[Tensor]:
-        """Return the states [texts, n, width] of each step.
+    def measure(self, batch: Sequence[Example]) -> None:
+        """Set `scales` by the features of some conversations."""
+        rows = torch.cat([row for e in batch for row in self._features([e.text], [e.features])]).float()
+        self.scales.copy_(rows.pow(2).mean(0).sqrt().clamp_min(1e-6))
+
+    def unroll(
+        self, texts: Sequence[Conversation], steps: int, stored: Sequence[StoredFeatures | None] = ()
+    ) -> Iterator[list[Tensor]]:
+        """Return the states of each step that predict tokens of the answers: per text [n, width], the last n tokens.
 
         State i of the first step predicts token i + 2, from the target's features up to token i. State i of step s
-        after it predicts token i + 2 + s, from the head's own states since."""
-        ids = padded(texts).to(self.head.device)
-        states = hidden(self._target, texts, self.plan.layers)
-        x = self.fc(
-            torch.stack([pad(one.to(self.fc.weight.dtype), (0, 0, 0, ids.shape[1] - len(one))) for one in states])
-        )
-        past: list[tuple[Tensor, Tensor]] = []
+        after it predicts token i + 2 + s, from the head's own states since. `stored`: where a text's features are
+        stored."""
+        device, layer = self.head.device, self.midlayer
+        rows = _Rows(texts, steps, device)
+        features = torch.cat(self._features(texts, stored)).to(self.fc.weight)
+        x = self.fc(features / self.scales)
+        ids = torch.tensor([token for text in texts for token in text.token_ids[1:]], device=device)
+        places = torch.cat([torch.arange(len(text.token_ids) - 1, device=device) for text in texts])
+        committed = layer.self_attn.keys(layer.pairs(self._embedding[ids], x), self._turns(x, places))
+        x = x[rows.kept]
+        own = list[tuple[Tensor, Tensor]]()
         for step in range(steps + 1):
-            tokens = self._embedding[ids.roll(-1 - step, 1)]  # what comes in at the end, nothing that counts sees
-            turns = self._rotary(x, torch.arange(step, step + ids.shape[1], device=ids.device)[None])
-            x = self.midlayer(tokens, x, turns, past)
-            yield self.norm(x)
+            tokens = self._embedding[ids.roll(-step)[rows.kept]]  # what comes in at the end, nothing that counts sees
+            pairs, turns = layer.pairs(tokens, x), self._turns(x, rows.places + step)
+            if step:
+                own.append(layer.self_attn.keys(pairs, turns))
+            x = layer.rest(x, layer.self_attn(pairs, turns, rows, committed, own))
+            states = self.norm(x)
+            yield [
+                states[span][_first(text, step) + text.prompt - 2 - step - start :][: text.answer - _first(text, step)]
+                for text, span, start in zip(texts, rows.spans, rows.firsts, strict=True)
+            ]
 
-    def lesson(self, batch: Sequence[Example]) -> Lesson:
-        parts = []
-        for step, states in enumerate(self.unroll([example.text for example in batch], self.plan.unroll)):
-            for row, example in zip(states, batch, strict=True):
-                first = _first(example.text, step)
-                places = self._places.cpu()[example.ids[first:]]
-                weight = (places >= 0) * _DECAY**step
-                about = _about(row, example.text, step)
-                parts.append((about, places.clamp_min(0), example.probabilities[first:] * weight))
-        return Lesson(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    def _turns(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotary(x, places[None])
+        return cos[0], sin[0]
+
+    def _features(self, texts: Sequence[Conversation], stored: Sequence[StoredFeatures | None]) -> list[Tensor]:
+        """Return the hidden states of each text [tokens - 1, 3 x width], stored or computed."""
+        known = [one.read(self.plan.layers) for one in stored if one is not None]
+        return known if len(known) == len(texts) else hidden(self._target, texts, self.plan.layers)
+
+    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
+        found = []
+        places = [self._places.cpu()[example.ids] for example in batch]
+        texts, stored = [example.text for example in batch], [example.features for example in batch]
+        for step, states in enumerate(self.unroll(texts, self.plan.unroll, stored)):
+            first = [_first(text, step) for text in texts]
+            ids = torch.cat([own[start:] for own, start in zip(places, first, strict=True)])
+            labels = torch.cat([example.probabilities[start:] for example, start in zip(batch, first, strict=True)])
+            found.append(Lesson(torch.cat(states), ids.clamp_min(0), labels * (ids >= 0), _DECAY**step))
+        return found
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Conversation], lookahead: int) -> list[Tensor]:
         """Return the logits that a `tools.distill.evaluation.Draft` returns."""
         found = []
         for step, states in enumerate(self.unroll(texts, lookahead)):
-            rows = [
-                pad(_about(row, text, step), (0, 0, _first(text, step), 0))
-                for row, text in zip(states, texts, strict=True)
-            ]
+            rows = [pad(own, (0, 0, _first(text, step), 0)) for own, text in zip(states, texts, strict=True)]
             scores = (torch.cat(rows) @ self.head.T).cpu()
             found.append(torch.full((len(scores), len(self._places)), -torch.inf).index_copy(1, self.ids.cpu(), scores))
         return found
@@ -174,11 +256,12 @@ class HeadStudent(nn.Module):
         config |= {DRAFT_VOCAB: len(self.ids), LAYER_IDS: list(self.plan.layers)}
         state = self.state_dict()
         lender = inspect(target)
+        state["fc.weight"] = self.fc.weight / self.scales
         if len(self.ids) < len(self._places):
             state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
         if layout == "speculators":
             config, state = speculators(config, state, lender, max(1, self.plan.unroll // 2))
-        elif torch.equal(self.head.cpu(), _rows(lender, self.ids.cpu())):
+        elif torch.equal(self.head.cpu(), _head_rows(lender, self.ids.cpu())):
             del state[HEAD]
         write_folder(directory, state, config, target, store)
 
@@ -186,13 +269,6 @@ class HeadStudent(nn.Module):
 def _first(text: Conversation, step: int) -> int:
     """Return the first token of the answer that can be predicted from features."""
     return min(max(0, 2 + step - text.prompt), text.answer)
-
-
-def _about(states: Tensor, text: Conversation, step: int) -> Tensor:
-    """Return, of a text's states [n, width], those that predict tokens of its answer from `_first` on."""
-    first = _first(text, step)
-    start = text.prompt + first - 2 - step
-    return states[start : start + text.answer - first]
 
 
 def frequent(answers: Iterable[Conversation], count: int, vocab_size: int) -> Tensor:
@@ -203,12 +279,14 @@ def frequent(answers: Iterable[Conversation], count: int, vocab_size: int) -> Te
     return torch.tensor(sorted(token for token, _ in seen.most_common(count or vocab_size)))
 
 
-def build(target: Path, plan: HeadPlan, runner: Runner, answers: Iterable[Conversation]) -> HeadStudent:
+def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example]) -> HeadStudent:
     """Return the head before training, over the target that `runner` runs.
 
-    It predicts the tokens that are frequent in `answers`. Raises UsageError for a plan that does not fit the target."""
+    It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
+    the target."""
     checkpoint = inspect(target)
     config = _config(target)
+    config.intermediate_size = plan.feed_forward or config.intermediate_size
     fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
     plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
     if EMBEDDING not in checkpoint.tensors:
@@ -218,15 +296,16 @@ def build(target: Path, plan: HeadPlan, runner: Runner, answers: Iterable[Conver
     hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
-    ids = frequent(answers, plan.vocab, config.vocab_size)
+    ids = frequent([example.text for example in data], plan.vocab, config.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        student = HeadStudent(config, plan, runner, embedding, ids)
-    student.lm_head.weight.data.copy_(_rows(checkpoint, ids))
+        student = HeadStudent(config, plan, runner, embedding, _head_rows(checkpoint, ids), ids)
+    if data:
+        student.measure(data[:_MEASURED])
     return student
 
 
-def _rows(target: Checkpoint, ids: Tensor) -> Tensor:
+def _head_rows(target: Checkpoint, ids: Tensor) -> Tensor:
     """Return the rows [ids, width] of the target's table that predict the tokens `ids`, in float32."""
     name = HEAD if HEAD in target.tensors else EMBEDDING
     return from_checkpoint(target, torch.float32, torch.device("cpu"))(name, *target.tensors[name].shape)[ids]

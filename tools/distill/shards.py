@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ssd.errors import UsageError
@@ -60,8 +60,8 @@ class Conversation:
 
 
 def conversations(path: Path) -> list[Conversation]:
-    """Return the conversations of a corpus shard that have an answer."""
-    tensors = load_file(path)
-    parts = tensors["token_ids"].split(tensors["lengths"].tolist())
-    pairs = zip(parts, tensors["prompt_lengths"].tolist(), strict=True)
-    return [Conversation(ids.tolist(), prompt) for ids, prompt in pairs if len(ids) > prompt]
+    """Return the conversations of a corpus shard; each has an answer."""
+    with safe_open(path, framework="pt") as file:
+        ids, lengths, prompts = (file.get_tensor(name) for name in ("token_ids", "lengths", "prompt_lengths"))
+    pairs = zip(ids.split(lengths.tolist()), prompts.tolist(), strict=True)
+    return [Conversation(own.tolist(), prompt) for own, prompt in pairs]

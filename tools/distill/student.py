@@ -60,15 +60,13 @@ class Student(nn.Module):
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    def lesson(self, batch: Sequence[Example]) -> Lesson:
+    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
         ids = padded([example.text for example in batch])
         states = self.model(ids.to(self.head.device), use_cache=False).last_hidden_state
         spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
-        return Lesson(
-            torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)]),
-            torch.cat([example.ids for example in batch]),
-            torch.cat([example.probabilities.float() for example in batch]),  # autocast joins no float16
-        )
+        rows = [states[row, start:stop] for row, (start, stop) in enumerate(spans)]
+        labels = [torch.cat(part) for part in zip(*((e.ids, e.probabilities) for e in batch), strict=True)]
+        return [Lesson(torch.cat(rows), *labels)]
 
     def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
         """Write a checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""

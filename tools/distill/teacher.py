@@ -1,12 +1,10 @@
-"""Stage teacher: the target's top-k probabilities (soft labels) along every answer, a file a shard."""
+"""Runs the target over whole conversations: logits along their answers, hidden states along all tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from ssd.errors import UsageError
@@ -15,18 +13,20 @@ from ssd.execution.runner import Runner
 from ssd.models import hub, registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import borrowed
-from tools.distill.shards import Conversation, conversations, is_done, save, shard_path
+from tools.distill.shards import Conversation
 
-_PAGE = 16
+PAGE = 16
 
 
-def load_runner(model: str, dtype: torch.dtype, device: torch.device, tokens: int, lender: str | None = None) -> Runner:
-    """Load a model with room for batches of `tokens` tokens; a draft may share tensors of `lender`."""
+def load_runner(
+    model: str, dtype: torch.dtype, device: torch.device, tokens: int, lender: str | None = None, copies: int = 2
+) -> Runner:
+    """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`."""
     checkpoint = inspect(hub.resolve(model))
     if lender is not None:
         checkpoint = borrowed(checkpoint, inspect(hub.resolve(lender)))
     loaded = registry.load(checkpoint, dtype, device, tokens, dummy=False)
-    return Runner(loaded, 2 * -(-tokens // _PAGE), _PAGE)
+    return Runner(loaded, copies * -(-tokens // PAGE), PAGE)
 
 
 def score(runner: Runner, batch: Sequence[Conversation]) -> Tensor:
@@ -53,7 +53,7 @@ def _rows(batch: Sequence[Conversation], outputs: Sequence[int]) -> list[Row]:
     rows, page = [], 0
     for conversation, wanted in zip(batch, outputs, strict=True):
         ids = conversation.token_ids[:-1]
-        pages = range(page, page + -(-len(ids) // _PAGE))
+        pages = range(page, page + -(-len(ids) // PAGE))
         rows.append(Row(ids, 0, pages, wanted))
         page = pages.stop
     return rows
@@ -71,27 +71,3 @@ def batches(texts: Sequence[Conversation], tokens: int) -> Iterator[list[Convers
         size += len(text.token_ids)
     if batch:
         yield batch
-
-
-def write_soft_labels(
-    target: str, directory: Path, shards: Sequence[int], top: int, tokens: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Write, for every token of every answer, the likeliest `ids` int32 [n, top] and `logprobs` float16 [n, top]."""
-    missing = [index for index in shards if not is_done(directory, "teacher", index)]
-    if not missing:
-        return
-    runner = load_runner(target, dtype, device, tokens)
-    for index in track(missing, "teacher"):
-        texts = conversations(shard_path(directory, "corpus", index))
-        if not texts:
-            continue
-        labels = [_top(score(runner, batch), top) for batch in batches(texts, tokens)]
-        ids, logprobs = (torch.cat(part) for part in zip(*labels, strict=True))
-        save(shard_path(directory, "teacher", index), {"ids": ids, "logprobs": logprobs})
-
-
-@torch.inference_mode()
-def _top(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    values, ids = torch.topk(logits, min(top, logits.shape[-1]))
-    total = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-    return ids.int().cpu(), (values.float() - total).half().cpu()

@@ -1,26 +1,36 @@
-"""Stage train: cross-entropy to the teacher's top k along its own answers; resumable at any step."""
+"""Stage train: cross-entropy to the target's likeliest tokens along its own answers; resumable at any step."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tools.distill.shards import Conversation, conversations, save, shard_path
+from ssd.errors import UsageError
+from tools.distill.shards import Conversation, conversations, metadata, save, shard_path
 
-# Beside the tokens that the teacher considers in a batch, as many others share the softmax, each standing for many.
-_NEGATIVES = 4096
+# Of a place's stored labels so many are learnt from.
+_TOP = 16
+# Beside the tokens of a batch's labels, as many others share the softmax, each standing for many.
+_NEGATIVES = 1024
+# AdamW's learning rate for what Muon leaves to it.
+_BESIDE_MUON = 1e-3
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
 # Sizes are rounded up to a multiple: for every new shape of a product oneDNN compiles and keeps a kernel.
@@ -29,33 +39,64 @@ _LENGTHS, _ROWS, _CLASSES = 32, 64, 1024
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The optimiser's plan: AdamW with warm-up and cosine decay, `batch_tokens` tokens (with padding) a step."""
+    """The optimiser's plan: warm-up, then cosine decay; `batch_tokens` tokens (with padding) a step.
+
+    `muon`: the student's matrices are trained by Muon (K. Jordan, 2024), in steps as large as AdamW's would be; all
+    else by AdamW."""
 
     epochs: int = 4
     batch_tokens: int = 1024
     learning_rate: float = 1e-3
+    muon: bool = False
     warm_up: float = 0.05
     weight_decay: float = 0.01
     seed: int = 0
 
 
 @dataclass(frozen=True)
+class StoredFeatures:
+    """The target's hidden states of one conversation, in a shard of the corpus: rows `start` to `stop` - 1.
+
+    `widths` says which columns are after which layer."""
+
+    path: Path
+    start: int
+    stop: int
+    columns: Mapping[int, slice]
+
+    def read(self, layers: Sequence[int]) -> Tensor:
+        """Return bfloat16 [tokens - 1, sum of widths]. Raises UsageError for a layer that is not stored."""
+        if missing := [layer for layer in layers if layer not in self.columns]:
+            raise UsageError(f"{self.path} has no hidden states after {missing[0]} layers")
+        rows: Tensor = _opened(self.path).get_slice("features")[self.start : self.stop]
+        return torch.cat([rows[:, self.columns[layer]] for layer in layers], dim=-1)
+
+
+@lru_cache(None)
+def _opened(path: Path) -> Any:
+    return safe_open(path, framework="pt")
+
+
+@dataclass(frozen=True)
 class Example:
-    """A conversation and the teacher's soft labels along its answer: `ids` and `probabilities` [answer, top]."""
+    """A conversation and the target's soft labels along its answer: `ids` and `probabilities` [answer, top]."""
 
     text: Conversation
     ids: Tensor
     probabilities: Tensor
+    features: StoredFeatures | None = None
 
 
 class Lesson(NamedTuple):
     """The states [n, width] that predict n tokens, and the soft labels that they should match.
 
-    `ids` [n, top] are rows of the student's head, on the CPU; `probabilities` are 0 where there is no such row."""
+    `ids` [n, top] are rows of the student's head, on the CPU; `probabilities` are 0 where there is no such row.
+    `weight`: what it counts among the lessons of a batch."""
 
     states: Tensor
     ids: Tensor
     probabilities: Tensor
+    weight: float = 1.0
 
 
 class Learner(Protocol):
@@ -67,25 +108,35 @@ class Learner(Protocol):
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]: ...
 
-    def lesson(self, batch: Sequence[Example]) -> Lesson:
-        """Return what it predicts along the answers, and the teacher's soft labels."""
+    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
+        """Return what it predicts along the answers, and the target's soft labels: a lesson for each step that it goes
+        on from its own states."""
 
     def write(self, target: Path, directory: Path) -> None:
         """Write a checkpoint that is a draft for `target`."""
 
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
-    """Return the examples of the given shards; labels are scaled up for what the top k leaves out."""
+    """Return the examples of the given shards; labels are scaled up for what they leave out."""
     found = []
     for index in shards:
-        texts = conversations(shard_path(directory, "corpus", index))
-        if not texts:
-            continue
-        labels = load_file(shard_path(directory, "teacher", index))
+        path = shard_path(directory, "corpus", index)
+        texts = conversations(path)
+        with safe_open(path, framework="pt") as file:
+            labels = [file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs")]
+            shape = file.get_slice("features").get_shape() if "features" in file.keys() else None  # noqa: SIM118
         counts = [text.answer for text in texts]
-        ids, probabilities = labels["ids"].long(), labels["logprobs"].float().softmax(-1).half()
-        parts = zip(texts, ids.split(counts), probabilities.split(counts), strict=True)
-        found += [Example(*part) for part in parts]
+        ids, probabilities = labels[0].long(), labels[1].float().softmax(-1).half()
+        stored: list[StoredFeatures | None] = [None] * len(texts)
+        if shape is not None:
+            layers = json.loads(metadata(path)["layers"])
+            width = shape[1] // len(layers)
+            columns = {layer: slice(i * width, (i + 1) * width) for i, layer in enumerate(layers)}
+            ends = list(accumulate((len(text.token_ids) - 1 for text in texts), initial=0))
+            stored = [StoredFeatures(path, *rows, columns) for rows in pairwise(ends)]
+        found += [
+            Example(*part) for part in zip(texts, ids.split(counts), probabilities.split(counts), stored, strict=True)
+        ]
     return found
 
 
@@ -118,60 +169,68 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
     return ids
 
 
-def loss_of(student: Learner, batch: Sequence[Example], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy to the teacher, and how often both have the same best token."""
+def loss_of(student: Learner, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
+    """Return the cross-entropy to the target."""
     device, vocab = student.head.device, student.head.shape[0]
-    with torch.autocast(device.type, torch.bfloat16):
-        states, ids, probabilities = student.lesson(batch)
-    probabilities = probabilities.to(device, torch.float32)
-    known = ids.unique()
+    with arithmetic(device):
+        lessons = student.lessons(batch)
+    known = torch.cat([lesson.ids[lesson.probabilities > 0] for lesson in lessons]).unique()
     others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
     wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
     drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
-    with torch.autocast(device.type, torch.bfloat16):
-        rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
-        logits = (rows @ student.head[torch.cat((known, drawn)).to(device)].T)[: len(ids)]
-    logits = logits.float()
-    where = torch.searchsorted(known, ids).to(device)
-    agreement = _agreed(logits, where, probabilities).float().mean()
-    if len(drawn):  # each drawn token stands for as many as were left out
-        logits[:, len(known) :] += math.log(len(others) / len(drawn))
-    loss = -(torch.log_softmax(logits, -1).gather(1, where) * probabilities).sum(-1).mean()
-    return loss, agreement
+    classes = student.head[torch.cat((known, drawn)).to(device)]
+    losses = []
+    for states, ids, probabilities, weight in lessons:
+        with arithmetic(device):
+            rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
+            logits = (rows @ classes.T)[: len(ids)].float()
+        if len(drawn):  # each drawn token stands for as many as were left out
+            shift = torch.zeros(logits.shape[1], device=device)
+            shift[len(known) :] = math.log(len(others) / len(drawn))
+            logits = logits + shift
+        where = torch.searchsorted(known, ids).clamp_max(len(known) - 1).to(device)
+        own = probabilities.to(device, torch.float32)
+        likelihoods = logits.gather(1, where) - torch.logsumexp(logits, -1, keepdim=True)
+        losses.append(-(likelihoods * own).sum(-1).mean() * weight)
+    return torch.stack(losses).sum() / sum(lesson.weight for lesson in lessons)
 
 
 @torch.no_grad()
-def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> float:
-    """Return how often student and teacher have the same best token on held-out positions, over all ids."""
-    agreed = total = 0
+def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> list[float]:
+    """Return how often student and target have the same best token on held-out positions, for each lesson."""
+    agreed, total = Counter[int](), Counter[int]()
     for batch in epoch(data, plan, -1):
-        with torch.autocast(student.head.device.type, torch.bfloat16):
-            states, ids, probabilities = student.lesson(batch)
-            logits = states @ student.head.T
-        agreed += int(_agreed(logits, ids.to(logits.device), probabilities.to(logits.device)).sum())
-        total += len(ids)
-    return agreed / total
+        with arithmetic(student.head.device):
+            for step, (states, ids, probabilities, _) in enumerate(student.lessons(batch)):
+                best = (states @ student.head.T).argmax(-1).cpu()
+                agreed[step] += int(((best == ids[:, 0]) & (probabilities[:, 0].cpu() > 0)).sum())
+                total[step] += len(ids)
+    return [agreed[step] / max(1, total[step]) for step in sorted(total)]
 
 
-def _agreed(logits: Tensor, ids: Tensor, probabilities: Tensor) -> Tensor:
-    """Return bool [n]: where the likeliest id is the teacher's."""
-    return (logits.argmax(-1) == ids[:, 0]) & (probabilities[:, 0] > 0)
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Tell whether the device multiplies bfloat16 faster than float32."""
+    known = torch.cpu.get_capabilities()
+    return device.type == "cuda" or bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+
+
+def arithmetic(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which products are computed in the device's fastest type."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bfloat16(device))
 
 
 @torch.enable_grad()  # loading a model for the engine switches it off
 def train(
     student: Learner, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """Train in place, from where an earlier run was saved. Returns the figures of every epoch, earlier ones too."""
     parameters = [parameter for _, parameter in student.named_trainable()]
-    optimizer = torch.optim.AdamW(
-        parameters, plan.learning_rate, (0.9, 0.95), weight_decay=plan.weight_decay, fused=True
-    )
+    optimizers = _optimizers(student, plan)
     steps = [(number, batch) for number in range(plan.epochs) for batch in epoch(data, plan, number)]
-    done = _restore(directory, student, optimizer)
+    done = _restore(directory, student, optimizers)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _LOG
-    log: list[dict[str, float]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    log: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     log = [entry for entry in log if entry["step"] <= done]
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
@@ -179,15 +238,16 @@ def train(
     with Progress(*columns) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
-            for group in optimizer.param_groups:
-                group["lr"] = plan.learning_rate * _schedule(step / len(steps), plan.warm_up)
-            loss, agreement = loss_of(student, batch, torch.Generator().manual_seed(plan.seed + step))
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = group["peak"] * _schedule(step / len(steps), plan.warm_up)
+            loss = loss_of(student, batch, torch.Generator().manual_seed(plan.seed + step))
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(loss.item())
-            progress.update(task, advance=1, loss=f"loss {loss.item():.3f} agreement {agreement.item():.3f}")
+            progress.update(task, advance=1, loss=f"loss {loss.item():.3f}")
             last = step + 1 == len(steps) or steps[step + 1][0] != number
             if last:
                 agreed = held_out(student, held, plan)
@@ -197,7 +257,7 @@ def train(
                 path.write_text("".join(json.dumps(line) + "\n" for line in log))
                 progress.console.print(entry)
             if last or time.monotonic() - saved > _SAVE_SECONDS:
-                _save(directory, student, optimizer, step + 1)
+                _save(directory, student, optimizers, step + 1)
                 saved = time.monotonic()
     return log
 
@@ -212,24 +272,52 @@ def _schedule(progress: float, warm_up: float) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
 
 
-def _save(directory: Path, student: Learner, optimizer: torch.optim.Optimizer, step: int) -> None:
+def _optimizers(student: Learner, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of the plan; each has its highest learning rate in its groups as `peak`."""
+    parameters = [parameter for _, parameter in student.named_trainable()]
+    matrices = [p for p in parameters if plan.muon and p.dim() == 2 and p is not student.head]
+    rest = [p for p in parameters if all(p is not matrix for matrix in matrices)]
+    found: list[torch.optim.Optimizer] = []
+    if matrices:
+        muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        found.append(_with_peak(muon, plan.learning_rate))
+    if rest:
+        adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
+        found.append(_with_peak(adamw, _BESIDE_MUON if matrices else plan.learning_rate))
+    return found
+
+
+def _with_peak(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
+    for group in optimizer.param_groups:
+        group["peak"] = rate
+    return optimizer
+
+
+def _save(directory: Path, student: Learner, optimizers: Sequence[torch.optim.Optimizer], step: int) -> None:
     tensors = {"step": torch.tensor(step)}
+    moments = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     for name, parameter in student.named_trainable():
         tensors[name] = parameter.detach()
-        for kind in ("exp_avg", "exp_avg_sq"):
-            tensors[f"{name}/{kind}"] = optimizer.state[parameter][kind]
+        tensors |= {f"{name}/{kind}": moment for kind, moment in moments[parameter].items()}
     save(directory / _STATE, tensors)
 
 
-def _restore(directory: Path, student: Learner, optimizer: torch.optim.Optimizer) -> int:
+def _restore(directory: Path, student: Learner, optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Restore what `_save` wrote. Returns the steps done."""
     path = directory / _STATE
     if not path.is_file():
         return 0
     tensors = load_file(path)
-    step = int(tensors["step"])
+    owners = {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     for name, parameter in student.named_trainable():
         parameter.data.copy_(tensors[name])
-        moments = {kind: tensors[f"{name}/{kind}"].to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
-    return step
+        found = {key.rpartition("/")[2]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
+        owners[parameter].state[parameter] = {
+            kind: moment if kind == "step" else moment.to(parameter.device) for kind, moment in found.items()
+        }
+    return int(tensors["step"])

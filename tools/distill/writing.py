@@ -1,0 +1,115 @@
+"""Writes texts with a model, many at a time, and records what it made of every token: soft labels and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from tools.distill.teacher import PAGE
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to continue: token ids, the temperature (0: greedy), and the most tokens to write."""
+
+    prompt: Sequence[int]
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(eq=False)
+class Text:
+    """A text, its first `prompt` tokens given. `ended`: the model wrote a stop token, which is the last one.
+
+    With a record: `ids` int32 and `logprobs` float16 [written, top], the likeliest tokens at each written place, and
+    `features` bfloat16 [tokens - 1, widths], the hidden states of all tokens but the last."""
+
+    token_ids: list[int]
+    prompt: int
+    ended: bool = False
+    ids: list[Tensor] = field(default_factory=list)
+    logprobs: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A text being written, over pages of its own."""
+
+    text: Text
+    request: Request
+    pages: range
+
+    def row(self) -> Row:
+        start = 0 if len(self.text.token_ids) == self.text.prompt else len(self.text.token_ids) - 1
+        return Row(self.text.token_ids[start:], start, self.pages)
+
+
+class Writer:
+    """A model that writes up to `slots` texts of at most `longest` tokens at a time.
+
+    `runner` has a page for every PAGE tokens of each. `layers`: after how many layers hidden states are recorded;
+    `top`: how many of the likeliest tokens."""
+
+    def __init__(
+        self, runner: Runner, stop: frozenset[int], slots: int, longest: int, layers: Sequence[int], top: int
+    ) -> None:
+        self.runner, self._stop, self.longest, self._layers, self._top = runner, stop, longest, tuple(layers), top
+        pages = -(-longest // PAGE)
+        self._free = [range(slot * pages, (slot + 1) * pages) for slot in range(slots)]
+
+    @torch.inference_mode()
+    def write(
+        self, requests: Sequence[Request], seed: int, record: bool = False, progress: Callable[[int], object] = int
+    ) -> list[Text]:
+        """Return the texts of all requests, in order. `progress` hears how many tokens a step has computed."""
+        generator = torch.Generator(self.runner.model.device).manual_seed(seed)
+        texts = [Text(list(request.prompt), len(request.prompt)) for request in requests]
+        waiting, active = list(zip(texts, requests, strict=True))[::-1], list[_Slot]()
+        while waiting or active:
+            while waiting and self._free:
+                active.append(_Slot(*waiting.pop(), self._free.pop()))
+            rows = [slot.row() for slot in active]
+            context = self.runner.context(rows, self._layers if record else ())
+            logits = self.runner.forward(rows, context).float()
+            if record:
+                self._record(active, rows, logits, [context.hidden[layer] for layer in self._layers])
+            for slot, token in zip(active, self._sample(logits, active, generator), strict=True):
+                slot.text.token_ids.append(token)
+                slot.text.ended = token in self._stop
+            progress(sum(len(row.token_ids) for row in rows))
+            ended = [slot for slot in active if self._is_done(slot)]
+            self._free += [slot.pages for slot in ended]
+            active = [slot for slot in active if slot not in ended]
+        return texts
+
+    def _is_done(self, slot: _Slot) -> bool:
+        text = slot.text
+        written = len(text.token_ids) - text.prompt
+        return text.ended or written >= slot.request.max_tokens or len(text.token_ids) >= self.longest
+
+    def _record(self, active: Sequence[_Slot], rows: Sequence[Row], logits: Tensor, hidden: Sequence[Tensor]) -> None:
+        values, ids = torch.topk(logits, min(self._top, logits.shape[-1]))
+        logprobs = values - torch.logsumexp(logits, dim=-1, keepdim=True)
+        for slot, *own in zip(active, ids.int().cpu(), logprobs.half().cpu(), strict=True):
+            slot.text.ids.append(own[0])
+            slot.text.logprobs.append(own[1])
+        if hidden:
+            features = torch.cat([states.bfloat16().cpu() for states in hidden], dim=-1)
+            for slot, part in zip(active, features.split([len(row.token_ids) for row in rows]), strict=True):
+                slot.text.features.append(part)
+
+    def _sample(self, logits: Tensor, active: Sequence[_Slot], generator: torch.Generator) -> list[int]:
+        """Return a token for each row: of the softmax at its temperature, drawn by the Gumbel-max trick."""
+        warm = [index for index, slot in enumerate(active) if slot.request.temperature > 0]
+        if warm:
+            temperatures = torch.tensor([active[index].request.temperature for index in warm], device=logits.device)
+            waits = torch.empty(len(warm), logits.shape[1], device=logits.device).exponential_(generator=generator)
+            logits[warm] = logits[warm] / temperatures[:, None] - waits.log_()
+        chosen: list[int] = logits.argmax(-1).tolist()
+        return chosen
