@@ -7,21 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.draft.vocabulary import DraftVocabulary
 from ssd.execution.batch import Row, output_indices
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.kernels import cpu
+from ssd.kernels.guess import Ask, GuessStep
 from ssd.speculation import outcome
 from ssd.speculation.fan_out import fan_out_at, most_candidates
-from ssd.speculation.noise import NoiseCache, Stream, stream_seed
-from ssd.speculation.sampling import argmax, filtered, perturbed, ranked, saguaro, warmth
+from ssd.speculation.noise import NoiseCache, Stream, gumbels_at, halves, stream_seed
+from ssd.speculation.sampling import Noise, argmax, filtered, perturbed, ranked, saguaro, warmth
 
 
 class PathRow(NamedTuple):
@@ -51,8 +54,8 @@ class LogitRows(NamedTuple):
 
 class Drafter:
     """A draft model with its page pool and chain cache.
-    Guesses are below `vocab_size`, the target's. All drafters of one device share `noise`. `recurrent`: see
-    `ssd.draft.tree.Tree`."""
+    Guesses are below `vocab_size`, the target's. All drafters of one device share `noise`; one that predicts a short
+    list of ids has its own. `recurrent`: see `ssd.draft.tree.Tree`."""
 
     recurrent = False
 
@@ -70,8 +73,9 @@ class Drafter:
         sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
         self.chain_cache = chain_cache or ChainCache.new(model.shape, *sizes)
         self.max_position = model.shape.max_position
-        self._vocab_size = min(vocab_size, model.shape.outputs)
-        self._sampler = DraftSampler(noise)
+        self.vocabulary = DraftVocabulary(model, vocab_size, noise)
+        self._sampler = DraftSampler(self.vocabulary)
+        self._step: GuessStep | None = getattr(model, "guess_step", None)
 
     def blank_guess(self) -> Guess:
         """A guess that says nothing, for chains to fork from."""
@@ -89,21 +93,34 @@ class Drafter:
         context = self._context(paths, chains)
         tokens = [token for _, row in paths for token in row.token_ids]
         tokens += [token for _, own in chains for token in own.tokens]
-        wanted = wanted_of(paths, chains)
-        logits = self.runner.run(tokens, context, wanted, meanwhile)
-        return iter(self._finished(self._guesses(logits, paths, chains), context, wanted))
+        wanted, rows = wanted_of(paths, chains), logit_rows(paths, chains)
+        step = self._step if wanted and self._sampler.only_ranks(rows) else None
+        views = None if step is None else context.views()
+        if step is None or views is None:
+            guesses = self._guesses(tokens, context, wanted, rows, meanwhile)
+        else:
+            asks, count = self._sampler.asks(rows)
+            (ids, scores), made = self.runner.compute(
+                len(tokens),
+                lambda: step(tokens, context.features, views, wanted, asks, self.vocabulary.listed, count),
+                meanwhile,
+            )
+            context.keep_hidden(self.runner.model.shape.layers, made)
+            guesses = _ranked_guesses(ids, scores)
+        return iter(self._finished(guesses, context, wanted))
 
-    def _guesses(self, logits: Tensor, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Guess]:
-        """The guesses of `forward` from their logits."""
-        rows = [
-            LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted], _path_drafts(tree, row))
-            for tree, row in paths
-        ]
-        rows += [
-            LogitRows(tree, [p + 1 for p in own.positions], own.depths, _chain_drafts(tree, own))
-            for tree, own in chains
-        ]
-        return self._sampler(logits[:, : self._vocab_size], rows)
+    def _guesses(
+        self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task
+    ) -> list[Guess]:
+        """The guesses of `forward` by single calls."""
+        texts = self.vocabulary.texts([own.tree for own in rows])  # before the launches, which a copy would wait for
+        counts = [len(own.positions) for own in rows]
+
+        def logits() -> Tensor:
+            hidden = self.runner.states(tokens, context, wanted)
+            return self.vocabulary.logits(hidden, counts, texts) if wanted else hidden[:0]
+
+        return self._sampler(self.runner.compute(len(tokens), logits, meanwhile), rows, texts)
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
         rows, tokens = [row for _, row in paths], [own for _, own in chains]
@@ -129,6 +146,18 @@ def wanted_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[int
     rows = [row for _, row in paths]
     first = sum(len(row.token_ids) for row in rows)
     return [*output_indices(rows), *range(first, first + sum(len(own.tokens) for _, own in chains))]
+
+
+def logit_rows(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[LogitRows]:
+    """What the guesses of a forward are about, sequence by sequence."""
+    rows = [
+        LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted], _path_drafts(tree, row))
+        for tree, row in paths
+    ]
+    rows += [
+        LogitRows(tree, [p + 1 for p in own.positions], own.depths, _chain_drafts(tree, own)) for tree, own in chains
+    ]
+    return rows
 
 
 def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
@@ -170,86 +199,138 @@ def candidates_of(trees: Iterable[Tree]) -> int:
     return 1 + max(most_candidates(() if tree.either else tree.speculation.fan_out) for tree in trees)
 
 
+def _ranked_guesses(ids: Sequence[list[int]], scores: Sequence[list[float]]) -> list[Guess]:
+    """Guesses that go on with the best of the `ids` of each row."""
+    return [Guess(own[0], own, scores=best) for own, best in zip(ids, scores, strict=True)]
+
+
 class DraftSampler:
     """Turns logits into guesses: the token to go on with, and the candidates for a bonus token.
-    `noise` holds vectors over the target's vocabulary, which chains, rounds and drafters share; the draft's vocabulary
-    may be the first part of it."""
+    Noise is that of the target's draws: chains, rounds and drafters share it."""
 
-    def __init__(self, noise: NoiseCache) -> None:
-        self._noise = noise
+    def __init__(self, vocabulary: DraftVocabulary) -> None:
+        self._vocabulary, self._noise = vocabulary, vocabulary.noise
+
+    def only_ranks(self, rows: Sequence[LogitRows]) -> bool:
+        """True if guesses need no more of the logits than the best, over the temperature and with noise."""
+        trees = [own.tree for own in rows]
+        full = any(tree.ratio_rule or tree.law.filters or tree.grammar is not None for tree in trees)
+        return not (full or outcome.NEEDS_PROBABILITIES)
+
+    def asks(self, rows: Sequence[LogitRows]) -> tuple[list[Ask], int]:
+        """What one call of our kernels is to rank, a row each, and how many candidates it is to find."""
+        self._prepare(rows)
+        found: list[Ask] = []
+        for own in rows:
+            text, law = self._vocabulary.text(own.tree), own.tree.law
+            if law.temperature == 0.0:
+                found += [Ask(text)] * len(own.positions)
+            else:
+                found += [
+                    Ask(text, law.temperature, self._noise(law.seed, position), halves((law.seed, position)))
+                    for position in own.positions
+                ]
+        return found, self._count(rows)
 
     @torch.inference_mode()
-    def __call__(self, logits: Tensor, rows: Sequence[LogitRows]) -> list[Guess]:
-        """A guess for each row of `logits` [n, V]; `rows` say, sequence by sequence, what they are about."""
+    def __call__(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor] = ()) -> list[Guess]:
+        """A guess for each row of `logits` (`DraftVocabulary.logits`); `rows` say, sequence by sequence, what they are
+        about, and `texts` the ids of their texts, or nothing if there are none."""
         if not len(logits):
             return []  # prompt chunks only
-        logits = _masked(logits, rows)
-        sampled = [own for own in rows if own.tree.law.temperature > 0]
-        shared = (own for own in sampled if not own.tree.ratio_rule)
-        self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
-        count = candidates_of(own.tree for own in rows)
+        own_texts = [*texts] if texts else [None] * len(rows)
+        logits = self._masked(logits, rows, own_texts)
+        self._prepare(rows)
+        count = self._count(rows)
         parts, raw = logits.split([len(own.positions) for own in rows]), logits
         if cpu.serve(logits) and not any(own.tree.ratio_rule or own.tree.law.filters for own in rows):
-            warm = [row for own in rows for row in warmth(own.tree.law, own.positions, self._noise)]
-            found = cpu.rank(logits, min(count, logits.shape[1]), warm)
+            warm = [
+                row
+                for own, text in zip(rows, own_texts, strict=True)
+                for row in warmth(own.tree.law, own.positions, self._noise_of(text, logits.shape[1]))
+            ]
+            found = cpu.rank(logits, count, warm)
         else:
-            if sampled:
-                parts = tuple(self._scores(part, own) for part, own in zip(parts, rows, strict=True))
+            if any(own.tree.law.temperature > 0 for own in rows):
+                parts = tuple(map(self._scores, parts, rows, own_texts))
                 logits = torch.cat(parts)
             found = ranked(logits.float().contiguous(), count)
-        guesses = [Guess(ids[0], ids, scores=scores) for ids, scores in zip(*found, strict=True)]
+        row_texts = [text for own, text in zip(rows, texts, strict=False) for _ in own.positions]
+        guesses = _ranked_guesses(self._vocabulary.names(found.ids, row_texts), found.scores)
         if outcome.NEEDS_PROBABILITIES:
             chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(found.ids, device=raw.device)).tolist()
             guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
         if any(own.drafts for own in rows):
             guesses = [_possible(guess) for guess in guesses]
         start = 0
-        for part, own in zip(parts, rows, strict=True):
+        for part, own, text in zip(parts, rows, own_texts, strict=True):
             if own.tree.ratio_rule and len(part):
                 mine = slice(start, start + len(part))
-                guesses[mine] = self._drawn(part, own, guesses[mine])
+                guesses[mine] = self._drawn(part, own, text, guesses[mine])
             start += len(part)
         return guesses
 
-    def _scores(self, logits: Tensor, rows: LogitRows) -> Tensor:
+    def _count(self, rows: Sequence[LogitRows]) -> int:
+        return min(candidates_of(own.tree for own in rows), self._vocabulary.listed)
+
+    def _prepare(self, rows: Sequence[LogitRows]) -> None:
+        """Make the noise that the rows share with the target."""
+        shared = [own for own in rows if own.tree.law.temperature > 0 and not own.tree.ratio_rule]
+        if shared:
+            self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
+
+    def _noise_of(self, text: Tensor | None, width: int) -> Noise:
+        """The noise of the columns of `DraftVocabulary.logits` [n, width]."""
+
+        def noise(seed: int, position: int) -> Tensor:
+            listed = self._noise(seed, position)[:width]
+            if text is None:
+                return listed
+            own = gumbels_at(torch.tensor([halves((seed, position))], dtype=torch.int32, device=text.device), text)[0]
+            return F.pad(torch.cat((listed, own)), (0, width - len(listed) - len(own)))
+
+        return noise
+
+    def _masked(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor | None]) -> Tensor:
+        """`logits` without the tokens that grammars forbid; the very same where there is no grammar."""
+        start, masked = 0, logits
+        for own, text in zip(rows, texts, strict=True):
+            stop = start + len(own.positions)
+            grammar = own.tree.grammar
+            possible = grammar.possible(own.tree.tokens, own.drafts) if grammar is not None and own.drafts else None
+            if possible is not None:
+                masked = logits.clone() if masked is logits else masked
+                free = self._vocabulary.columns(possible, text).to(logits.device)
+                masked[start:stop, : free.shape[1]].masked_fill_(~free, -torch.inf)
+            start = stop
+        return masked
+
+    def _scores(self, logits: Tensor, rows: LogitRows, text: Tensor | None) -> Tensor:
         """The scores that rank bonus tokens.
         They are the target's own, noise included, or under the ratio rule the draft's filtered logits over
         temperature."""
         law = rows.tree.law
         if rows.tree.ratio_rule:
             return filtered(logits.float() / law.temperature, law)
-        width = logits.shape[-1]
-        return perturbed(logits, law, rows.positions, lambda seed, position: self._noise(seed, position)[:width])
+        return perturbed(logits, law, rows.positions, self._noise_of(text, logits.shape[-1]))
 
-    def _drawn(self, scaled: Tensor, rows: LogitRows, guesses: Sequence[Guess]) -> list[Guess]:
+    def _drawn(self, scaled: Tensor, rows: LogitRows, text: Tensor | None, guesses: Sequence[Guess]) -> list[Guess]:
         """The guesses with tokens drawn by Saguaro sampling, and the draft probabilities of each."""
         tree = rows.tree
         fan_out = tree.speculation.fan_out or (max(1, tree.speculation.budget // (tree.lookahead + 1)),)
         fan_outs = [fan_out_at(node, tree.lookahead, fan_out) for node in rows.nodes]
         lowered = saguaro(scaled, fan_outs, tree.speculation.saguaro_c)
-        seed = stream_seed(tree.law.seed, Stream.DRAFT)
-        noise = torch.stack([self._noise(seed, position) for position in rows.positions])
-        tokens = argmax(lowered + noise[:, : lowered.shape[-1]])
-        drawn = zip(tokens, guesses, torch.softmax(lowered, dim=-1), strict=True)
+        seed, noise = stream_seed(tree.law.seed, Stream.DRAFT), self._noise_of(text, lowered.shape[-1])
+        places = argmax(lowered + torch.stack([noise(seed, position) for position in rows.positions]))
+        named = self._vocabulary.names(
+            [[max(place, 0)] for place in places], [text] * len(places) if text is not None else []
+        )
+        probs = self._vocabulary.expanded(torch.softmax(lowered, dim=-1), text)
         # A row that is not numbers has no sample; the target will refuse its probabilities.
         return [
-            guess._replace(token=guess.candidates[0] if token < 0 else token, draft_probs=probs)
-            for token, guess, probs in drawn
+            guess._replace(token=guess.candidates[0] if place < 0 else token, draft_probs=row)
+            for place, (token,), guess, row in zip(places, named, guesses, probs, strict=True)
         ]
-
-
-def _masked(logits: Tensor, rows: Sequence[LogitRows]) -> Tensor:
-    """`logits` [n, V] without the tokens that grammars forbid; the very same where there is no grammar."""
-    start, masked = 0, logits
-    for own in rows:
-        stop = start + len(own.positions)
-        grammar = own.tree.grammar
-        possible = grammar.possible(own.tree.tokens, own.drafts) if grammar is not None and own.drafts else None
-        if possible is not None:
-            masked = logits.clone() if masked is logits else masked
-            masked[start:stop].masked_fill_(~possible[:, : logits.shape[1]].to(logits.device), -torch.inf)
-        start = stop
-    return masked
 
 
 def _possible(guess: Guess) -> Guess:

@@ -33,6 +33,8 @@ from ssd.speculation.noise import NoiseCache
 class HeadContext(TreeContext):
     """See `ssd.models.eagle3.FeatureContext`; `made` keeps the features that the head makes of the tokens."""
 
+    features: Tensor
+
     def __init__(
         self,
         paged: PagedContext | TableContext,

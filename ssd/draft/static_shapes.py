@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD
-from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, wanted_of
+from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, logit_rows, wanted_of
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
@@ -32,7 +32,7 @@ from ssd.layers.attention import PLAIN, Scores, merge
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Model
 from ssd.speculation import outcome
-from ssd.speculation.noise import NoiseCache, gumbels_of
+from ssd.speculation.noise import NoiseCache, gumbels_at, gumbels_of
 from ssd.speculation.sampling import highest, warmed
 
 
@@ -193,10 +193,12 @@ class _RankedStep:
         scores = logits[:, : runner.guessed].float()
         if self._warm:
             keys, inverse = batch.draws
-            scores = warmed(scores, inverse, gumbels_of(keys, scores.shape[1]))
+            noise = gumbels_of(keys, scores.shape[1]) if runner.ids is None else gumbels_at(keys, runner.ids)
+            scores = warmed(scores, inverse, noise)
         else:
             self._kept[: len(logits)] = logits
-        self.ids, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
+        places, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
+        self.ids = places if runner.ids is None else runner.ids[places]
 
 
 class _ShapeSteps:
@@ -209,7 +211,8 @@ class _ShapeSteps:
 
 class TreeRunner(Runner):
     """A draft's runner whose steps have static shapes, captured if `capture` and if there is a GPU.
-    Guesses are below `guessed`, the ids that target and draft both know. The next step overwrites its logits."""
+    The draft predicts `guessed` ids that the target knows, too: `ids`, or the first ones. Ids of texts have no logits
+    here. The next step overwrites the logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: str = "auto", *, capture: bool = True) -> None:
         sizes = cells(config), MAX_LOOKAHEAD + 1
@@ -217,6 +220,7 @@ class TreeRunner(Runner):
         super().__init__(model, pages, config.page_size, config.deterministic, attention)
         self.tree_cache = TreeCache(self.cache, config.draft_num_pages, *sizes)
         self.guessed = min(config.vocab_size, model.shape.outputs)
+        self.ids: Tensor | None = getattr(getattr(model, "head", None), "ids", None)
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.tree_cache.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
         found = draft_shapes(config.max_num_seqs, cells(config))
@@ -286,6 +290,6 @@ class StaticDrafter(Drafter):
         if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.law.filters or tree.grammar for tree in trees):
             logits = runner.logits(rows, shape)
             meanwhile()
-            return iter(self._guesses(logits[wanted], paths, chains))
+            return iter(self._sampler(logits[wanted, : runner.guessed], logit_rows(paths, chains)))
         (ids, scores), count = runner.ranked(rows, shape, meanwhile), candidates_of(trees)
         return iter([Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted])

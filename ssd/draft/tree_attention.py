@@ -87,6 +87,8 @@ class TreeContext:
     A chain token attends to the shared path and to its own chain separately; log-sum-exp merges the two. So the path is
     read once per sequence, not once per chain."""
 
+    features: Tensor | None = None  # what an EAGLE-3 head reads beside the tokens
+
     def __init__(
         self,
         paged: PagedContext | TableContext,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from ssd.config.emulation import ForwardTime
 from ssd.execution.meanwhile import Task, nothing
-from ssd.execution.runner import Runner
-from ssd.models.interface import ForwardContext, Model
+from ssd.execution.runner import Result, Runner
+from ssd.models.interface import Model
 
 log = logging.getLogger("ssd.emulation")
 
@@ -29,13 +27,11 @@ class PacedRunner(Runner):
         self.overlaps = True
         self._takes = takes.line
 
-    def run(
-        self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
-    ) -> Tensor:
-        end = time.perf_counter() + self._takes.at(len(token_ids))
-        logits = super().run(token_ids, context, wanted, meanwhile)
+    def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
+        end = time.perf_counter() + self._takes.at(tokens)
+        result = super().compute(tokens, forward, meanwhile)
         wait_until(end)
-        return logits
+        return result
 
 
 def runner(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from ssd.execution.tables import TableContext, table_context
 from ssd.layers.paged import PagedAttention, TorchAttention
 from ssd.models.interface import ForwardContext, Model
 from ssd.speculation.sampling import Law
+
+Result = TypeVar("Result")
 
 
 def device_of(name: str) -> torch.device:
@@ -106,23 +109,31 @@ class Runner:
             return PagedContext(rows, self.cache, self._deterministic, layers)
         return table_context(rows, self.cache, self.paged, self.table_pages, layers)
 
-    @torch.inference_mode()
     def run(
         self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
     ) -> Tensor:
-        """Run any context; return the logits [len(wanted), vocabulary] at the batch indices `wanted`."""
-        logits = self._computed(token_ids, context, wanted)
-        meanwhile()
-        return logits
+        """Run any context; return the logits [len(wanted), outputs] at the batch indices `wanted`."""
 
-    def _computed(self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int]) -> Tensor:
+        def logits() -> Tensor:
+            hidden = self.states(token_ids, context, wanted)
+            return self.model.logits(hidden) if wanted else hidden.new_empty(0, self.model.shape.outputs)
+
+        return self.compute(len(token_ids), logits, meanwhile)
+
+    @torch.inference_mode()
+    def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
+        """Run a `forward` of so many tokens, and then `meanwhile`; `run` and all others do it here."""
+        result = forward()
+        meanwhile()
+        return result
+
+    def states(self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int]) -> Tensor:
+        """Run any context; return the hidden states [len(wanted), width] at the batch indices `wanted`."""
         ids, index = torch.tensor(token_ids, device=self.model.device), None
         if len(wanted) < len(token_ids):  # a copy sent after the launches would wait for them
             index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
         hidden = self.model.forward(ids, context)
-        if not wanted:
-            return hidden.new_empty(0, self.model.shape.outputs)
-        return self.model.logits(hidden if index is None else hidden[index])
+        return hidden if index is None else hidden[index]
 
     def warm_up(self, rows: int) -> None:
         """Run a batch of one token and one of `rows` tokens over the first pages, so that every kernel is ready."""

@@ -39,6 +39,11 @@ static void score(const float *q, const float *keys, int64_t stride, const int64
     }
 }
 
+void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
+          int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) score(x + row * size, table, size, places, count, size, y + row * count);
+}
+
 /* out += sum of weights[j] * value j. */
 static void weigh(const float *weights, const float *values, int64_t stride, const int64_t *slots, int64_t count,
                   int64_t dim, float *out) {

@@ -109,7 +109,23 @@ def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
     """Gumbel noise float32 [n, size] of the token ids from `first` on, for keys int32 [n, 2]."""
     keys = keys.contiguous()
     y = torch.empty(keys.shape[0], size)
-    call().gumbel(keys.data_ptr(), first, y.data_ptr(), *y.shape)
+    call().gumbel(keys.data_ptr(), first, None, y.data_ptr(), *y.shape)
+    return y
+
+
+def gumbel_of(keys: Tensor, ids: Tensor) -> Tensor:
+    """`gumbel` of these token ids, int64 [size]: float32 [n, size]."""
+    keys, ids = keys.contiguous(), ids.contiguous()
+    y = torch.empty(keys.shape[0], ids.shape[0])
+    call().gumbel(keys.data_ptr(), 0, ids.data_ptr(), y.data_ptr(), *y.shape)
+    return y
+
+
+def dots(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
+    """x [n, size], table [rows, size], places int64 [k] -> x times these rows, [n, k]. Nothing checks places."""
+    x, places, size = _rows(x, table.shape[1])[0].contiguous(), places.contiguous(), table.shape[1]
+    y = torch.empty(x.shape[0], places.shape[0])
+    call().dots(x.data_ptr(), size, table.data_ptr(), places.data_ptr(), places.shape[0], y.data_ptr(), x.shape[0])
     return y
 
 
@@ -139,8 +155,13 @@ def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
     size = len(logits) * count
     ids, best = (c_int64 * size)(), (c_float * size)()
     call().rank(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, best, count, *logits.shape)
-    places = [slice(start, start + count) for start in range(0, size, count)]
-    return Ranked([ids[place] for place in places], [best[place] for place in places])
+    return ranked_lists(ids, best, count)
+
+
+def ranked_lists(ids: ctypes.Array[c_int64], scores: ctypes.Array[c_float], count: int) -> Ranked:
+    """Lists of `count` ids and scores for each row."""
+    places = [slice(start, start + count) for start in range(0, len(ids), count)]
+    return Ranked([ids[place] for place in places], [scores[place] for place in places])
 
 
 def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:

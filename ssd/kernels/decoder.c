@@ -3,21 +3,6 @@
 
 #include "kernels.h"
 
-typedef struct {
-    const float *attention_norm, *forward_norm, *q_norm, *k_norm; /* the last two may be missing */
-    float eps;
-    product_t qkv, out, gate_up, down;
-    int64_t heads, kv_heads, dim;
-    float scale;
-    int64_t window;
-} layer_t;
-
-/* The next `tokens` tokens see their keys in `shared`, and behind those their keys in `own`, which may be missing. */
-typedef struct {
-    const store_t *shared, *own;
-    int64_t tokens;
-} view_t;
-
 static void add(const float *x, const float *y, float *sum, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] = x[i] + y[i];
 }
@@ -26,17 +11,31 @@ static void norm_heads(float *x, const float *weight, int64_t heads, const layer
     for (int64_t row = 0; row < rows; row++, x += stride) rms_norm(x, by->dim, weight, x, heads, by->dim, by->eps);
 }
 
+/* Norms pairs; returns what the layer adds to, x or y. */
+static const float *norm_pairs(const layer_t *by, const float *embedded, const float *x, float *pairs, float *y,
+                               int64_t rows) {
+    const int64_t width = by->out.outputs;
+    for (int64_t row = 0; row < rows; row++, pairs += 2 * width) {
+        rms_norm(embedded + row * width, width, by->token_norm, pairs, 1, width, by->eps);
+        rms_norm(x + row * width, width, by->attention_norm, pairs + width, 1, width, by->eps);
+        if (by->normed_residual) memcpy(y + row * width, pairs + width, width * sizeof *y);
+    }
+    return by->normed_residual ? y : x;
+}
+
 /* x [rows, width] -> y, which may be x. `scratch` holds the buffers below. */
-static void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *cos, const float *sin,
-                          float *y, int64_t rows, const view_t *views, int64_t count, float *scratch) {
-    const int64_t dim = by->dim, width = by->qkv.inputs, attended = by->heads * dim, kv = by->kv_heads * dim;
+static void decoder_layer(const layer_t *by, int64_t layer, const float *x, const float *embedded, const float *cos,
+                          const float *sin, float *y, int64_t rows, const view_t *views, int64_t count,
+                          float *scratch) {
+    const int64_t dim = by->dim, inputs = by->qkv.inputs, width = by->out.outputs, attended = by->heads * dim, kv = by->kv_heads * dim;
     const int64_t turned = attended + kv, projected = turned + kv;
-    float *normed = scratch, *qkv = normed + rows * width, *rotated = qkv + rows * projected;
+    float *normed = scratch, *qkv = normed + rows * inputs, *rotated = qkv + rows * projected;
     float *attention = rotated + rows * turned, *gate_up = attention + rows * attended;
     float *gated = gate_up + rows * by->gate_up.outputs, *rest = gated + rows * by->down.inputs;
 
-    rms_norm(x, width, by->attention_norm, normed, rows, width, by->eps);
-    multiply(&by->qkv, normed, width, qkv, rows, rest);
+    if (by->token_norm) x = norm_pairs(by, embedded, x, normed, y, rows);
+    else rms_norm(x, width, by->attention_norm, normed, rows, width, by->eps);
+    multiply(&by->qkv, normed, inputs, qkv, rows, rest);
     if (by->q_norm) {
         norm_heads(qkv, by->q_norm, by->heads, by, rows, projected);
         norm_heads(qkv + attended, by->k_norm, by->kv_heads, by, rows, projected);
@@ -62,12 +61,12 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
 /* x [rows, width] -> y, by the layers from `first` to `stop` - 1 of all `layers`. `cosines` and `sines` are the tables
    of every position, and `positions` [rows] those of the rows. */
 void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,
-             const int64_t *positions, const float *x, float *y, int64_t rows, const view_t *views, int64_t count,
-             float *scratch) {
+             const int64_t *positions, const float *x, const float *embedded, float *y, int64_t rows,
+             const view_t *views, int64_t count, float *scratch) {
     const int64_t dim = layers->dim;
     float *cos = scratch, *sin = cos + rows * dim, *rest = sin + rows * dim;
     gather(cosines, dim, positions, cos, rows);
     gather(sines, dim, positions, sin, rows);
     for (int64_t layer = first; layer < stop; layer++, x = y)
-        decoder_layer(layers + layer, layer, x, cos, sin, y, rows, views, count, rest);
+        decoder_layer(layers + layer, layer, x, embedded, cos, sin, y, rows, views, count, rest);
 }

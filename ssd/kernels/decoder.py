@@ -45,7 +45,7 @@ class Views:
 
 class DecoderLayer:
     """A layer of `ssd.models.llama` as the kernels take it: h = x + attention(norm(x)), then h + down(silu(gate) * up)
-    of norm(h)."""
+    of norm(h). With a `token_norm` that of `ssd.models.eagle3`: attention reads pairs."""
 
     def __init__(
         self,
@@ -54,16 +54,20 @@ class DecoderLayer:
         eps: float,
         products: Sequence[Product],
         heads: Heads,
+        token_norm: Tensor | None = None,
+        normed_residual: bool = False,
     ) -> None:
         """`norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
-        `products`: to queries, keys and values; to the output; to gate and up; down."""
-        self._kept = norms, head_norms, products
-        addresses = [library.pointer(weight) for weight in (*norms, *(head_norms or (None, None)))]
+        `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: h is the normed
+        x + attention."""
+        self._kept = norms, head_norms, token_norm, products
+        addresses = [library.pointer(weight) for weight in (*norms, *(head_norms or (None, None)), token_norm)]
         structs = [product.struct for product in products]
         queries, keys, dim, scale, window = heads
-        self.struct = library.Layer(*addresses, eps, *structs, queries, keys, dim, scale, window or NO_WINDOW)
-        qkv, _, gate_up, down = structs
-        self.width = int(qkv.inputs)
+        sizes = queries, keys, dim, scale, window or NO_WINDOW
+        self.struct = library.Layer(*addresses, eps, *structs, *sizes, normed_residual)
+        qkv, out, gate_up, down = structs
+        self.width = int(out.outputs)
         floats = qkv.inputs + qkv.outputs + (2 * queries + keys) * dim + gate_up.outputs + down.inputs
         self.row_bytes, self.product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
 
@@ -75,28 +79,37 @@ class Decoder:
 
     def __init__(self, layers: Sequence[DecoderLayer], table: tuple[Tensor, Tensor]) -> None:
         self._layers, self._table = layers, table
-        self._structs = (library.Layer * len(layers))(*(layer.struct for layer in layers))
-        self._addresses = self._structs, *(part.data_ptr() for part in table)
-        self._width, (self._positions, dim) = layers[0].width, table[0].shape
+        self.structs = (library.Layer * len(layers))(*(layer.struct for layer in layers))
+        self.tables = tuple(part.data_ptr() for part in table)
+        self.width, (self._positions, dim) = layers[0].width, table[0].shape
         self._row_bytes = max(layer.row_bytes for layer in layers) + 2 * 4 * dim
         self._product_bytes = max(layer.product_bytes for layer in layers)
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __call__(self, x: Tensor, views: Views, first: int, stop: int) -> Tensor:
-        """x [n, width] -> [n, width], by the layers from `first` to `stop` - 1."""
-        n = x.shape[0]
-        check(x)
-        if x.shape != (views.tokens, self._width) or not x.is_contiguous():
-            raise ValueError(f"{views.tokens} contiguous tokens of {self._width} numbers expected, not {list(x.shape)}")
-        if len(views.positions) != n:
-            raise ValueError(f"{n} tokens with {len(views.positions)} positions")
+    def check(self, views: Views, n: int) -> None:
+        """Raise `ValueError` or `IndexError` unless the views are those of n tokens at positions that exist."""
+        if len(views.positions) != n or views.tokens != n:
+            raise ValueError(f"{n} tokens with {len(views.positions)} positions and {views.tokens} views")
         if not 0 <= min(views.positions, default=0) <= max(views.positions, default=0) < self._positions:
             raise IndexError(f"positions beyond the {self._positions} that the model has")
+
+    def scratch_bytes(self, views: Views) -> int:
+        """What a call needs."""
+        n = views.tokens
+        return n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes)
+
+    def __call__(self, x: Tensor, views: Views, first: int, stop: int) -> Tensor:
+        """x [n, width] -> [n, width], by the layers from `first` to `stop` - 1; none of them reads pairs."""
+        n = x.shape[0]
+        check(x)
+        if x.shape != (views.tokens, self.width) or not x.is_contiguous():
+            raise ValueError(f"{views.tokens} contiguous tokens of {self.width} numbers expected, not {list(x.shape)}")
+        self.check(views, n)
         y = torch.empty(x.shape)
-        memory = library.scratch(n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes))
-        layers, cosines, sines = self._addresses
-        addresses = cosines, sines, address(views.positions), x.data_ptr(), y.data_ptr()
-        library.call().decoder(layers, first, stop, *addresses, n, views.structs, len(views.structs), memory.data_ptr())
+        memory = library.scratch(self.scratch_bytes(views))
+        addresses = *self.tables, address(views.positions), x.data_ptr(), None, y.data_ptr()
+        structs = views.structs, len(views.structs), memory.data_ptr()
+        library.call().decoder(self.structs, first, stop, *addresses, n, *structs)
         return y

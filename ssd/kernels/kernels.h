@@ -11,8 +11,8 @@ void rotate(const float *x, int64_t stride, const float *cos, const float *sin, 
             int64_t dim);
 void gather(const float *table, int64_t size, const int64_t *places, float *y, int64_t rows);
 
-/* noise.c: keys [rows, 2], y [rows, size]. */
-void gumbel(const int32_t *keys, int32_t first, float *y, int64_t rows, int64_t size);
+/* noise.c: keys [rows, 2], y [rows, size]: the noise of `ids`, or, if that is missing, of the ids from `first` on. */
+void gumbel(const int32_t *keys, int32_t first, const int64_t *ids, float *y, int64_t rows, int64_t size);
 
 /* sampling.c: the ids of the largest of each row's logits, divided by its temperature and shifted by its noise [size]
    where it has any; -1 where no number is the largest. And of its `count` largest, [rows, count], largest first, with
@@ -21,6 +21,9 @@ void draw(const float *logits, int64_t stride, const float *temperatures, const 
           int64_t rows, int64_t size);
 void rank(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
           float *best, int64_t count, int64_t rows, int64_t size);
+/* Adds one row, whose numbers have the ids from `first` on, to the `found` best; returns how many there are then. */
+int64_t add_best(const float *x, int64_t size, float temperature, const float *noise, int64_t first, int64_t *ids,
+                 float *best, int64_t count, int64_t found);
 
 /* attention.c: keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in
    `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own; `longest` is the largest count. */
@@ -38,6 +41,9 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores);
+/* y [rows, count]: x [rows, size] times the rows of a table [.., size] that `places` names. */
+void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
+          int64_t rows);
 
 /* products.c: a weight [outputs, inputs], packed by blocks of output channels, in numbers of so many `bytes`: float32,
    bfloat16, or integers. Integers have a scale a channel (`scales`) and `zeros`, what the zero point adds to its sum;
@@ -54,3 +60,26 @@ typedef struct {
 /* `scratch` has room for rows * (4 + parts * inputs) bytes. */
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows);
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
+
+/* decoder.c: a layer. `q_norm` and `k_norm` may be missing. With a `token_norm` (EAGLE-3) its input are pairs: the
+   token's embedding, normed by that, and x, normed by `attention_norm`; what it adds to is x, or with
+   `normed_residual` the normed x. */
+typedef struct {
+    const float *attention_norm, *forward_norm, *q_norm, *k_norm, *token_norm;
+    float eps;
+    product_t qkv, out, gate_up, down;
+    int64_t heads, kv_heads, dim;
+    float scale;
+    int64_t window, normed_residual;
+} layer_t;
+
+/* The next `tokens` tokens see their keys in `shared`, and behind those their keys in `own`, which may be missing. */
+typedef struct {
+    const store_t *shared, *own;
+    int64_t tokens;
+} view_t;
+
+/* `embedded` [rows, width] is for layers with a `token_norm`; else it may be missing. */
+void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,
+             const int64_t *positions, const float *x, const float *embedded, float *y, int64_t rows,
+             const view_t *views, int64_t count, float *scratch);

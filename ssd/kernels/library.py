@@ -47,13 +47,14 @@ class Product(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """`layer_t` of decoder.c."""
+    """`layer_t` of kernels.h."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
         ("forward_norm", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("token_norm", c_void_p),
         ("eps", c_float),
         ("qkv", Product),
         ("out", Product),
@@ -64,13 +65,44 @@ class Layer(ctypes.Structure):
         ("dim", c_int64),
         ("scale", c_float),
         ("window", c_int64),
+        ("normed_residual", c_int64),
     )
 
 
 class View(ctypes.Structure):
-    """`view_t` of decoder.c."""
+    """`view_t` of kernels.h."""
 
     _fields_ = (("shared", POINTER(Store)), ("own", POINTER(Store)), ("tokens", c_int64))
+
+
+class Model(ctypes.Structure):
+    """`model_t` of guess.c."""
+
+    _fields_ = (
+        ("embedding", c_void_p),
+        ("layers", POINTER(Layer)),
+        ("count", c_int64),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        ("head", Product),
+        ("ids", c_void_p),
+        ("table", c_void_p),
+    )
+
+
+class Ask(ctypes.Structure):
+    """`ask_t` of guess.c."""
+
+    _fields_ = (
+        ("index", c_int64),
+        ("text", c_void_p),
+        ("texts", c_int64),
+        ("noise", c_void_p),
+        ("temperature", c_float),
+        ("key", c_int32 * 2),
+    )
 
 
 _ROWS = (c_int64, c_int64)  # how many, and how many numbers each has
@@ -81,7 +113,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "gather": (c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "expand": (c_void_p, c_int64, c_int64, c_void_p),
-    "gumbel": (c_void_p, c_int32, c_void_p, *_ROWS),
+    "gumbel": (c_void_p, c_int32, c_void_p, c_void_p, *_ROWS),
+    "dots": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
@@ -92,8 +125,12 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
         *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_float, c_int64, c_void_p),
     ),
     "decoder": (
-        *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(View), c_int64, c_void_p),
+    ),
+    "guess": (
+        *(POINTER(Model), c_void_p, c_void_p, c_void_p, c_int64, POINTER(View), c_int64),
+        *(POINTER(Ask), c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
 }
 

@@ -20,16 +20,23 @@ static inline lanes gumbels(words hash) {
     return -logarithm(e);
 }
 
-void gumbel(const int32_t *keys, int32_t first, float *y, int64_t rows, int64_t size) {
-    words ids;
-    for (int lane = 0; lane < LANES; lane++) ids[lane] = first + lane;
+static inline words words_of(const int64_t *ids, int64_t count) {
+    words found = {0};
+    for (int64_t lane = 0; lane < count; lane++) found[lane] = (uint32_t)ids[lane];
+    return found;
+}
+
+void gumbel(const int32_t *keys, int32_t first, const int64_t *ids, float *y, int64_t rows, int64_t size) {
+    words in_order;
+    for (int lane = 0; lane < LANES; lane++) in_order[lane] = first + lane;
     for (int64_t row = 0; row < rows; row++, keys += 2, y += size) {
         const uint32_t low = keys[0], high = keys[1];
         for (int64_t i = 0; i < size; i += LANES) {
-            const words hash = mixed(mixed((ids + (uint32_t)i) * 0x9E3779B1u + low) ^ high);
-            const lanes noise = gumbels(hash);
-            if (i + LANES <= size) store(y + i, noise);
-            else store_some(y + i, noise, size - i);
+            const int64_t count = size - i < LANES ? size - i : LANES;
+            const words id = ids ? words_of(ids + i, count) : in_order + (uint32_t)i;
+            const lanes noise = gumbels(mixed(mixed(id * 0x9E3779B1u + low) ^ high));
+            if (count == LANES) store(y + i, noise);
+            else store_some(y + i, noise, count);
         }
     }
 }

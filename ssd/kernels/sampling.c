@@ -53,11 +53,9 @@ static inline int any(places where) {
     return ((part[0] | part[1]) | (part[2] | part[3]) | (part[4] | part[5]) | (part[6] | part[7])) != 0;
 }
 
-/* The `count` largest of a row and their ids, the first of equals first, NaNs last and as -inf. */
-static void largest_few(const float *x, int64_t size, float temperature, const float *noise, int64_t *ids, float *best,
-                        int64_t count) {
+int64_t add_best(const float *x, int64_t size, float temperature, const float *noise, int64_t first, int64_t *ids,
+                 float *best, int64_t count, int64_t found) {
     float scores[BLOCK];
-    int64_t found = 0;
     for (int64_t begin = 0; begin < size; begin += BLOCK) {
         const int64_t here = size - begin < BLOCK ? size - begin : BLOCK;
         const lanes most = scored(x + begin, here, temperature, noise ? noise + begin : NULL, scores);
@@ -67,15 +65,17 @@ static void largest_few(const float *x, int64_t size, float temperature, const f
             if (found == count && !(score > best[count - 1])) continue;
             int64_t place = found < count ? found++ : count - 1;
             for (; place > 0 && score > best[place - 1]; place--) best[place] = best[place - 1], ids[place] = ids[place - 1];
-            best[place] = score, ids[place] = begin + i;
+            best[place] = score, ids[place] = first + begin + i;
         }
     }
+    return found;
 }
 
+/* The first of equals comes first, NaNs last and as -inf. */
 void rank(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,
           float *best, int64_t count, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++, logits += stride, ids += count, best += count)
-        largest_few(logits, size, noise ? temperatures[row] : 1.0f, noise ? noise[row] : NULL, ids, best, count);
+        add_best(logits, size, noise ? temperatures[row] : 1.0f, noise ? noise[row] : NULL, 0, ids, best, count, 0);
 }
 
 void draw(const float *logits, int64_t stride, const float *temperatures, const float *const *noise, int64_t *ids,

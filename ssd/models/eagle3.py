@@ -6,17 +6,21 @@ that, and stands for the features that the target has not computed yet."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.decoder import Decoder, DecoderLayer
+from ssd.kernels.guess import GuessStep
 from ssd.layers.fields import Config, flag, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.head import Head, check_ids
 from ssd.models.interface import ForwardContext
-from ssd.models.llama import Attention, FeedForward, shape_of
+from ssd.models.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, SHARED, TARGET_EMBEDDING, target_width
 from ssd.models.weights import Weights
 
@@ -32,11 +36,12 @@ class PairAttention(Attention):
     """Attention over an embedding and a hidden state side by side."""
 
     inputs = 2
+    in_one_call = True
 
 
 class Eagle3:
     """See `ssd.models.interface.Model`; `forward` takes a `FeatureContext`. Its hidden states have not passed its norm
-    yet: as they are, they are the features of the next pair. Tokens that it does not predict have logits of -inf."""
+    yet: as they are, they are the features of the next pair."""
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
@@ -44,7 +49,7 @@ class Eagle3:
         if config.get("hidden_act", "silu") != "silu":
             raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
         shape = shape_of(config, max_position)
-        self.shape = replace(shape, layers=1, outputs=shape.vocab_size)
+        self.shape = replace(shape, layers=1)
         self.dtype, self.device = dtype, device
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         self._rotary = Rotary(inverse_frequencies(shape.head_dim, config).to(device), max_position, dtype)
@@ -60,22 +65,28 @@ class Eagle3:
         )
         self._attention = PairAttention(config, self.shape, layer.below("self_attn"), 0, self._rotary)
         self._feed_forward = FeedForward(config, layer.below("mlp"))
-        self._normed_residual = flag(config, "norm_before_residual")
+        self._eps, self._normed_residual = eps, flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-        self._ids = self._predicted(weights, shape.outputs) if weights.has("d2t") else None
-        if weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()):
-            rows = weights(OUTPUTS, shape.outputs, width)
-        else:
-            table = weights(OUTPUTS if weights.has(OUTPUTS) else TARGET_EMBEDDING, shape.vocab_size, width)
-            rows = table if self._ids is None else table[self._ids]
-        self._head = weights.linear(rows, None)
+        self.head = self._predicting(config, weights, not own)
 
-    def _predicted(self, weights: Weights, count: int) -> Tensor:
-        """int64 [count]: the target's ids of the tokens it predicts; the checkpoint has the differences."""
-        ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
-        if not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocab_size or len(ids.unique()) < count:
-            raise UsageError(f"d2t does not name {count} tokens of a vocabulary of {self.shape.vocab_size}")
-        return ids
+    def _predicting(self, config: Config, weights: Weights, theirs: bool) -> Head:
+        """The head over the tokens that it predicts. `d2t` has the differences between their ids and their places.
+
+        Their rows are its own, or those of the target's table, which has rows for all others, too. `theirs`: its
+        embedding is the target's."""
+        count, known, width = self.shape.outputs, self.shape.vocab_size, int(config["hidden_size"])
+        own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
+        if own:
+            rows = weights(OUTPUTS, count, width)
+        elif weights.has(OUTPUTS):
+            rows = table = weights(OUTPUTS, known, width)
+        else:
+            rows = table = self._embedding if theirs else weights(TARGET_EMBEDDING, known, width)
+        if weights.has("d2t"):
+            ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
+            check_ids(ids, known, "d2t")
+            rows = rows if own else rows[ids]
+        return Head(weights.linear(rows, None), ids, table if count < known else None)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[n, fused], that is three times the target's width, low to high -> features [n, width]."""
@@ -91,9 +102,21 @@ class Eagle3:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        scores = self._head(self._norm(hidden))
-        if self._ids is None:
-            return scores
-        logits = scores.new_full((len(scores), self.shape.vocab_size), -torch.inf)
-        logits[:, self._ids] = scores
-        return logits
+        return self.head(self._norm(hidden))
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.head.of(self._norm(hidden), ids)
+
+    @cached_property
+    def guess_step(self) -> GuessStep | None:
+        """See `ssd.models.llama.Llama.guess_step`."""
+        norms = [norm.kernel for norm in (self._token_norm, self._feature_norm, self._forward_norm)]
+        products = [*self._attention.products, *self._feed_forward.products]
+        token, feature, forward = (norm and norm[0] for norm in norms)
+        if token is None or feature is None or forward is None or None in products:
+            return None
+        found = [product for product in products if product is not None]
+        layer = DecoderLayer(
+            (feature, forward), None, self._eps, found, self._attention.heads, token, self._normed_residual
+        )
+        return guess_step(self._embedding, None, Decoder([layer], self._rotary.tables), self._norm, self.head)

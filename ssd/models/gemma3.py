@@ -14,6 +14,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, mapping, number, refuse
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.head import head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import FULL, SLIDING, SPLITS, FeedForward, output_table, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
@@ -85,7 +86,7 @@ class Gemma3:
         ]
         self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
         table = output_table(config, weights, self._embedding, tied=True)
-        self._head = weights.linear(table[: self.shape.outputs], None)
+        self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
@@ -100,7 +101,10 @@ class Gemma3:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._cap.capped(self._head(hidden))
+        return self._cap.capped(self.head(hidden))
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self._cap.capped(self.head.of(hidden, ids))
 
 
 def _text(weights: Weights) -> Weights:

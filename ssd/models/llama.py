@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels import cpu
 from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import Decoder, DecoderLayer, Heads
+from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
+from ssd.layers.ranks import Embedding
 from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.models.head import Head, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
@@ -84,6 +89,16 @@ def kernel_of(linear: LinearLayer) -> Product | None:
     """Our kernel that computes the whole linear layer; None if something else does."""
     product = getattr(linear, "product", None)
     return product if isinstance(product, Product) else None
+
+
+def guess_step(
+    embedding: Tensor, embed: LinearLayer | None, decoder: Decoder, norm: RMSNorm, head: Head
+) -> GuessStep | None:
+    """The parts of a model as one call of our kernels; None if one of them is not what the kernels compute."""
+    product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
+    if product is None or kernel is None or type(embed) not in (Embedding, type(None)) or not cpu.serve(embedding):
+        return None
+    return GuessStep(embedding, decoder, kernel, product, head.ids, head.table)
 
 
 class Attention:
@@ -231,7 +246,7 @@ class Llama:
         self._decoder = Decoder(kernels, self._rotary.tables) if len(kernels) == len(whole) else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
         table = output_table(config, weights, self._embedding, tied=False)
-        self._head = weights.linear(table[: self.shape.outputs], None)
+        self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
 
     def check(self, config: Config) -> None:
@@ -273,4 +288,15 @@ class Llama:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self.head(hidden)
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.head.of(hidden, ids)
+
+    @cached_property
+    def guess_step(self) -> GuessStep | None:
+        """The model as our kernels compute it in one call, with the ranking of its logits; None if they cannot."""
+        own = type(self)
+        if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
+            return None
+        return guess_step(self._embedding, self._embed, self._decoder, self._norm, self.head)

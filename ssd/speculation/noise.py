@@ -61,7 +61,7 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """Returns int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
-    return _lanes(_keys([(seed, position)], device), vocab_size)[0]
+    return _lanes(_keys([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
 
 
 def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
@@ -75,12 +75,10 @@ def halves(place: Place) -> tuple[int, int]:
     return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
 
 
-def _lanes(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """`hash_lanes` of keys int32 [n, 2], from the token id `first` on: int32 [n, vocab_size]."""
+def _lanes(keys: Tensor, ids: Tensor) -> Tensor:
+    """`hash_lanes` of keys int32 [n, 2], for token ids int32 [k]: int32 [n, k]."""
     low, high = keys.T[..., None]
-    lanes = torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)
-    lanes *= _signed32(0x9E3779B1)
-    lanes = _mix32(lanes + low)
+    lanes = _mix32(ids * _signed32(0x9E3779B1) + low)
     lanes ^= high
     return _mix32(lanes)
 
@@ -103,8 +101,16 @@ def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
     The C kernel has other logarithms than torch: the last bits are those of one machine and its kernels."""
     if cpu.present(keys.device):
         return cpu.gumbel(keys, first, vocab_size)
-    bits = _lanes(keys, vocab_size, first) & 0x7FFFFFFF
-    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    return _gumbels(_lanes(keys, torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)))
+
+
+def gumbels_at(keys: Tensor, ids: Tensor) -> Tensor:
+    """`gumbels_of` these token ids, int64 [k], alone, bit by bit: float32 [n, k]."""
+    return cpu.gumbel_of(keys, ids) if cpu.present(keys.device) else _gumbels(_lanes(keys, ids.int()))
+
+
+def _gumbels(lanes: Tensor) -> Tensor:
+    uniform = (lanes & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -114,12 +120,18 @@ def uniform(seed: int, position: int) -> float:
 
 
 class NoiseCache:
-    """Recently used noise vectors of `vocab_size` token ids from `first` on; all that is at a position shares one."""
+    """Recently used noise vectors; all that is at a position shares one. They are of `vocab_size` token ids from
+    `first` on, or of the `ids` int64 [vocab_size] on the device."""
 
     def __init__(
-        self, vocab_size: int, device: torch.device | str = "cpu", most_bytes: int = 2**26, first: int = 0
+        self,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        most_bytes: int = 2**26,
+        first: int = 0,
+        ids: Tensor | None = None,
     ) -> None:
-        self._vocab_size, self._device, self._first = vocab_size, device, first
+        self._vocab_size, self._device, self._first, self.ids = vocab_size, device, first, ids
         self._capacity = max(64, most_bytes // (4 * vocab_size))
         self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
@@ -137,6 +149,9 @@ class NoiseCache:
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
-            self._vectors |= zip(part, gumbels(part, self._vocab_size, self._device, self._first), strict=True)
+            self._vectors |= zip(part, self._made(_keys(part, self._device)), strict=True)
         while len(self._vectors) > self._capacity:
             self._vectors.popitem(last=False)
+
+    def _made(self, keys: Tensor) -> Tensor:
+        return gumbels_of(keys, self._vocab_size, self._first) if self.ids is None else gumbels_at(keys, self.ids)

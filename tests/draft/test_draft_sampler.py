@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from scipy import stats
@@ -9,6 +12,7 @@ from scipy import stats
 from ssd.config.params import Speculation
 from ssd.draft.drafter import DraftSampler, LogitRows
 from ssd.draft.tree import Tree
+from ssd.draft.vocabulary import DraftVocabulary
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Admit
 from ssd.speculation.noise import NoiseCache, Stream, gumbel, stream_seed
@@ -23,6 +27,12 @@ def tree(c: float, seed: int = 7) -> Tree:
     return Tree(admit, 1, PageTable(PagePool(4, 4)))
 
 
+def sampler() -> DraftSampler:
+    """Of a draft that predicts all of 12 ids."""
+    model: Any = SimpleNamespace(shape=SimpleNamespace(outputs=12), device=torch.device("cpu"))
+    return DraftSampler(DraftVocabulary(model, 12, NoiseCache(12)))
+
+
 def expected(c: float, fan_out: int) -> torch.Tensor:
     weights = (LOGITS.double() / TEMPERATURE).exp()
     weights[torch.topk(LOGITS, fan_out).indices] *= c
@@ -33,7 +43,7 @@ def expected(c: float, fan_out: int) -> torch.Tensor:
 @pytest.mark.parametrize("node", [0, 1, 2])
 def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
     place = LogitRows(tree(c), range(COUNT), [node] * COUNT)
-    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(COUNT, -1), [place])
+    guesses = sampler()(LOGITS.expand(COUNT, -1), [place])
     law = expected(c, (3, 2, 1)[node])
     for guess in guesses[:5]:
         assert guess.draft_probs is not None
@@ -44,7 +54,7 @@ def test_what_is_drawn_follows_what_is_reported(c: float, node: int) -> None:
 
 def test_what_is_drawn_is_independent_of_the_targets_draws() -> None:
     """With shared noise the ratio rule would be biased."""
-    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(50, -1), [LogitRows(tree(0.3), range(50), [0] * 50)])
+    guesses = sampler()(LOGITS.expand(50, -1), [LogitRows(tree(0.3), range(50), [0] * 50)])
     own = stream_seed(7, Stream.DRAFT)
     expected = [
         int((guess.draft_probs.log() + gumbel(own, position, 12)).argmax()) for position, guess in enumerate(guesses)
@@ -55,7 +65,7 @@ def test_what_is_drawn_is_independent_of_the_targets_draws() -> None:
 
 def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
     place = LogitRows(tree(0.3), range(50), [0] * 50)
-    guesses = DraftSampler(NoiseCache(12))(LOGITS.expand(50, -1), [place])
+    guesses = sampler()(LOGITS.expand(50, -1), [place])
     best = torch.argsort(LOGITS, descending=True).tolist()[:7]  # six for full acceptance of nothing, and one excluded
     assert all(guess.candidates == best for guess in guesses)
     assert len({guess.token for guess in guesses}) > 3
@@ -63,5 +73,5 @@ def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
 
 def test_logits_that_are_no_numbers_give_a_law_that_is_none() -> None:
     place = LogitRows(tree(1.0), range(1), [0])
-    (guess,) = DraftSampler(NoiseCache(12))(torch.full((1, 12), torch.nan), [place])
+    (guess,) = sampler()(torch.full((1, 12), torch.nan), [place])
     assert 0 <= guess.token < 12 and guess.draft_probs is not None and bool(guess.draft_probs.isnan().all())

@@ -44,13 +44,13 @@ def test_what_may_wait_is_done_while_a_device_computes(
     happened: list[str] = []
     monkeypatch.setattr(pacing, "wait_until", lambda end: happened.append("waited"))
     runner = pacing.runner(tiny_llama(), 64, 4, False, times)
-    computed = runner._computed
+    computed = runner.states
 
     def noticed(*given: Any) -> Any:
         happened.append("computed")
         return computed(*given)
 
-    monkeypatch.setattr(runner, "_computed", noticed)
+    monkeypatch.setattr(runner, "states", noticed)
     engine = make_engine(runner=runner)
     engine.submit(submit(0, [1, 2, 3], max_tokens=2))
     engine.step(lambda: happened.append("meanwhile"))

@@ -38,14 +38,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(head: Path, target: Path) -> Tensor:
-    """About the tokens after each of TEXT from the second on, from the target's states."""
+    """About the tokens after each of TEXT from the second on, from the target's states; for all ids, -inf for those
+    that the head does not predict."""
     runner, found = heads.runner(head, target), Plain(target).states(TEXT)
     states = torch.cat([found[layer] for layer in heads.LAYERS], -1).double()
     features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
     chain_cache = ChainCache.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
     context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, features)
-    return runner.run(row.token_ids, context, list(range(len(TEXT) - 1)))
+    found = runner.run(row.token_ids, context, list(range(len(TEXT) - 1)))
+    ids = runner.model.head.ids  # type: ignore[attr-defined]
+    return found if ids is None else found.new_full((len(found), 131), -torch.inf).index_copy(1, ids, found)
 
 
 def edited(source: Path, folder: Path, tensors: dict[str, Tensor | None], **fields: Any) -> Path:

@@ -1,0 +1,96 @@
+"""A whole step of a draft in one call: from tokens to the likeliest next ones (guess.c)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_int64
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.kernels import library
+from ssd.kernels.cpu import Product, Ranked, check, ranked_lists
+from ssd.kernels.decoder import Decoder, Views
+from ssd.kernels.library import address
+
+
+class Ask(NamedTuple):
+    """What is wanted after one token of a batch.
+
+    `text`: ids that are ranked beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row; `key`
+    is that of the noise of others (`ssd.speculation.noise.halves`)."""
+
+    text: array[int]
+    temperature: float = 0.0
+    noise: Tensor | None = None
+    key: tuple[int, int] = (0, 0)
+
+
+class GuessStep:
+    """A model of `ssd.models.llama` or `ssd.models.eagle3`, and the ranking of its logits.
+
+    `embedding` [V, width]. `norm`: weight and epsilon of the last one. `head` has a logit for each of the `ids` int64
+    [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        decoder: Decoder,
+        norm: tuple[Tensor, float],
+        head: Product,
+        ids: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> None:
+        for rows in (embedding, table):
+            if rows is not None and not rows.is_contiguous():
+                raise ValueError("a table must be contiguous")
+        self._decoder, self._kept = decoder, (embedding, norm, head, ids, table)
+        self._known, self._width = len(embedding), decoder.width
+        struct = head.struct
+        parts = embedding.data_ptr(), decoder.structs, len(decoder), *decoder.tables, norm[0].data_ptr(), norm[1]
+        self._struct = library.Model(*parts, struct, library.pointer(ids), library.pointer(table))
+        self._reference = byref(self._struct)
+        self._ask_bytes = 4 * (int(struct.inputs) + int(struct.outputs)) + head.row_bytes
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        features: Tensor | None,
+        views: Views,
+        wanted: Sequence[int],
+        asks: Sequence[Ask],
+        listed: int,
+        count: int,
+    ) -> tuple[Ranked, Tensor]:
+        """The `count` best ids after each of the tokens `wanted` (indices), and what the layers made of all tokens.
+
+        `features` float32 [n, width] are for a model that reads pairs. The first `listed` logits count, at least
+        `count`. Ids of texts must be those of rows of the table."""
+        n, asked = len(tokens), len(asks)
+        self._decoder.check(views, n)
+        if not 0 <= min(tokens) <= max(tokens) < self._known:
+            raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
+        if features is not None:
+            check(features)
+            features = features.contiguous()
+            if features.shape != (n, self._width):
+                raise ValueError(f"features {list(features.shape)} of {n} tokens")
+        ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
+        made, numbers = torch.empty(n, self._width), array("q", tokens)
+        structs = (library.Ask * asked)(
+            *(
+                library.Ask(index, address(text), len(text), library.pointer(noise), temperature, key)
+                for index, (text, temperature, noise, key) in zip(wanted, asks, strict=True)
+            )
+        )
+        texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0)
+        size = 4 * n * self._width + self._decoder.scratch_bytes(views)
+        memory = library.scratch(max(size, asked * self._ask_bytes + texts))
+        library.call().guess(
+            *(self._reference, address(numbers), library.pointer(features), address(views.positions), n),
+            *(views.structs, len(views.structs), structs, asked, listed, count),
+            *(made.data_ptr(), ids, scores, memory.data_ptr()),
+        )
+        return ranked_lists(ids, scores, count), made

@@ -1,0 +1,72 @@
+"""The last layer of a model: hidden states to logits, of all ids or of a short list of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.kernels import cpu
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.header import check_safetensors
+from ssd.models.pairs import DRAFT_VOCAB, is_head
+from ssd.models.weights import LinearLayer, Weights
+
+# The file beside a draft's weights that lists the ids that it predicts, likeliest first, and its only tensor.
+LIST_FILE, LISTED = "draft_vocab.safetensors", "ids"
+
+
+class Head:
+    """Logits of the ids that a model predicts.
+
+    `ids` int64 [n] says what each logit is about; None: they are about the ids from 0 on. `table` [V, width] has rows
+    for ids that are not in the list, too; None if the list has all ids, or if the checkpoint has no such rows."""
+
+    def __init__(self, linear: LinearLayer, ids: Tensor | None = None, table: Tensor | None = None) -> None:
+        self.linear, self.ids, self.table = linear, ids, table
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden states [m, width] -> logits [m, n]."""
+        return self.linear(hidden)
+
+    def of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Logits [m, k] of any `ids` int64 [k], by the table, which must exist."""
+        assert self.table is not None, "there are only rows of the listed ids"
+        if cpu.serve(self.table):
+            return cpu.dots(hidden, self.table, ids)
+        return hidden @ self.table[ids].T
+
+
+def with_list(draft: Checkpoint) -> Checkpoint:
+    """Return `draft` with the list of ids that it predicts, if its folder has the file.
+
+    Raises UsageError for a file that is no such list, or whose length is not the config's `draft_vocab_size`."""
+    file = draft.directory / LIST_FILE
+    if not draft.tensors or is_head(draft) or not file.is_file():
+        return draft
+    found = check_safetensors(file)
+    if found.keys() != {LISTED} or found[LISTED].dtype not in ("I32", "I64") or len(found[LISTED].shape) != 1:
+        raise UsageError(f"{file} must have one tensor, {LISTED!r}, a list of int32 or int64")
+    (length,) = found[LISTED].shape
+    if not 0 < length == draft.count(DRAFT_VOCAB, length):
+        raise UsageError(f"{file} lists {length} ids, config.json says {DRAFT_VOCAB} {draft.config.get(DRAFT_VOCAB)}")
+    return replace(draft, config=draft.config | {DRAFT_VOCAB: length}, tensors=draft.tensors | found)
+
+
+def head_of(weights: Weights, table: Tensor, outputs: int, vocab_size: int) -> Head:
+    """The head of a model that predicts `outputs` ids: those of its list, else the first ones. Other rows of `table`
+    [vocab_size, width] stay at hand."""
+    if outputs == vocab_size:
+        return Head(weights.linear(table, None))
+    ids = None
+    if weights.stored(LISTED):
+        ids = weights.integers(LISTED, outputs).sort().values.to(table.device)
+        check_ids(ids, vocab_size, LISTED)
+    return Head(weights.linear(table[:outputs] if ids is None else table[ids], None), ids, table)
+
+
+def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
+    """Raise `UsageError` unless `ids` int64 [n] are different ids below `vocab_size`."""
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size or len(ids.unique()) < len(ids):
+        raise UsageError(f"{name} does not name {len(ids)} tokens of a vocabulary of {vocab_size}")
