@@ -28,6 +28,7 @@ from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.models.head import with_list
 from ssd.models.pairs import borrowed, is_head
 from ssd.models.weights import Progress, unseen
 
@@ -56,7 +57,7 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     dummy = config.load_format == "dummy"
     checkpoint = inspect(directory, not dummy)
     if not dummy:
-        checkpoint = borrowed(checkpoint, inspect(Path(config.target)))
+        checkpoint = with_list(borrowed(checkpoint, inspect(Path(config.target))))
     dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)

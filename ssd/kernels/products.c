@@ -56,19 +56,21 @@ static void split_bytes(const product_t *by, const float *x, int64_t stride, uin
     }
 }
 
+#define MORE_ROWS (ROWS + 2)
+
 static inline __attribute__((always_inline)) void int8_block(const uint8_t *bytes, const float *sizes,
                                                              const int8_t *weight, const float *scales,
                                                              const int32_t *zeros, const float *bias, float *y,
                                                              int64_t inputs, int64_t outputs, int64_t channel,
                                                              int parts, int rows) {
-    __m512i sums[ROWS][2][2]; /* of either part, for either half of the channels */
+    __m512i sums[MORE_ROWS][2][2]; /* of either part, for either half of the channels */
     for (int r = 0; r < rows; r++)
         for (int part = 0; part < parts; part++)
             sums[r][part][0] = sums[r][part][1] = _mm512_setzero_si512();
     for (int64_t k = 0; k < inputs; k += 4, weight += 4 * CHANNELS) {
         const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 64);
-        __builtin_prefetch(weight + AHEAD);
-        __builtin_prefetch(weight + AHEAD + 64);
+        __builtin_prefetch(weight + AHEAD, 0, 0);
+        __builtin_prefetch(weight + AHEAD + 64, 0, 0);
         for (int r = 0; r < rows; r++)
             for (int part = 0; part < parts; part++) {
                 int32_t four;
@@ -88,14 +90,25 @@ static inline __attribute__((always_inline)) void int8_block(const uint8_t *byte
         }
 }
 
+/* In one part more rows than in two have their sums in registers; 9 to 12 are quicker in two runs. */
 static inline __attribute__((always_inline)) void int8_rows(const uint8_t *bytes, int parts, const float *sizes,
                                                             const int8_t *weight, const float *scales,
                                                             const int32_t *zeros, const float *bias, float *y,
                                                             int64_t rows, int64_t inputs, int64_t outputs,
                                                             int64_t channel) {
-    for (int64_t row = 0; row < rows; row += ROWS)
-        UNROLLED(rows - row, int8_block, bytes + parts * row * inputs, sizes + row, weight, scales, zeros, bias,
-                 y + row * outputs, inputs, outputs, channel, parts)
+    for (int64_t row = 0, some; row < rows; row += some) {
+        const int64_t left = rows - row;
+        some = parts == 1 && left > ROWS && (left <= MORE_ROWS || left > 2 * ROWS) ? MORE_ROWS : ROWS;
+        if (some == ROWS)
+            UNROLLED(left, int8_block, bytes + parts * row * inputs, sizes + row, weight, scales, zeros, bias,
+                     y + row * outputs, inputs, outputs, channel, parts)
+        else if (left == ROWS + 1)
+            int8_block(bytes + row * inputs, sizes + row, weight, scales, zeros, bias, y + row * outputs, inputs,
+                       outputs, channel, 1, ROWS + 1);
+        else
+            int8_block(bytes + row * inputs, sizes + row, weight, scales, zeros, bias, y + row * outputs, inputs,
+                       outputs, channel, 1, MORE_ROWS);
+    }
 }
 
 /* The weight is packed as [blocks of CHANNELS, inputs / 4, CHANNELS, 4]. */
