@@ -7,7 +7,10 @@ import click
 _DRAFTS = (
     ("model", "--draft MODEL, of any family, with the target's tokens"),
     ("cascade", "--draft SMALL --draft LARGER: each helps the next"),
-    ("EAGLE-3 head", "--draft HEAD, in the Llama layout, for targets of every family listed above"),
+    (
+        "EAGLE-3 head",
+        "--draft HEAD, in SafeAILab's or speculators' layout, for targets of every family listed above",
+    ),
     ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing"),
 )
 
@@ -16,6 +19,7 @@ _DRAFTS = (
 def models() -> None:
     """List the built-in models, the families that checkpoints may have, and what can be a draft."""
     from ssd.bench.outputs import console, grid
+    from ssd.launch.options import BUILTIN_DRAFTS
     from ssd.models.fallback import HOW_TO_INSTALL, installed
     from ssd.models.pull import BUILTIN
     from ssd.models.registry import families
@@ -27,6 +31,7 @@ def models() -> None:
     fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
     known = [*families().items(), ("any other causal language model", fallback)]
     out.print(grid("model families", ("model_type", "from"), known, left=2))
+    out.print(grid("built-in drafts of smollm2", ("name", "taken"), list(BUILTIN_DRAFTS.items()), left=2))
     out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))
 
 

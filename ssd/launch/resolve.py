@@ -48,7 +48,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     draft_quantize = _draft_quantize(options, drafts)
     draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
-    features = _features(drafts, target)
+    features = _features(options, drafts, target)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, draft_dtype) for draft in drafts]
     available = memory.available_bytes()  # read once: what depends on it must fit together
     host_weights = memory.host_weights(options, sized, sized_drafts, draft_quantize)
@@ -157,13 +157,20 @@ def _sampling(target: checkpoint.Checkpoint) -> SamplingDefaults:
     return found
 
 
-def _features(drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint) -> Features | None:
+def _features(
+    options: EngineOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
+) -> Features | None:
     """Return what an EAGLE-3 head among the drafts reads of the target. Raises UsageError."""
     found = [draft for draft in drafts if pairs.is_head(draft)]
     if not found:
         return None
     if len(drafts) > 1:
         raise UsageError(f"{found[0].directory} is an EAGLE-3 head, which speculates alone: give one --draft")
+    if options.synthetic_acceptance_length is not None:
+        raise UsageError(
+            f"{found[0].directory} is an EAGLE-3 head, which goes on from hidden states: --synthetic-acceptance-length "
+            "needs another --draft"
+        )
     layers = pairs.check_head(found[0], target)
     return Features(layers=layers, width=pairs.FUSED * pairs.target_width(found[0].config))
 
