@@ -19,6 +19,7 @@ from ssd.tuning.rounds import Tuning, kind_of
 from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
+from tools.distill.card import card
 from tools.distill.student import Store, StudentPlan, build
 from tools.distill.teacher import load_runner
 
@@ -55,6 +56,15 @@ def test_the_loss_falls_and_the_draft_is_better_than_chance(draft: Path) -> None
     assert all(row["acceptance"] > 10 / 300 for row in report["rows"])
     assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"}
     assert "tokens per round" in (draft / "README.md").read_text()
+    assert ("measured_on" in report) == ("A forward of the draft alone takes" in (draft / "README.md").read_text())
+
+
+def test_the_card_has_the_time_of_a_step_and_where_it_was_measured() -> None:
+    report = {"k": 4, "rows": [], "tree_step_ms": 2.0, "verify_ms": 9.0}
+    assert "forward of the draft" not in card("name", {"target": "t"}, [], report)
+    measured = report | {"step_ms": {1: 0.5, 8: 1.25}, "measured_on": "1+1 cores, a processor"}
+    expected = "A forward of the draft alone takes 0.50 ms for 1 row and 1.25 ms for 8 rows (1+1 cores, a processor)."
+    assert expected in card("name", {"target": "t"}, [], measured)
 
 
 def test_engines_with_the_draft_begin_with_what_was_evaluated(draft: Path) -> None:

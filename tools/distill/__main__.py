@@ -23,11 +23,16 @@ import torch
 
 from ssd import LLM, SamplingParams
 from ssd.bench.datasets import texts
+from ssd.bench.environment import environment, runs_on
 from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import device_of
 from ssd.frontend.tokenization import Tokenizer
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.planning.measured import profile_here
+from ssd.tuning.costs import CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.rounds import kind_of
 from tools.distill import head
@@ -47,6 +52,7 @@ _ALL = 10**6  # most prompts of a data set that are read
 _HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
 _LOOKAHEAD = 4
 _FAN_OUTS = range(1, 17)  # all, so that the hits of each rank are known
+_STEP_ROWS = (1, 8)  # sizes of a forward of the draft that the card gives times of
 _TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.rounds.kind_of`)
 
 
@@ -269,8 +275,20 @@ class Job:
             "rows": rows,
             "tree_step_ms": fmean(m.draft_step_ms for m in timed),
             "verify_ms": fmean(m.verify_ms for m in timed),
+            **self._step_times(),
         }
         return report, Knowledge(tuple(map(agreement, laws)))
+
+    def _step_times(self) -> dict[str, Any]:
+        """Return what a forward of the draft takes by rows, and where; nothing if other work disturbed the engine."""
+        places = {"device": self.device, "draft_device": self.device}
+        config = resolve(EngineOptions(target=self.target, draft=(str(self.out),), mode="ssd", **places))
+        try:
+            table = CostTable(dict(profile_here(config, 0.0)[0].step_alone))
+        except UsageError:
+            return {}
+        where = f"{runs_on(config, 'ssd')}, {environment()['cpu']}"
+        return {"step_ms": {rows: 1e3 * table.at(rows) for rows in _STEP_ROWS}, "measured_on": where}
 
     def _draft(self, student: Student | HeadStudent) -> Draft:
         """Return what was trained, in the form that the evaluation calls."""

@@ -24,7 +24,14 @@ def card(name: str, recipe: Mapping[str, Any], training: Sequence[Mapping[str, A
     lines += [_COLUMNS.format(fan_outs=fan_outs), "|---|---|---|---|---|---|---|"]
     lines += [_row(row) for row in report["rows"]]
     lines += ["", f"A tree step took {report['tree_step_ms']:.1f} ms, a verification {report['verify_ms']:.1f} ms.", ""]
+    if "step_ms" in report:
+        steps = " and ".join(f"{ms:.2f} ms for {_rows(rows)}" for rows, ms in report["step_ms"].items())
+        lines += [f"A forward of the draft alone takes {steps} ({report['measured_on']}).", ""]
     return "\n".join(lines)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"
 
 
 def _row(row: Mapping[str, Any]) -> str:
