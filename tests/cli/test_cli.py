@@ -237,13 +237,6 @@ def test_help_and_version() -> None:
     assert __version__ in ssd("--version").stdout
 
 
-def test_models_says_when_each_built_in_draft_is_taken() -> None:
-    shown = ssd("models").stdout
-    for name in ("smollm2-head", "smollm2-draft"):
-        assert shown.count(name) == 2
-    assert "it goes on from the target's hidden states" in " ".join(shown.split())
-
-
 @pytest.mark.parametrize("name", ["launch", "generate", "chat", "demo"])
 def test_help_lists_every_option_once_and_the_ten_that_matter_first(name: str) -> None:
     help = ssd(name, "--help").stdout.split("Main options:\n")[1]
