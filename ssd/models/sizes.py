@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, TARGET_EMBEDDING, is_head
+from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
 from ssd.models.quantization import SCALE
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
@@ -59,14 +59,17 @@ class ModelSizes:
 
 
 def weights(model: Checkpoint) -> int:
-    """How many weights a model has in memory: those of its tensors, if they were read.
+    """How many weights a model has in memory: those of its tensors, if they were read. Scales are none.
 
-    Scales are none. Of its target's table an EAGLE-3 head keeps only the rows that it predicts with."""
+    An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
+    keeps for ids beyond its list or as its embedding."""
     if not model.tensors:
         return ModelSizes.of(model).parameters()
     counts = {name: math.prod(info.shape) for name, info in model.tensors.items() if not name.endswith(SCALE)}
+    rows = 0
     if is_head(model) and (OUTPUTS not in counts or OUTPUTS in model.config.get(SHARED, ())):
-        counts[OUTPUTS] = model.count("hidden_size") * model.count(DRAFT_VOCAB, model.count("vocab_size"))
-        if EMBEDDING in counts:
-            counts.pop(TARGET_EMBEDDING, None)
-    return sum(counts.values())
+        known = model.count("vocab_size")
+        predicted = model.count(DRAFT_VOCAB, known)
+        kept = predicted < known or not {OUTPUTS, EMBEDDING} & counts.keys()
+        rows = model.count("hidden_size") * predicted if kept else 0
+    return rows + sum(counts.values())

@@ -179,11 +179,12 @@ def test_without_rows_of_its_own_it_predicts_with_its_targets(
     target, whole, without = without_rows(target, head, tmp_path, tied)
     assert torch.equal(logits(without, target), logits(whole, target))
     assert not torch.allclose(logits(without, target), logits(head, target))
-    # What lies in memory is the same: the target's table is read for some of its rows.
-    assert weights(borrowed(inspect(without), inspect(target))) == weights(borrowed(inspect(whole), inspect(target)))
+    # In memory it has the target's table besides, if it predicts only some of its tokens and has it not as embedding.
+    counts = [weights(borrowed(inspect(one), inspect(target))) for one in (without, whole)]
+    assert counts[0] - counts[1] == (131 * 32 if predicted < 131 and (own_embedding or not tied) else 0)
 
 
-def test_a_start_counts_the_rows_that_it_borrows(target: Path, tmp_path: Path) -> None:
+def test_a_start_counts_the_table_that_it_borrows(target: Path, tmp_path: Path) -> None:
     head = heads.head(tmp_path / "head", 40)
     target, whole, without = without_rows(target, head, tmp_path, tied=False)
     sizes = []
@@ -192,7 +193,7 @@ def test_a_start_counts_the_rows_that_it_borrows(target: Path, tmp_path: Path) -
         found = Sized(inspect(target), "float32"), [Sized(inspect(name), "float32")]
         sizes.append(host_weights(options, *found, "none"))
         assert resolve(options).features is not None
-    assert sizes[0] == sizes[1]
+    assert sizes[1] - sizes[0] == 4 * 131 * 32
 
 
 def test_without_rows_anywhere_it_is_refused(target: Path, tmp_path: Path) -> None:
@@ -284,7 +285,7 @@ BROKEN: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
     "short map": ({"d2t": torch.zeros(39, dtype=torch.long)}, {}, r"d2t has shape \(39,\), expected \(40,\)"),
     "map of fractions": ({"d2t": torch.full((40,), torch.nan)}, {}, "d2t does not name 40 tokens"),
     "map out of all bounds": ({"d2t": torch.full((40,), 2**63 - 1)}, {}, "d2t does not name 40 tokens"),
-    "predicts too much": ({}, {"draft_vocab_size": 200}, r"d2t has shape \(40,\), expected \(131,\)"),
+    "predicts too much": ({}, {"draft_vocab_size": 200}, r"lm_head.weight has shape \(40, 32\), expected \(131, 32\)"),
     "heads": ({}, {"num_attention_heads": None}, "num_attention_heads must be a positive number, is None"),
     "activation": ({}, {"hidden_act": "gelu"}, "'gelu' is not supported"),
 }
