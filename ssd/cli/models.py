@@ -19,7 +19,6 @@ _DRAFTS = (
 def models() -> None:
     """List the built-in models, the families that checkpoints may have, and what can be a draft."""
     from ssd.bench.outputs import console, grid
-    from ssd.launch.options import BUILTIN_DRAFTS
     from ssd.models.fallback import HOW_TO_INSTALL, installed
     from ssd.models.pull import BUILTIN
     from ssd.models.registry import families
@@ -31,7 +30,6 @@ def models() -> None:
     fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
     known = [*families().items(), ("any other causal language model", fallback)]
     out.print(grid("model families", ("model_type", "from"), known, left=2))
-    out.print(grid("built-in drafts of smollm2", ("name", "taken"), list(BUILTIN_DRAFTS.items()), left=2))
     out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))
 
 

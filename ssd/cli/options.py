@@ -158,7 +158,7 @@ _MORE_FLAGS = {
 _SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
 _ENGINE = {
     "target": "Model to run: a built-in name, a folder, a GGUF file or a hub name.",
-    "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has two built in.",
+    "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
     "mode": "ar: plain. ngram: with prompt lookup. sd, ssd: with a draft, in turn or ahead. auto: whatever is fastest.",
     "num_speculative_tokens": "K: tokens the draft proposes per round.",
     "fan_out": "Outcomes prepared for each accepted length: one number, or K + 1 numbers for 0 to K accepted tokens. "

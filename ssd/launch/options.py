@@ -26,18 +26,10 @@ from ssd.config.params import (
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.listening import is_loopback
-from ssd.models.pull import BUILTIN
 from ssd.speculation import speculators
 
 _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
-
-_HEAD, _INDEPENDENT = "smollm2-head", "smollm2-draft"
-BUILTIN_DRAFTS = {
-    _HEAD: "without --draft, as target and draft run on one machine: it goes on from the target's hidden states",
-    _INDEPENDENT: "with --synthetic-acceptance-length, or in a cascade by name: it needs no hidden states",
-}
-"""Built-in drafts of the built-in target -> when each is taken, and why. `EngineOptions.drafts` decides so."""
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
 _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)]
@@ -46,7 +38,7 @@ _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_l
 class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine's options. None means: choose for this machine and model.
 
-    `draft` lists the models that draft, smallest first. An empty list is a built-in draft for the built-in target.
+    `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
     `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
     auto. Lists of cores are written as "0-2,5". `ssd launch --help` describes every option."""
 
@@ -76,15 +68,9 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """The names of the drafts: those asked for (an empty name is none), or a built-in one (`BUILTIN_DRAFTS`).
-
-        A head is the better draft where the target's hidden states are at hand. They are: node 0 has the draft, which
-        reads them there in shared memory or over CUDA's IPC. Only a scripted model has none."""
+        """The names of the drafts: those asked for (an empty name is none), or the built-in one."""
         asked = tuple(name for name in self.draft if name)
-        if asked or self.target != "smollm2":
-            return asked
-        scripted = self.synthetic_acceptance_length is not None or not BUILTIN[_HEAD].present
-        return (_INDEPENDENT,) if scripted else (_HEAD,)
+        return asked or (("smollm2-draft",) if self.target == "smollm2" else ())
 
     @property
     def ranks_here(self) -> int:

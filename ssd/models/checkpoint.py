@@ -15,7 +15,7 @@ from ssd import files
 from ssd.errors import UsageError
 from ssd.layers import fields
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
-from ssd.models.quantization import QUANTIZATION, check_quantization
+from ssd.models.quantization import QUANTIZATION, check_quantization, named
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
 # What the engine reads in config.json -> what others name it.
@@ -79,6 +79,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         running.update(sample(file))
     if weights:
         _check_index(directory, tensors)
+    tensors = named(tensors)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Checkpoint(directory, config, tensors, nbytes, running.hexdigest())
 
@@ -143,7 +144,7 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
         except UsageError as error:
             raise UsageError(
                 f"{file} has {QUANTIZATION}: quantised weights are not read, but for those of compressed-tensors in 8 "
-                f"bits with a scale for each output channel: {error}"
+                f"bits with a scale for each output channel, or in 4 bits with one for each group of inputs: {error}"
             ) from None
     if config.get("is_causal", True) is not True:
         raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")

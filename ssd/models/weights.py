@@ -13,7 +13,8 @@ from ssd.errors import UsageError
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
-from ssd.models.quantization import QUANTIZATION, SCALE
+from ssd.models.header import PACKED_DTYPE
+from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, unpacked
 from ssd.models.split import WHOLE, Piece, Share
 
 _TYPES = ("F32", "F16", "BF16", "F64")
@@ -97,6 +98,12 @@ def check_type(name: str, tensor: TensorInfo) -> None:
         raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
 
 
+def check_shape(name: str, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
+    """Raise `UsageError` for a tensor of another shape than its family expects."""
+    if tuple(tensor.shape) != shape:
+        raise UsageError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise `UsageError` for a weight that is NaN or infinite in the type it is used in: no answer would be sound."""
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
@@ -119,19 +126,21 @@ def from_checkpoint(
     files: dict[str, Any] = {}
     done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values()) // share.ranks.size
 
-    def stored(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            raise UsageError(f"tensor {name} is missing")
-        if tuple(info.shape) != shape:
-            raise UsageError(f"tensor {name} has shape {tuple(info.shape)}, expected {shape}")
+    def opened(info: TensorInfo) -> Any:
         path = str(info.file)
         if path not in files:
             try:
                 files[path] = safe_open(path, framework="pt")
             except SafetensorError as error:
                 raise UsageError(f"cannot read {path}: {error}") from None
-        file = files[path]
+        return files[path]
+
+    def stored(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            raise UsageError(f"tensor {name} is missing")
+        check_shape(name, info, shape)
+        file = opened(info)
         tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
         nonlocal done
         done = min(total, done + tensor.nbytes)  # what is not split is read by every rank, and a tied tensor twice
@@ -144,6 +153,11 @@ def from_checkpoint(
             scale = stored(name + SCALE, (shape[0], 1), piece and piece[:1])
             check_type(name + SCALE, checkpoint.tensors[name + SCALE])
             tensor = (stored(name, shape, piece).to(device).float() * scale.to(device).float()).to(dtype)
+        elif info is not None and info.dtype == PACKED_DTYPE:
+            check_shape(name, info, shape)
+            check_type(name + SCALE, checkpoint.tensors[name + SCALE])
+            words, scale = opened(info).get_tensor(name + PACKED), opened(info).get_tensor(name + SCALE)
+            tensor = unpacked(words.to(device), scale.to(device))[piece or ...].to(dtype)
         else:
             if info is not None:
                 check_type(name, info)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from ssd.cli.main import main
 from ssd.config.params import SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory
-from ssd.launch.options import BUILTIN_DRAFTS, EngineOptions
+from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.models import pairs
@@ -28,49 +25,18 @@ from tests.launch.test_resolve import GIB, PAGE_BYTES, TARGET, cards, config, no
 __all__ = ["cards", "no_weights"]
 
 
-@pytest.fixture
-def built_in_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a head for the built-in target in the place of the packaged one: what is read before it is loaded.
-
-    It has no `lm_head`, no embedding and no tokenizer."""
-    folder = tmp_path / "models" / "smollm2-head"
-    folder.mkdir(parents=True)
+def test_a_scripted_target_has_no_hidden_states_for_a_head(tmp_path: Path) -> None:
+    """The head of this folder is read so far before it is loaded: it has neither `lm_head` nor embedding."""
     fields = inspect(BUILTIN["smollm2-draft"].directory).config | {"architectures": ["LlamaForCausalLMEagle3"]}
     del fields[pairs.SHARED]
-    (folder / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 1, "draft_vocab_size": 16384}))
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 1, "draft_vocab_size": 16384}))
     tensors = {"d2t": torch.zeros(16384, dtype=torch.long), "fc.weight": torch.zeros(576, 3 * 576)}
-    save_file(tensors, folder / "model.safetensors")
-    (tmp_path / "models" / "smollm2").symlink_to(TARGET)
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
-    monkeypatch.setitem(BUILTIN, "smollm2-head", replace(BUILTIN["smollm2-head"], packaged=False))  # type: ignore[arg-type]
-    return folder
-
-
-@pytest.mark.parametrize("mode", ["auto", "sd", "ssd"])
-@pytest.mark.parametrize("places", [{}, {"device": "cuda"}, {"device": "cuda", "draft_device": "cuda:1"}])
-def test_the_built_in_target_has_a_head_that_reads_its_hidden_states(
-    built_in_head: Path, mode: str, places: dict[str, Any]
-) -> None:
-    found = config(target="smollm2", draft=(), mode=mode, **places)
-    assert (found.draft, found.draft_name) == (str(built_in_head), "smollm2-head")
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = config(target="smollm2", draft=(str(tmp_path),))
     assert found.features is not None and (found.features.layers, found.features.width) == ((2, 15, 27), 3 * 576)
-    assert config(target="smollm2", draft=("smollm2-draft",)).features is None
-    assert config(target="smollm2", draft=(), mode="ar").draft is None
-
-
-def test_a_scripted_target_has_no_hidden_states_for_a_head(built_in_head: Path) -> None:
     asked: dict[str, Any] = {"target": "smollm2", "load_format": "dummy", "synthetic_acceptance_length": 2.0}
-    asked |= {"num_speculative_tokens": 4, "fan_out": (3,)}
-    found = config(draft=(), **asked)
-    assert (found.draft_name, found.features) == ("smollm2-draft", None)
     with pytest.raises(UsageError, match=r"is an EAGLE-3 head, .* --synthetic-acceptance-length needs another --draft"):
-        config(draft=("smollm2-head",), **asked)
-
-
-def test_ssd_models_says_when_each_built_in_draft_is_taken() -> None:
-    shown = CliRunner().invoke(main, ["models"]).stdout
-    assert all(shown.count(name) == 2 for name in BUILTIN_DRAFTS)
-    assert all(why in " ".join(shown.split()) for why in BUILTIN_DRAFTS.values())
+        config(draft=(str(tmp_path),), num_speculative_tokens=4, fan_out=(3,), **asked)
 
 
 def test_the_model_says_how_it_is_sampled_unless_nobody_asks_it(

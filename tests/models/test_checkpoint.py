@@ -17,7 +17,7 @@ from ssd.errors import UsageError
 from ssd.models import checkpoint, pairs
 from ssd.models.header import check_safetensors
 from ssd.models.pull import BUILTIN
-from ssd.models.quantization import int8_config
+from ssd.models.quantization import quantization_config
 
 Entries = dict[str, Any]
 
@@ -123,7 +123,7 @@ def test_bad_configs_are_refused(text: str | None, message: str, tmp_path: Path)
 
 def quantized(**changes: Any) -> dict[str, Any]:
     """A config of `compressed-tensors`, with other fields of it or of its only group's weights."""
-    found = int8_config()
+    found = quantization_config(8)
     weights = found["config_groups"]["group_0"]["weights"]
     weights |= {name: value for name, value in changes.items() if name in weights}
     return found | {name: value for name, value in changes.items() if name not in weights}
@@ -133,7 +133,8 @@ def quantized(**changes: Any) -> dict[str, Any]:
     ("found", "message"),
     [
         (quantized(quant_method="fp8"), "quant_method is 'fp8', not 'compressed-tensors'"),
-        (quantized(format="pack-quantized"), "format is 'pack-quantized', not 'int-quantized'"),
+        (quantized(format="float-quantized"), "format is 'float-quantized', not 'int-quantized'"),
+        (quantized(format="pack-quantized"), "num_bits is 8, not 4"),
         (quantized(num_bits=4), "num_bits is 4, not 8"),
         (quantized(num_bits=True), "num_bits is True, not 8"),
         (quantized(type="float"), "type is 'float'"),
@@ -159,8 +160,13 @@ def test_weights_quantised_in_other_ways_are_refused(found: Any, message: str, t
         checkpoint.read_config(tmp_path)
 
 
-def test_weights_in_8_bits_are_not_refused(tmp_path: Path) -> None:
-    for found in (quantized(), quantized(format="int-quantized", type=None, symmetric=None), None):
+def test_weights_in_8_and_4_bits_are_not_refused(tmp_path: Path) -> None:
+    for found in (
+        quantized(),
+        quantization_config(4, 64),
+        quantized(format="int-quantized", type=None, symmetric=None),
+        None,
+    ):
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
         assert checkpoint.read_config(tmp_path)["quantization_config"] == found
 
@@ -335,3 +341,26 @@ def test_the_packaged_draft_passes() -> None:
     vocabulary = checkpoint.tokenizer_vocabulary(draft.directory)
     assert vocabulary is not None and vocabulary["<|im_end|>"] == 2
     pairs.check_pair(draft, draft)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"a.weight_scale": None}, "with a matrix a.weight_scale"),
+        ({"a.weight_scale": np.ones((4, 3), np.float32)}, r"weight_scale of shape \(4, 3\) does not fit"),
+        ({"a.weight_scale": np.ones((5, 2), np.float32)}, r"weight_scale of shape \(5, 2\) does not fit"),
+        ({"a.weight_packed": np.ones((4, 4), np.int64)}, "a.weight_packed must be a matrix of I32"),
+    ],
+)
+def test_weights_in_4_bits_whose_parts_do_not_fit_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    whole = {"a.weight_packed": np.ones((4, 4), np.int32), "a.weight_scale": np.ones((4, 2), np.float32)}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization_config(4, 16)}))
+    save_file(whole, tmp_path / "model.safetensors")
+    info = checkpoint.inspect(tmp_path).tensors["a.weight"]
+    assert (info.shape, info.nbytes) == ((4, 32), 64)
+    parts = {name: part for name, part in (whole | changes).items() if part is not None}
+    save_file(parts, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=message):
+        checkpoint.inspect(tmp_path)

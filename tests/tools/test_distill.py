@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Knowledge
@@ -20,7 +21,7 @@ from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
 from tools.distill.card import card
-from tools.distill.student import Store, StudentPlan, build
+from tools.distill.student import Store, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner
 
 FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
@@ -136,7 +137,7 @@ def test_training_goes_on_from_a_saved_state(
     """Interrupted in the second epoch, then resumed: the weights of a run in one piece."""
     data = training.examples(draft / "work", range(3))
     plan, shape = training.TrainingPlan(epochs=3), StudentPlan(layers=(1,))
-    whole, broken, resumed = (build(target, shape) for _ in range(3))
+    whole, broken, resumed = (build(target, shape, data) for _ in range(3))
     log = training.train(whole, data[4:], data[:4], plan, tmp_path / "whole")
     monkeypatch.setattr(training, "_SAVE_SECONDS", -1)
     proper, calls = training.loss_of, 0
@@ -181,7 +182,7 @@ def in_8_bits(weight: torch.Tensor) -> torch.Tensor:
 def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, store: Store, tmp_path: Path) -> None:
     """Folder and config mean the same to both, for layers over a shared embedding and for an independent model."""
     target = getattr(tiny, family)(tmp_path / "target", num_hidden_layers=3)
-    student = build(target, plan)
+    student = build(target, plan, [])
     for name, parameter in student.named_trainable():
         rounded = in_8_bits(parameter.data) if store == "int8" and linear(name) else parameter.data.bfloat16().float()
         parameter.data = rounded
@@ -194,3 +195,28 @@ def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, store:
         expected = (states @ student.head.T)[:, : plan.vocab or None]
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_what_is_trained_for_4_bits_is_what_the_engine_runs(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    target = getattr(tiny, family)(tmp_path / "target", **sizes, **({"head_dim": 16} if family == "qwen3" else {}))
+    student = build(target, StudentPlan(layers=(1,)), [])
+    round_in_training(student)
+    for name, parameter in student.named_trainable():
+        if not linear(name):
+            parameter.data = parameter.data.bfloat16().float()
+    student.write(target, tmp_path, "int4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["model.layers.0.mlp.down_proj.weight_packed"].shape == (64, 16)
+    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
+    ids = tiny.token_ids(20, seed=1)
+    found = runner.forward([Row(ids, 0, range(2), outputs=20)])
+    with torch.inference_mode():
+        states = student.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        assert (found - states @ student.head.T).abs().max() <= 1e-4
+
+
+def test_a_student_that_4_bits_do_not_fit_is_refused(target: Path) -> None:
+    with pytest.raises(UsageError, match=r"--store int4 .* multiple of 64 inputs: .* has 32"):
+        round_in_training(build(target, StudentPlan(layers=(1,)), []))

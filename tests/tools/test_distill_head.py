@@ -40,7 +40,7 @@ from tools.distill.training import Example, examples
 ROOT = Path(__file__).parents[2]
 LAYERS = (1, 2, 3)
 HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "6", "--epochs", "40"]
-HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--vocab", "200"]
+HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--draft-vocab", "200"]
 TOKENS, LOOKAHEAD = 24, 3
 GREEDY = (0, 2, 4, 6)  # conversations that are answered at temperature 0
 
@@ -199,7 +199,7 @@ def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: i
         (["--layers", "1,2,4"], "after (1, 2, 4) layers, the target has 3"),
         (["--layers", "1,2"], "must be 3 layers"),
         ([], "after (2, 1, 0) layers"),
-        (["--layers", "1,2,3", "--vocab", "301"], "the target has 300 ids"),
+        (["--layers", "1,2,3", "--draft-vocab", "301"], "the target has 300 ids"),
         (["--layers", "1,2,3", "--width", "16"], "a head is as wide as its target"),
     ],
 )

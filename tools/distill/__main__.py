@@ -1,7 +1,7 @@
 """Distil a draft from a target: it writes a corpus, teaches on it, and the result is measured (docs/distillation.md).
 
     python -m tools.distill smollm2 --out /tmp/draft --layers 0,1,2,3,4,27,28,29
-    python -m tools.distill smollm2 --out /tmp/head --kind eagle3 --vocab 16384
+    python -m tools.distill smollm2 --out /tmp/head --kind eagle3 --draft-vocab 16384
 
 Every stage leaves files in OUT or OUT/work and goes on where it was interrupted: run the same command again.
 """
@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import click
 import msgspec
 import torch
+from torch import Tensor
 
 from ssd import LLM, SamplingParams
 from ssd.bench.datasets import texts
@@ -31,6 +32,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.models.llama import Llama
 from ssd.planning.measured import profile_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
@@ -41,8 +43,8 @@ from tools.distill.corpus import LONGEST, CorpusPlan, Scribes, within, write_cor
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
-from tools.distill.shards import claim, metadata, shard_path
-from tools.distill.student import Store, Student, StudentPlan, build
+from tools.distill.shards import Conversation, claim, metadata, shard_path
+from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner, score
 from tools.distill.training import Example, TrainingPlan, computes_in_bfloat16, examples, train
 
@@ -92,7 +94,7 @@ class Numbers(click.ParamType):
 )
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
-@click.option("--vocab", default=0, help="It predicts so many ids only, the first or (eagle3) the most frequent.")
+@click.option("--draft-vocab", default=0, help="It predicts only so many tokens, those most frequent in the corpus.")
 @click.option("--unroll", default=_LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
 @click.option("--feed-forward", default=0, help="Of a head: the width of its feed-forward; default: the target's.")
 @click.option("--own-head", is_flag=True, help="Of a head: train an lm_head of its own, which other engines ask for.")
@@ -149,7 +151,7 @@ class Job:
     layers: tuple[int, ...]
     width: int
     depth: int
-    vocab: int
+    draft_vocab: int
     unroll: int
     feed_forward: int
     own_head: bool
@@ -202,16 +204,16 @@ class Job:
         if self.kind == "decoder":
             if self.layout == "speculators":
                 raise UsageError("--format speculators is for --kind eagle3")
-            return StudentPlan(self.layers, self.width, self.depth, self.vocab)
+            return StudentPlan(self.layers, self.width, self.depth, self.draft_vocab)
         if self.width:
             raise UsageError("--width: a head is as wide as its target")
-        return HeadPlan(self.layers, self.vocab, self.unroll, self.feed_forward, self.own_head)
+        return HeadPlan(self.layers, self.draft_vocab, self.unroll, self.feed_forward, self.own_head)
 
     def _build(self, directory: Path, data: Sequence[Example] = ()) -> Student | HeadStudent:
         """Return the student before training."""
         plan = self._plan
         if isinstance(plan, StudentPlan):
-            return build(directory, plan).to(device_of(self.device))
+            return build(directory, plan, data).to(device_of(self.device))
         tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
         runner = load_runner(self.target, getattr(torch, self._dtype), device_of(self.device), tokens)
         return head.build(directory, plan, runner, data).to(device_of(self.device))
@@ -227,6 +229,8 @@ class Job:
         if not held:
             raise UsageError(f"{len(data)} conversations are too few to train on")
         student = self._build(directory, data)
+        if self.store == "int4":
+            round_in_training(student)
         log = train(student, data[:-held], data[-held:], self._training, self.out)
         if isinstance(student, HeadStudent):
             student.write(directory, self.out, self.store, self.layout)
@@ -295,7 +299,15 @@ class Job:
         if isinstance(student, HeadStudent):
             return partial(student.logits, lookahead=_LOOKAHEAD)
         runner = load_runner(str(self.out), torch.bfloat16, device_of(self.device), LONGEST, lender=self.target)
-        return lambda texts: [score(runner, texts).float().cpu()]
+        head = cast(Llama, runner.model).head
+        whole = runner.model.shape.vocab_size
+        ids = torch.arange(runner.model.shape.outputs) if head.ids is None else head.ids.cpu()
+
+        def logits(texts: Sequence[Conversation]) -> list[Tensor]:
+            found = score(runner, texts).float().cpu()
+            return [torch.full((len(found), whole), -torch.inf).index_copy(1, ids, found)]
+
+        return logits
 
 
 if __name__ == "__main__":

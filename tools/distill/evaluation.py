@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssd import LLM, SamplingParams
 from ssd.execution.runner import Runner
@@ -28,7 +28,7 @@ from tools.distill.teacher import batches, score
 Rule = Literal["coupled", "rejection"]
 RULES: tuple[Rule, ...] = ("coupled", "rejection")
 Draft = Callable[[Sequence[Conversation]], Sequence[Tensor]]
-"""Returns, for conversations, the logits [sum of answers, ids] of all tokens of their answers: one tensor for the first
+"""Returns, for conversations, the logits [sum of answers, V] of all tokens of their answers: one tensor for the first
 place of a speculation, one for the second, and so on; the last one serves for all further places."""
 
 _BATCH = 512  # tokens
@@ -101,7 +101,7 @@ def evaluate(
     waiting = iter(found)
     for batch in track(list(batches([path.text for path in found], _BATCH)), rule, transient=True):
         counts = [text.answer for text in batch]
-        drafted = [_full(logits, target).split(counts) for logits in draft(batch)]
+        drafted = [logits.split(counts) for logits in draft(batch)]
         if rule == "coupled":
             for path, *q in zip(islice(waiting, len(batch)), *drafted, strict=True):
                 _coupled(tally, path, q, noise, lookahead)
@@ -110,11 +110,6 @@ def evaluate(
             for path, p, *q in zip(islice(waiting, len(batch)), own, *drafted, strict=True):
                 _rejection(tally, path, q, p, lookahead)
     return tally
-
-
-def _full(logits: Tensor, target: Runner) -> Tensor:
-    """Spread `logits` over the target's whole vocabulary: a draft may predict only some ids."""
-    return nn.functional.pad(logits, (0, target.model.shape.vocab_size - logits.shape[-1]), value=-torch.inf)
 
 
 def _coupled(tally: Tally, path: Answer, q: Sequence[Tensor], noise: NoiseCache, lookahead: int) -> None:

@@ -5,8 +5,7 @@ tokens further from its own states. The corpus has the features, or else the eng
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, check_head
 from ssd.models.weights import from_checkpoint
 from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
-from tools.distill.student import EMBEDDING, HEAD, Store, write_folder
+from tools.distill.student import EMBEDDING, HEAD, Store, frequent, write_folder
 from tools.distill.teacher import hidden
 from tools.distill.training import Example, Lesson, StoredFeatures
 
@@ -271,14 +270,6 @@ def _first(text: Conversation, step: int) -> int:
     return min(max(0, 2 + step - text.prompt), text.answer)
 
 
-def frequent(answers: Iterable[Conversation], count: int, vocab_size: int) -> Tensor:
-    """Return int64 [count], sorted: the most frequent tokens of the answers, filled up with the lowest ids."""
-    seen = Counter(range(vocab_size))
-    for text in answers:
-        seen.update(text.token_ids[text.prompt :])
-    return torch.tensor(sorted(token for token, _ in seen.most_common(count or vocab_size)))
-
-
 def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example]) -> HeadStudent:
     """Return the head before training, over the target that `runner` runs.
 
@@ -292,11 +283,11 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     if EMBEDDING not in checkpoint.tensors:
         raise UsageError(f"{target} has no tensor {EMBEDDING}, which a head reads of its target")
     if not 0 <= plan.vocab <= config.vocab_size:
-        raise UsageError(f"--vocab: the target has {config.vocab_size} ids")
+        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
     hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
-    ids = frequent([example.text for example in data], plan.vocab, config.vocab_size)
+    ids = frequent(data, plan.vocab, config.vocab_size).sort().values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         student = HeadStudent(config, plan, runner, embedding, _head_rows(checkpoint, ids), ids)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +17,16 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from ssd.errors import UsageError
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.pairs import DRAFT_VOCAB, SHARED
-from ssd.models.quantization import QUANTIZATION, SCALE, int8_config
+from ssd.models.head import LIST_FILE, LISTED
+from ssd.models.pairs import SHARED
+from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, SHAPE, packed, quantization_config
 from ssd.models.weights import Weights, from_checkpoint
 from tools.distill.shards import save
 from tools.distill.training import Example, Lesson, padded
 
-Store = Literal["bfloat16", "int8"]
+Store = Literal["bfloat16", "int8", "int4"]
 """The type of linear layers in the folder of a draft; of what else there is, bfloat16."""
+_GROUP = 64  # inputs that share a scale in 4 bits
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -34,8 +37,8 @@ class StudentPlan:
     """The plan of a student: layers of the target, or an independent model.
 
     With `layers` it takes these over the target's embedding and head, which stay frozen. Else it has `width` and
-    `depth`, and its embedding begins as the leading directions of the target's. It predicts the first `vocab` ids only,
-    all if 0."""
+    `depth`, and its embedding begins as the leading directions of the target's. It predicts the `vocab` most frequent
+    tokens of its corpus, all if 0."""
 
     layers: tuple[int, ...] = ()
     width: int = 0
@@ -46,11 +49,12 @@ class StudentPlan:
 class Student(nn.Module):
     """A `tools.distill.training.Learner`: a decoder of the target's family and its head [V, width].
 
-    The target's own are frozen. Once trained it predicts the first `vocab` ids only, all if 0."""
+    The target's own are frozen. In training it predicts every token, in the engine only `ids`, likeliest first; None:
+    all."""
 
-    def __init__(self, model: PreTrainedModel, head: nn.Parameter, vocab: int) -> None:
+    def __init__(self, model: PreTrainedModel, head: nn.Parameter, ids: Tensor | None) -> None:
         super().__init__()
-        self.model, self.head, self._vocab = model, head, vocab
+        self.model, self.head, self._ids = model, head, ids
 
     @property
     def shares(self) -> bool:
@@ -77,13 +81,23 @@ class Student(nn.Module):
         if self.shares:
             del state[EMBEDDING]
             config[SHARED] = [EMBEDDING] if config["tie_word_embeddings"] else [EMBEDDING, HEAD]
-        if self._vocab:
-            config[DRAFT_VOCAB] = self._vocab
         write_folder(directory, state, config, target, store)
+        if self._ids is not None:
+            save(directory / LIST_FILE, {LISTED: self._ids})
 
 
-def build(target: Path, plan: StudentPlan) -> Student:
-    """Return the student before training, in float32. Raises UsageError for a plan that does not fit the target."""
+def frequent(data: Iterable[Example], count: int, vocab_size: int) -> Tensor:
+    """Return int64 [count]: the most frequent tokens of the answers, most frequent first; then the lowest ids."""
+    seen = Counter(range(vocab_size))
+    for example in data:
+        seen.update(example.text.token_ids[example.text.prompt :])
+    return torch.tensor([token for token, _ in seen.most_common(count or vocab_size)])
+
+
+def build(target: Path, plan: StudentPlan, data: Sequence[Example]) -> Student:
+    """Return the student before training, in float32, which predicts what is frequent in the answers of `data`.
+
+    Raises UsageError for a plan that does not fit the target."""
     checkpoint = inspect(target)
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     config = AutoConfig.from_pretrained(target)
@@ -92,6 +106,7 @@ def build(target: Path, plan: StudentPlan) -> Student:
         config.layer_types = config.layer_types[:1] * (len(plan.layers) or plan.depth)
     vocab, width = config.vocab_size, config.hidden_size
     embedding = weights(EMBEDDING, vocab, width)
+    ids = frequent(data, plan.vocab, vocab) if plan.vocab else None
     if plan.layers:
         config.num_hidden_layers = len(plan.layers)
         model = AutoModel.from_config(config, dtype=torch.float32)
@@ -100,13 +115,13 @@ def build(target: Path, plan: StudentPlan) -> Student:
         model.load_state_dict(state)
         model.embed_tokens.weight.requires_grad_(False)
         head = embedding if config.tie_word_embeddings else weights(HEAD, vocab, width)
-        return Student(model, nn.Parameter(head, requires_grad=False), plan.vocab)
+        return Student(model, nn.Parameter(head, requires_grad=False), ids)
     config.hidden_size, config.num_hidden_layers, config.tie_word_embeddings = plan.width, plan.depth, True
     config.num_attention_heads, config.num_key_value_heads = plan.width // config.head_dim, 1
     config.intermediate_size = -(-plan.width * 8 // 3 // 64) * 64
     model = AutoModel.from_config(config, dtype=torch.float32)
     model.embed_tokens.weight.data.copy_(_leading_directions(embedding, plan.width))
-    return Student(model, model.embed_tokens.weight, plan.vocab)
+    return Student(model, model.embed_tokens.weight, ids)
 
 
 def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
@@ -117,7 +132,7 @@ def _check(plan: StudentPlan, config: PretrainedConfig) -> None:
     if plan.layers and not all(0 <= layer < config.num_hidden_layers for layer in plan.layers):
         raise UsageError(f"--layers: the target's layers are 0 to {config.num_hidden_layers - 1}")
     if not 0 <= plan.vocab <= config.vocab_size:
-        raise UsageError(f"--vocab: the target has {config.vocab_size} ids")
+        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
     if plan.width % config.head_dim:
         raise UsageError(f"--width must be a multiple of {config.head_dim}, the width of a head")
 
@@ -139,10 +154,40 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
+def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round `weight` [out, in]: returns integers from -8 to 7 [out, in], and scales bfloat16 [out, groups]."""
+    groups = weight.unflatten(1, (-1, _GROUP))
+    scales = (groups.abs().amax(-1) / 7.5).clamp_min(1e-30).bfloat16()
+    integers = (groups / scales.float()[..., None]).round().clamp(-8, 7)
+    return integers.flatten(1), scales
+
+
+class RoundedLinear(nn.Linear):
+    """A linear layer that computes with its weight in 4 bits, and learns as if it had not been rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            integers, scales = round_to_int4(self.weight)
+            groups = integers.unflatten(1, (*scales.shape[1:], -1)) * scales.float()[..., None]
+            change = groups.flatten(1) - self.weight
+        return nn.functional.linear(x, self.weight + change, self.bias)
+
+
+def round_in_training(student: nn.Module) -> None:
+    """Let the linear layers of a student compute as they will be stored in 4 bits. Raises UsageError if they cannot."""
+    for name, layer in student.named_modules():
+        if type(layer) is nn.Linear and "lm_head" not in name:
+            if layer.in_features % _GROUP:
+                raise UsageError(
+                    f"--store int4 takes layers of a multiple of {_GROUP} inputs: {name} has {layer.in_features}"
+                )
+            layer.__class__ = RoundedLinear
+
+
 def write_folder(
     directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path, store: Store
 ) -> None:
-    """Write a checkpoint with weights in bfloat16, or linear layers in 8 bits, and the target's tokenizer."""
+    """Write a checkpoint with weights in bfloat16, or linear layers in 8 or 4 bits, and the target's tokenizer."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu()
@@ -150,9 +195,13 @@ def write_folder(
         if store == "int8" and linear:
             tensors[name], scales = round_to_int8(tensor.float(), LEVELS)
             tensors[name + SCALE] = scales[:, None]
+        elif store == "int4" and linear:
+            integers, scales = round_to_int4(tensor.float())
+            tensors |= {name + PACKED: packed(integers), name + SCALE: scales, name + SHAPE: torch.tensor(tensor.shape)}
         else:
             tensors[name] = (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
-    stored = {QUANTIZATION: int8_config()} if store == "int8" else {}
+    described = {"int8": quantization_config(8), "int4": quantization_config(4, _GROUP)}
+    stored = {QUANTIZATION: described[store]} if store in described else {}
     save(directory / "model.safetensors", tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", **stored}, indent=2) + "\n")
     for name in _TOKENIZER_FILES:

@@ -12,6 +12,7 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.models import hub, registry
 from ssd.models.checkpoint import inspect
+from ssd.models.head import with_list
 from ssd.models.pairs import borrowed
 from tools.distill.shards import Conversation
 
@@ -24,7 +25,7 @@ def load_runner(
     """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`."""
     checkpoint = inspect(hub.resolve(model))
     if lender is not None:
-        checkpoint = borrowed(checkpoint, inspect(hub.resolve(lender)))
+        checkpoint = with_list(borrowed(checkpoint, inspect(hub.resolve(lender))))
     loaded = registry.load(checkpoint, dtype, device, tokens, dummy=False)
     return Runner(loaded, copies * -(-tokens // PAGE), PAGE)
 
