@@ -69,8 +69,8 @@ static inline __attribute__((always_inline)) void int8_block(const uint8_t *byte
             sums[r][part][0] = sums[r][part][1] = _mm512_setzero_si512();
     for (int64_t k = 0; k < inputs; k += 4, weight += 4 * CHANNELS) {
         const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 64);
-        __builtin_prefetch(weight + AHEAD, 0, 0);
-        __builtin_prefetch(weight + AHEAD + 64, 0, 0);
+        __builtin_prefetch(weight + AHEAD);
+        __builtin_prefetch(weight + AHEAD + 64);
         for (int r = 0; r < rows; r++)
             for (int part = 0; part < parts; part++) {
                 int32_t four;
