@@ -85,6 +85,8 @@ class ChainScheduler:
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
         """The chains that the next step makes longer: those that are worth its time."""
         wanting = [(gain, tree.request, chain.entry) for gain, tree, chain in self._placed(trees) if gain > 0]
+        if not wanting:
+            return []
         wanting.sort(reverse=True)
         count = worth_growing([gain for gain, _, _ in wanting], self._step.cost())
         chosen = {(request, entry) for _, request, entry in wanting[:count]}
@@ -94,6 +96,8 @@ class ChainScheduler:
     def fork(self, trees: Collection[Tree]) -> list[Growing]:
         """Start a chain for every outcome that has become predictable, likeliest first; returns the new ones."""
         found = [(tree, chain) for tree in trees for chain in self._new_chains(tree)]
+        if not found:
+            return []
         found.sort(key=lambda new: new[1].probability, reverse=True)
         new: dict[int, Growing] = {}
         cells = self._cells(trees)
@@ -108,6 +112,8 @@ class ChainScheduler:
     def _new_chains(self, tree: Tree) -> list[Chain]:
         """Chains for the new outcomes, without cells."""
         found = self._likeliest(tree) if tree.joint else self._listed(tree)
+        if not found:
+            return []
         fan_outs, ranks = Counter(chain.fork for chain in found), Counter[int]()
         for chain in found:
             ranks[chain.fork] += 1
@@ -118,8 +124,11 @@ class ChainScheduler:
 
     def _listed(self, tree: Tree) -> list[Chain]:
         """So many outcomes of each accepted length."""
+        outcomes = tree.new_forks()
+        if not outcomes:
+            return []
         ranks, found, misses = Counter[int](), list[Chain](), self._learner.misses()
-        for fork, token in tree.new_forks():
+        for fork, token in outcomes:
             ranks[fork] += 1
             chance = outcome_probability(fork, tree.verified, ranks[fork], tree.acceptance.value, misses)
             found.append(Chain(fork, [token], None, _NEXT, chance))

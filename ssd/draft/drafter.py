@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -98,16 +99,15 @@ class Drafter:
         views = None if step is None else context.views()
         if step is None or views is None:
             guesses = self._guesses(tokens, context, wanted, rows, meanwhile)
-        else:
-            asks, count = self._sampler.asks(rows)
-            (ids, scores), made = self.runner.compute(
-                len(tokens),
-                lambda: step(tokens, context.features, views, wanted, asks, self.vocabulary.listed, count),
-                meanwhile,
-            )
-            context.keep_hidden(self.runner.model.shape.layers, made)
-            guesses = _ranked_guesses(ids, scores)
-        return iter(self._finished(guesses, context, wanted))
+            return iter(self._finished(guesses, context, wanted))
+        asks, count = self._sampler.asks(rows)
+        (ids, scores), made = self.runner.compute(
+            len(tokens),
+            lambda: step(tokens, context.parts, views, wanted, asks, self.vocabulary.listed, count),
+            meanwhile,
+        )
+        each = made.unbind() if context.parts else ()
+        return iter(_ranked_guesses(ids, scores, [each[index] for index in wanted] if each else ()))
 
     def _guesses(
         self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task
@@ -199,9 +199,12 @@ def candidates_of(trees: Iterable[Tree]) -> int:
     return 1 + max(most_candidates(() if tree.either else tree.speculation.fan_out) for tree in trees)
 
 
-def _ranked_guesses(ids: Sequence[list[int]], scores: Sequence[list[float]]) -> list[Guess]:
-    """Guesses that go on with the best of the `ids` of each row."""
-    return [Guess(own[0], own, scores=best) for own, best in zip(ids, scores, strict=True)]
+def _ranked_guesses(
+    ids: Sequence[list[int]], scores: Sequence[list[float]], features: Sequence[Tensor] = ()
+) -> list[Guess]:
+    """Guesses that go on with the best of the `ids` of each row; `features`: of each, if there are any."""
+    rows = zip_longest(ids, scores, features)
+    return [Guess(own[0], own, feature=feature, scores=best) for own, best, feature in rows]
 
 
 class DraftSampler:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -33,19 +34,21 @@ from ssd.speculation.noise import NoiseCache
 class HeadContext(TreeContext):
     """See `ssd.models.eagle3.FeatureContext`; `made` keeps the features that the head makes of the tokens."""
 
-    features: Tensor
-
     def __init__(
         self,
         paged: PagedContext | TableContext,
         chains: Sequence[ChainTokens],
         cache: KVCache,
         chain_cache: ChainCache,
-        features: Tensor,
+        parts: Sequence[Tensor],
         attention: PagedAttention | None = None,
     ) -> None:
         super().__init__(paged, chains, cache, chain_cache, attention)
-        self.features = self.made = features
+        self.parts, self.made = parts, torch.empty(0)
+
+    @cached_property
+    def features(self) -> Tensor:
+        return torch.cat([part if part.dim() == 2 else part[None] for part in self.parts])
 
     def keep_hidden(self, layers: int, x: Tensor) -> None:
         self.made = x
@@ -59,7 +62,7 @@ def warm_up(runner: Runner, rows: int) -> None:
         row = Row([0] * count, 0, range(runner.cache.pages), count)
         features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
         runner.run(
-            row.token_ids, HeadContext(runner.context([row]), [], runner.cache, chain_cache, features), range(count)
+            row.token_ids, HeadContext(runner.context([row]), [], runner.cache, chain_cache, [features]), range(count)
         )
 
 
@@ -95,28 +98,28 @@ class HeadDrafter(Drafter):
         for moved in tokens:
             moved.base -= 1
         parts = [self._before(tree, row) for tree, row in paths]
-        parts += [_own(tree, own) for tree, own in chains]
+        parts += [part for tree, own in chains for part in _own(tree, own)]
         self._read.clear()
         runner = self.runner
-        return HeadContext(runner.context(rows), tokens, runner.cache, self.chain_cache, torch.cat(parts), runner.paged)
+        return HeadContext(runner.context(rows), tokens, runner.cache, self.chain_cache, parts, runner.paged)
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
-        """[n, width]: the features of the tokens before those of a path's row."""
+        """The features of the tokens before those of a path's row, as a part."""
         if row.start < tree.base:
             return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
-        return _feature(tree.guesses[row.start - tree.base])[None]
+        return _feature(tree.guesses[row.start - tree.base])
 
     def _finished(self, guesses: list[Guess], context: TreeContext, wanted: Sequence[int]) -> list[Guess]:
         assert isinstance(context, HeadContext)
         return [guess._replace(feature=context.made[index]) for guess, index in zip(guesses, wanted, strict=True)]
 
 
-def _own(tree: Tree, tokens: ChainTokens) -> Tensor:
-    """[n, width]: the features of the tokens before those of chains, all of them the head's own."""
+def _own(tree: Tree, tokens: ChainTokens) -> list[Tensor]:
+    """The features of the tokens before those of chains, all of them the head's own."""
     chains = {chain.cell: chain for chain in tree.chains}
     rows = zip(tokens.forks, tokens.cells, tokens.depths, strict=True)
     before = [chains[cell].guesses[depth - 1] if depth else tree.guesses[fork] for fork, cell, depth in rows]
-    return torch.stack([_feature(guess) for guess in before])
+    return [_feature(guess) for guess in before]
 
 
 def _feature(guess: Guess) -> Tensor:

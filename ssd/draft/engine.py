@@ -230,8 +230,9 @@ class DraftEngine:
             chain.tokens += [guess.token for guess in guesses]
             if before < tree.lookahead:
                 news.append(chain)
-                key = tree.key(chain.fork, chain.tokens[0])
-                self._write_probs(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
+                if tree.ratio_rule:
+                    key = tree.key(chain.fork, chain.tokens[0])
+                    self._write_probs(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
         if news:
             self._post_chains(tree, news)
 

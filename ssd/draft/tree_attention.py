@@ -87,7 +87,8 @@ class TreeContext:
     A chain token attends to the shared path and to its own chain separately; log-sum-exp merges the two. So the path is
     read once per sequence, not once per chain."""
 
-    features: Tensor | None = None  # what an EAGLE-3 head reads beside the tokens
+    parts: Sequence[Tensor] = ()
+    """Features that an EAGLE-3 head reads, one part after the other: [n, width], or [width] of one token."""
 
     def __init__(
         self,
@@ -145,14 +146,16 @@ class TreeContext:
         return self._found[window]
 
     def views(self) -> Views | None:
-        if not isinstance(self._paged, PagedContext) or self._paged.view is None:
+        paged = self._paged
+        if not isinstance(paged, PagedContext) or (paged.places and paged.view is None):
             return None
         if not self._chains:
-            return self._paged.views()
+            return paged.views()
         if self._places is None:
             return None
         positions = array("q", [position for own in self._chains for position in own.positions])
-        return Views([self._paged.view, View(*self._places)], self._paged.places + positions)
+        chains = View(*self._places)
+        return Views([chains] if paged.view is None else [paged.view, chains], paged.places + positions)
 
     def keep_hidden(self, layers: int, x: Tensor) -> None:
         pass

@@ -46,7 +46,9 @@ class PagedContext(BaseContext):
         self._scale = cache.keys.shape[-1] ** -0.5
         self._put: Callable[[int, Tensor, Tensor], None]
         self._paths: list[AttentionPath]
-        if cpu.serve(cache.keys):
+        if not rows:
+            self._put, self._paths = lambda layer, k, v: None, []
+        elif cpu.serve(cache.keys):
             spans = _spans(cache, rows, self.places)
             self._put, self._paths = spans.put, _kernel_paths(rows, cache, spans, deterministic)
             if len(self._paths) == 1:

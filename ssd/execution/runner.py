@@ -109,6 +109,7 @@ class Runner:
             return PagedContext(rows, self.cache, self._deterministic, layers)
         return table_context(rows, self.cache, self.paged, self.table_pages, layers)
 
+    @torch.inference_mode()
     def run(
         self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
     ) -> Tensor:
@@ -120,13 +121,13 @@ class Runner:
 
         return self.compute(len(token_ids), logits, meanwhile)
 
-    @torch.inference_mode()
     def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
         """Run a `forward` of so many tokens, and then `meanwhile`; `run` and all others do it here."""
         result = forward()
         meanwhile()
         return result
 
+    @torch.inference_mode()
     def states(self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int]) -> Tensor:
         """Run any context; return the hidden states [len(wanted), width] at the batch indices `wanted`."""
         ids, index = torch.tensor(token_ids, device=self.model.device), None

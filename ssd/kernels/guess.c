@@ -43,14 +43,16 @@ static void rank_one(const model_t *by, const ask_t *ask, const float *hidden, c
 }
 
 /* `tokens` [rows] at `positions` [rows] -> made [rows, width], what the layers make of them; and for each of the `asks`
-   its `best` likeliest ids [asked, best] and their scores. `features` [rows, width] are for pairs, else missing. */
-void guess(const model_t *by, const int64_t *tokens, const float *features, const int64_t *positions, int64_t rows,
+   its `best` likeliest ids [asked, best] and their scores. `features` are for pairs, a row [width] each, else missing. */
+void guess(const model_t *by, const int64_t *tokens, const float *const *features, const int64_t *positions, int64_t rows,
            const view_t *views, int64_t count, const ask_t *asks, int64_t asked, int64_t listed, int64_t best,
            float *made, int64_t *ids, float *scores, float *scratch) {
     const int64_t width = by->head.inputs, outputs = by->head.outputs;
     float *embedded = scratch, *rest = embedded + rows * width;
     gather(by->embedding, width, tokens, embedded, rows);
-    decoder(by->layers, 0, by->count, by->cosines, by->sines, positions, features ? features : embedded, embedded, made,
+    if (features)
+        for (int64_t row = 0; row < rows; row++) memcpy(made + row * width, features[row], width * sizeof *made);
+    decoder(by->layers, 0, by->count, by->cosines, by->sines, positions, features ? made : embedded, embedded, made,
             rows, views, count, rest);
     float *hidden = scratch, *logits = hidden + asked * width;
     rest = logits + asked * outputs;

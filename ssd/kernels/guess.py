@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, c_float, c_int64
+from ctypes import byref, c_float, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class GuessStep:
     def __call__(
         self,
         tokens: Sequence[int],
-        features: Tensor | None,
+        features: Sequence[Tensor],
         views: Views,
         wanted: Sequence[int],
         asks: Sequence[Ask],
@@ -66,17 +67,12 @@ class GuessStep:
     ) -> tuple[Ranked, Tensor]:
         """The `count` best ids after each of the tokens `wanted` (indices), and what the layers made of all tokens.
 
-        `features` float32 [n, width] are for a model that reads pairs. The first `listed` logits count, at least
-        `count`. Ids of texts must be those of rows of the table."""
+        `features` float32 are for a model that reads pairs: contiguous parts, each [k, width] or of one token [width].
+        The first `listed` logits count, at least `count`. Ids of texts must be those of rows of the table."""
         n, asked = len(tokens), len(asks)
         self._decoder.check(views, n)
         if not 0 <= min(tokens) <= max(tokens) < self._known:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
-        if features is not None:
-            check(features)
-            features = features.contiguous()
-            if features.shape != (n, self._width):
-                raise ValueError(f"features {list(features.shape)} of {n} tokens")
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
         made, numbers = torch.empty(n, self._width), array("q", tokens)
         structs = (library.Ask * asked)(
@@ -89,8 +85,23 @@ class GuessStep:
         size = 4 * n * self._width + self._decoder.scratch_bytes(views)
         memory = library.scratch(max(size, asked * self._ask_bytes + texts))
         library.call().guess(
-            *(self._reference, address(numbers), library.pointer(features), address(views.positions), n),
+            *(self._reference, address(numbers), self._rows(features, n), address(views.positions), n),
             *(views.structs, len(views.structs), structs, asked, listed, count),
             *(made.data_ptr(), ids, scores, memory.data_ptr()),
         )
         return ranked_lists(ids, scores, count), made
+
+    def _rows(self, features: Sequence[Tensor], n: int) -> ctypes.Array[c_void_p] | None:
+        """Where the features of each of n tokens lie; None without `features`. Raises `ValueError` for other shapes."""
+        if not features:
+            return None
+        found, step = list[int](), 4 * self._width
+        for part in features:
+            check(part)
+            if part.shape[-1] != self._width or not part.is_contiguous():
+                raise ValueError(f"features {list(part.shape)} of {self._width} numbers a token")
+            start = part.data_ptr()
+            found += [start] if part.dim() == 1 else range(start, start + step * len(part), step)
+        if len(found) != n:
+            raise ValueError(f"{len(found)} features of {n} tokens")
+        return (c_void_p * n)(*found)

@@ -129,7 +129,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
         *(POINTER(View), c_int64, c_void_p),
     ),
     "guess": (
-        *(POINTER(Model), c_void_p, c_void_p, c_void_p, c_int64, POINTER(View), c_int64),
+        *(POINTER(Model), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(View), c_int64),
         *(POINTER(Ask), c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
 }

@@ -45,7 +45,7 @@ def logits(head: Path, target: Path) -> Tensor:
     features = runner.model.fuse(states[:-1])  # type: ignore[attr-defined]
     chain_cache = ChainCache.new(runner.model.shape, 1, 1, torch.float64, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
-    context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, features)
+    context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, [features])
     found = runner.run(row.token_ids, context, list(range(len(TEXT) - 1)))
     ids = runner.model.head.ids  # type: ignore[attr-defined]
     return found if ids is None else found.new_full((len(found), 131), -torch.inf).index_copy(1, ids, found)

@@ -12,8 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from ssd.config.params import MAX_SEED
+from ssd.kernels import cpu
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.noise import NoiseCache, gumbel, gumbels, hash_lanes
+from ssd.speculation.noise import NoiseCache, gumbel, gumbels, gumbels_at, halves, hash_lanes
 from ssd.speculation.sampling import Law, Noise, argmax, filtered, perturbed
 
 SIGMAS = 5.5
@@ -57,6 +58,19 @@ def test_the_definition(width: int) -> None:
     noise = gumbels(places, 9 + width)
     assert torch.allclose(noise.double(), expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(gumbels(places, width, first=9), noise[:, 9:])
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@settings(deadline=None, max_examples=50)
+@given(places=st.lists(st.tuples(seeds, positions), min_size=1, max_size=3), ids=st.lists(st.integers(0, 999)))
+def test_the_noise_of_some_ids_is_that_of_all(kernels: bool, places: list[tuple[int, int]], ids: list[int]) -> None:
+    keys, wanted = torch.tensor([halves(place) for place in places], dtype=torch.int32), torch.tensor(ids).long()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "present", lambda device: kernels and cpu.library.functions() is not None)
+        assert torch.equal(gumbels_at(keys, wanted), gumbels(places, 1000)[:, wanted])
+        cached = NoiseCache(max(1, len(ids)), ids=wanted)
+        if ids:
+            assert torch.equal(cached(*places[0]), gumbel(*places[0], 1000)[wanted])
 
 
 @settings(deadline=None, max_examples=50)
