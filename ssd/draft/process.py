@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def main(child: Child) -> None:
     torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config, child.loading)
+    gc.freeze()  # a collection between two steps need not look at what stays
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
     socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
     _Draft(child, socket, runners, board).serve()

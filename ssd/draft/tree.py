@@ -139,8 +139,10 @@ class Tree:
 
     @property
     def wanted(self) -> int:
-        """The length of the path that needs keys, values and guesses."""
-        return self.base + self.verified
+        """The length of the path that needs keys, values and guesses.
+        In `sd` no guess is wanted after the last draft token: the next outcome decides what follows."""
+        most = self.lookahead - 1 if self.speculation.mode == "sd" else self.verified
+        return self.base + min(self.verified, most)
 
     def key(self, accepted: int, token: int) -> Key:
         """The board's key of an outcome of the verification in flight."""

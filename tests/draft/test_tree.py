@@ -9,6 +9,7 @@ from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch, Verified
+from ssd.speculation.sampling import Law
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
 PROMPT = [50, 51, 52]
@@ -287,3 +288,17 @@ def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
     admit = Admit(1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation())
     tree = Tree(admit, EPOCH, PageTable(pool))
     assert tree.computed == 4 and tree.pending(100) == [4, 5, 6, 7] and tree.outputs(4) == 1
+
+
+def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
+    """In `sd` the target decides what follows it: K forwards for K draft tokens."""
+    admit = Admit(0, 0, 0, [5, 6, 7], *Law(), Speculation("sd", 2))
+    tree = Tree(admit, 1, PageTable(PagePool(4, 4)))
+    tree.extended(3, [Guess(8, [8])])
+    tree.outcome(Verified(0, 0, 0, 8, -1))
+    for token in (8, 9):
+        assert tree.pending(9) == [token]
+        assert tree.extended(1, [Guess(token + 1, [token + 1])])
+    assert tree.trunk == [9, 10] and tree.pending(9) == []
+    tree.outcome(Verified(0, 1, 2, 11, -1))
+    assert tree.pending(9) == [10, 11]
