@@ -27,6 +27,9 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
+LIST_FILE = "draft_vocab.safetensors"
+"""The file beside a draft's weights that lists the ids that it predicts, likeliest first."""
+
 # What the config of an EAGLE-3 head of vLLM's `speculators` has beside the config of its layer.
 _BESIDE_THE_LAYER = (
     *("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc"),
@@ -77,6 +80,8 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
             raise UsageError(f"{directory}: tensor {min(twice)!r} is in more than one file, {file.name} among them")
         tensors |= found
         running.update(sample(file))
+    if (listed := directory / LIST_FILE).is_file():
+        running.update(sample(listed))
     if weights:
         _check_index(directory, tensors)
     tensors = named(tensors)

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels import cpu
-from ssd.models.checkpoint import Checkpoint
+from ssd.models.checkpoint import LIST_FILE, Checkpoint
 from ssd.models.header import check_safetensors
 from ssd.models.pairs import DRAFT_VOCAB, is_head
 from ssd.models.weights import LinearLayer, Weights
 
-# The file beside a draft's weights that lists the ids that it predicts, likeliest first, and its only tensor.
-LIST_FILE, LISTED = "draft_vocab.safetensors", "ids"
+LISTED = "ids"
+"""The only tensor of `LIST_FILE`."""
 
 
 class Head:

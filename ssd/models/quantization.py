@@ -12,9 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from ssd.errors import UsageError
 from ssd.models.header import PACKED_DTYPE, TensorInfo
 
@@ -27,7 +24,8 @@ _METHOD = "compressed-tensors"
 _FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
 _STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
 _NOTHING_ELSE = ("input_activations", "output_activations", "kv_cache_scheme", "sparsity_config", "transform_config")
-_IN_A_WORD, _ZERO = 8, 8
+IN_A_WORD, ZERO = 8, 8
+"""Numbers of 4 bits in a word of 32, and what is added to each."""
 
 
 def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
@@ -66,27 +64,13 @@ def named(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         scale = tensors.get(weight + SCALE)
         if info.dtype != "I32" or len(info.shape) != 2 or scale is None or len(scale.shape) != 2:
             raise UsageError(f"tensor {name} must be a matrix of I32, with a matrix {weight + SCALE}")
-        outputs, inputs = info.shape[0], _IN_A_WORD * info.shape[1]
+        outputs, inputs = info.shape[0], IN_A_WORD * info.shape[1]
         if scale.shape[0] != outputs or not scale.shape[1] or inputs % scale.shape[1]:
             raise UsageError(f"tensor {weight + SCALE} of shape {scale.shape} does not fit {name} of {info.shape}")
         found[weight] = replace(info, dtype=PACKED_DTYPE, shape=(outputs, inputs))
         del found[name]
         found.pop(weight + SHAPE, None)
     return found
-
-
-def packed(integers: Tensor) -> Tensor:
-    """Return int32 [out, in / 8] from integers from -8 to 7 [out, in]."""
-    parts = (integers.long() + _ZERO).unflatten(1, (-1, _IN_A_WORD))
-    words = (parts << torch.arange(0, 32, 4)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).int()
-
-
-def unpacked(words: Tensor, scales: Tensor) -> Tensor:
-    """Return the weight float32 [out, in] from int32 [out, in / 8] and scales [out, groups]."""
-    parts = (words[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)) & 15
-    numbers = (parts - _ZERO).float().view(*scales.shape, -1)
-    return (numbers * scales.float()[..., None]).flatten(1)
 
 
 def _check(found: Any, expected: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
 from ssd.models.header import PACKED_DTYPE
-from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, unpacked
+from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, ZERO
 from ssd.models.split import WHOLE, Piece, Share
 
 _TYPES = ("F32", "F16", "BF16", "F64")
@@ -109,6 +109,12 @@ def check_finite(name: str, tensor: Tensor) -> None:
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UsageError(f"tensor {name} holds numbers that are not finite in {kind}")
+
+
+def unpacked(words: Tensor, scales: Tensor) -> Tensor:
+    """Return the weight float32 [out, in] from int32 [out, in / 8] and scales [out, groups]."""
+    numbers = ((words[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)) & 15) - ZERO
+    return (numbers.float().view(*scales.shape, -1) * scales.float()[..., None]).flatten(1)
 
 
 def from_checkpoint(

@@ -26,10 +26,9 @@ from ssd.ipc.features import Part, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.kernels import cpu
 from ssd.models import registry
-from ssd.models.checkpoint import inspect
-from ssd.models.eagle3 import HEAD
-from ssd.models.head import LIST_FILE, with_list
-from ssd.models.pairs import borrowed
+from ssd.models.checkpoint import LIST_FILE, inspect
+from ssd.models.head import with_list
+from ssd.models.pairs import OUTPUTS, borrowed
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, filtered
 from tests.draft import pair
@@ -284,7 +283,7 @@ def head_in(folder: Path, predicted: int = 40, shared: bool = False, **fields: A
     head = tiny.edit(heads.head(folder / "head", predicted), **fields)
     if shared:
         tensors = load_file(head / "model.safetensors")
-        del tensors[HEAD]
+        del tensors[OUTPUTS]
         save_file(tensors, head / "model.safetensors")
     return head, target
 

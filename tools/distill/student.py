@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 from ssd.errors import UsageError
 from ssd.layers.int8 import LEVELS, round_to_int8
-from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.head import LIST_FILE, LISTED
+from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
+from ssd.models.head import LISTED
 from ssd.models.pairs import SHARED
-from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, SHAPE, packed, quantization_config
+from ssd.models.quantization import IN_A_WORD, PACKED, QUANTIZATION, SCALE, SHAPE, ZERO, quantization_config
 from ssd.models.weights import Weights, from_checkpoint
 from tools.distill.shards import save
 from tools.distill.training import Example, Lesson, padded
@@ -160,6 +160,13 @@ def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = (groups.abs().amax(-1) / 7.5).clamp_min(1e-30).bfloat16()
     integers = (groups / scales.float()[..., None]).round().clamp(-8, 7)
     return integers.flatten(1), scales
+
+
+def packed(integers: Tensor) -> Tensor:
+    """Return int32 [out, in / 8] from integers from -8 to 7 [out, in]."""
+    parts = (integers.long() + ZERO).unflatten(1, (-1, IN_A_WORD))
+    words = (parts << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
 class RoundedLinear(nn.Linear):
