@@ -21,7 +21,7 @@ from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
 from tools.distill.card import card
-from tools.distill.student import Store, StudentPlan, build, round_in_training
+from tools.distill.student import Store, StudentPlan, begin_with, build, round_in_training
 from tools.distill.teacher import load_runner
 
 FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
@@ -220,3 +220,14 @@ def test_what_is_trained_for_4_bits_is_what_the_engine_runs(family: str, tmp_pat
 def test_a_student_that_4_bits_do_not_fit_is_refused(target: Path) -> None:
     with pytest.raises(UsageError, match=r"--store int4 .* multiple of 64 inputs: .* has 32"):
         round_in_training(build(target, StudentPlan(layers=(1,)), []))
+
+
+def test_a_student_begins_with_the_weights_of_a_draft(target: Path, draft: Path) -> None:
+    student = build(target, StudentPlan(layers=(0, 2)), [])
+    begin_with(student, student.named_trainable(), draft)
+    stored = load_file(draft / "model.safetensors")
+    assert {name: (parameter - stored[name]).abs().max().item() for name, parameter in student.named_trainable()} == (
+        dict.fromkeys(stored, 0.0)
+    )
+    with pytest.raises(UsageError, match=r"tensor model.layers.2.\S+ is missing"):
+        begin_with(other := build(target, StudentPlan(layers=(0, 1, 2)), []), other.named_trainable(), draft)

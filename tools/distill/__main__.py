@@ -44,7 +44,7 @@ from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, eva
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
 from tools.distill.shards import Conversation, claim, metadata, shard_path
-from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
+from tools.distill.student import Store, Student, StudentPlan, begin_with, build, round_in_training
 from tools.distill.teacher import load_runner, score
 from tools.distill.training import Example, TrainingPlan, computes_in_bfloat16, examples, train
 
@@ -113,6 +113,9 @@ class Numbers(click.ParamType):
     show_default=True,
     help="Layout of a head's folder.",
 )
+@click.option(
+    "--begin", type=click.Path(path_type=Path), help="Begin with the weights of this draft, of the same shape."
+)
 @click.option("--epochs", default=4, show_default=True)
 @click.option(
     "--optimizer", type=click.Choice(("adamw", "muon")), help="Default: muon for heads, which begin at random."
@@ -157,6 +160,7 @@ class Job:
     own_head: bool
     store: Store
     layout: Layout
+    begin: Path | None
     epochs: int
     optimizer: str | None
     learning_rate: float | None
@@ -221,7 +225,8 @@ class Job:
     def _train(
         self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
     ) -> tuple[Student | HeadStudent, list[dict[str, Any]]]:
-        plan, training = asdict(self._plan), asdict(self._training)
+        begun = {"store": self.store, "begin": inspect(self.begin).digest if self.begin else None}
+        plan, training = asdict(self._plan) | begun, asdict(self._training)
         made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
         claim(self.out / "recipe.json", made)
         data = examples(work, corpus.shards)
@@ -229,6 +234,8 @@ class Job:
         if not held:
             raise UsageError(f"{len(data)} conversations are too few to train on")
         student = self._build(directory, data)
+        if self.begin is not None:
+            begin_with(student, student.named_trainable(), self.begin)
         if self.store == "int4":
             round_in_training(student)
         log = train(student, data[:-held], data[-held:], self._training, self.out)

@@ -154,6 +154,15 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
+def begin_with(student: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], draft: Path) -> None:
+    """Copy the weights of the folder `draft` into the parameters of a student of the same shape. Raises UsageError."""
+    weights = from_checkpoint(inspect(draft), torch.float32, torch.device("cpu"))
+    for name, parameter in parameters:
+        parameter.data.copy_(weights(name, *parameter.shape))
+    if (scales := getattr(student, "scales", None)) is not None:
+        student.get_submodule("fc").weight.data.mul_(scales)  # type: ignore[union-attr]
+
+
 def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round `weight` [out, in]: returns integers from -8 to 7 [out, in], and scales bfloat16 [out, groups]."""
     groups = weight.unflatten(1, (-1, _GROUP))
