@@ -42,7 +42,9 @@ BUILTIN: Mapping[str, BuiltinModel] = {
     model.name: model
     for model in (
         BuiltinModel("smollm2", "SmolLM2-135M-Instruct", "134.5M", "Apache-2.0", packaged=False),
-        BuiltinModel("smollm2-draft", "8 layers over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True),
+        BuiltinModel(
+            "smollm2-draft", "8 layers in 4 bits, over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True
+        ),
     )
 }
 
