@@ -31,6 +31,7 @@ from tests.exactness.plain import Plain
 from tests.models import heads, tiny
 from tests.tools.test_distill import FLAGS, distill
 from tools.distill import head
+from tools.distill.corpus import CorpusPlan, Workers, write_corpus
 from tools.distill.head import HeadPlan
 from tools.distill.shards import Conversation, conversations, metadata
 from tools.distill.student import Store
@@ -75,6 +76,13 @@ def test_own_prompts_are_answered(prompts: Path, trained: Path) -> None:
     assert [len(load_file(file)["lengths"]) for file in files] == [6, 6]
     asked = [prompt for file in files for prompt in json.loads(metadata(file)["prompts"])]
     assert asked == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+
+
+def test_a_shard_whose_prompts_are_all_too_long_is_empty(target: Path, tmp_path: Path) -> None:
+    plan = CorpusPlan(4, 2, 24, features=(1,))
+    write_corpus(str(target), tmp_path, plan, ["x " * 2000] * 2 + ["say 1", "say 2"], Workers(batch=2))
+    assert [len(conversations(tmp_path / f"corpus-0000{index}.safetensors")) for index in range(2)] == [0, 2]
+    assert len(examples(tmp_path, plan.shards)) == 2
 
 
 def example(text: Conversation) -> Example:

@@ -39,7 +39,7 @@ from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.rounds import kind_of
 from tools.distill import head
 from tools.distill.card import card
-from tools.distill.corpus import LONGEST, CorpusPlan, Scribes, within, write_corpus
+from tools.distill.corpus import LONGEST, CorpusPlan, Workers, within, write_corpus
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
@@ -186,8 +186,8 @@ class Job:
         digest = inspect(directory).digest
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
         claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any"})
-        scribes = Scribes(self.workers, self.batch, self.device, self._dtype)
-        write_corpus(self.target, work, corpus, prompts, scribes)
+        workers = Workers(self.workers, self.batch, self.device, self._dtype)
+        write_corpus(self.target, work, corpus, prompts, workers)
         if "train" in stages:
             student, log = self._train(directory, work, corpus, digest)
         if "evaluate" in stages:

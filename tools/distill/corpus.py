@@ -62,27 +62,27 @@ class CorpusPlan:
 
 
 @dataclass(frozen=True)
-class Scribes:
+class Workers:
     """The processes that write: how many, each with its share of the cores, and how many texts each has in hand."""
 
-    workers: int = 1
+    count: int = 1
     batch: int = 64
     device: str = "cpu"
     dtype: str = "float32"
 
 
-def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes) -> None:
+def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers) -> None:
     """Write the missing shards.
 
     `prompts` are answered in turn; without any the target writes its own. But for rounding, a shard depends on its
-    number and the plan's seed alone, not on who writes it or when."""
+    number, the plan and the workers' batch alone, not on who writes it or when."""
     missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
     if not missing:
         return
-    start = target, directory, plan, prompts, scribes
+    start = target, directory, plan, prompts, workers
     with (
         Progress(transient=True) as progress,
-        ProcessPoolExecutor(scribes.workers, get_context("spawn"), _start, start) as pool,
+        ProcessPoolExecutor(workers.count, get_context("spawn"), _start, start) as pool,
     ):
         task = progress.add_task("corpus", total=len(plan.shards), completed=len(plan.shards) - len(missing))
         jobs = [pool.submit(_run, index) for index in missing]
@@ -94,32 +94,32 @@ def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequen
             pool.shutdown(cancel_futures=True)  # one has failed, or somebody has had enough
 
 
-_author: Author
+_shard_writer: ShardWriter
 
 
-def _start(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes) -> None:
-    global _author
-    torch.set_num_threads(max(1, torch.get_num_threads() // scribes.workers))
-    _author = Author(target, directory, plan, prompts, scribes)
+def _start(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers) -> None:
+    global _shard_writer
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers.count))
+    _shard_writer = ShardWriter(target, directory, plan, prompts, workers)
 
 
 def _run(index: int) -> None:
-    _author.write_shard(index)
+    _shard_writer.write_shard(index)
 
 
-class Author:
+class ShardWriter:
     """Writes whole shards; the only owner of a model in its process."""
 
     def __init__(
-        self, target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], scribes: Scribes
+        self, target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers
     ) -> None:
         checkpoint = inspect(hub.resolve(target))
         longest = min(LONGEST, int(checkpoint.config.get("max_position_embeddings") or LONGEST))
         runner = load_runner(
-            target, getattr(torch, scribes.dtype), device_of(scribes.device), longest, copies=scribes.batch
+            target, getattr(torch, workers.dtype), device_of(workers.device), longest, copies=workers.batch
         )
         self._tokenizer = Tokenizer(checkpoint.directory)
-        self._writer = Writer(runner, stop_token_ids(checkpoint), scribes.batch, longest, plan.features, TOP)
+        self._writer = Writer(runner, stop_token_ids(checkpoint), workers.batch, longest, plan.features, TOP)
         self._room = longest - plan.answer_tokens
         self._directory, self._plan, self._prompts = directory, plan, prompts
         self._dice = Random()
@@ -203,7 +203,7 @@ class Author:
     def _before_user(self, chat: Messages) -> str:
         """Return what precedes the next user's first words in the model's chat format."""
         text = self._tokenizer.render_chat([*chat, ChatMessage("user", _MARK)])
-        return text[: text.index(_MARK)]
+        return text[: text.rindex(_MARK)]
 
     def _fitting(self, chats: Sequence[Messages]) -> list[Messages]:
         return [chat for chat in chats if len(self._tokenizer.encode_chat(chat)) <= self._room]
@@ -216,12 +216,14 @@ def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]
 
 def packed(texts: Sequence[Text]) -> dict[str, Tensor]:
     """Return a shard's tensors."""
+    ids = [row for text in texts for row in text.ids]
+    logprobs = [row for text in texts for row in text.logprobs]
     tensors = {
         "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
         "prompt_lengths": torch.tensor([text.prompt for text in texts], dtype=torch.int32),
-        "ids": torch.stack([row for text in texts for row in text.ids]),
-        "logprobs": torch.stack([row for text in texts for row in text.logprobs]),
+        "ids": torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32),
+        "logprobs": torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16),
     }
     features = [part for text in texts for part in text.features]
     return tensors | ({"features": torch.cat(features)} if features else {})

@@ -122,6 +122,8 @@ def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
     for index in shards:
         path = shard_path(directory, "corpus", index)
         texts = conversations(path)
+        if not texts:
+            continue
         with safe_open(path, framework="pt") as file:
             labels = [file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs")]
             shape = file.get_slice("features").get_shape() if "features" in file.keys() else None  # noqa: SIM118

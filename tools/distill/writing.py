@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -64,13 +64,12 @@ class Writer:
         self._free = [range(slot * pages, (slot + 1) * pages) for slot in range(slots)]
 
     @torch.inference_mode()
-    def write(
-        self, requests: Sequence[Request], seed: int, record: bool = False, progress: Callable[[int], object] = int
-    ) -> list[Text]:
-        """Return the texts of all requests, in order. `progress` hears how many tokens a step has computed."""
+    def write(self, requests: Sequence[Request], seed: int, record: bool = False) -> list[Text]:
+        """Return the texts of all requests, in order. One whose prompt leaves no room stays as it is."""
         generator = torch.Generator(self.runner.model.device).manual_seed(seed)
         texts = [Text(list(request.prompt), len(request.prompt)) for request in requests]
-        waiting, active = list(zip(texts, requests, strict=True))[::-1], list[_Slot]()
+        pairs = zip(texts, requests, strict=True)
+        waiting, active = [pair for pair in pairs if pair[0].prompt < self.longest][::-1], list[_Slot]()
         while waiting or active:
             while waiting and self._free:
                 active.append(_Slot(*waiting.pop(), self._free.pop()))
@@ -82,7 +81,6 @@ class Writer:
             for slot, token in zip(active, self._sample(logits, active, generator), strict=True):
                 slot.text.token_ids.append(token)
                 slot.text.ended = token in self._stop
-            progress(sum(len(row.token_ids) for row in rows))
             ended = [slot for slot in active if self._is_done(slot)]
             self._free += [slot.pages for slot in ended]
             active = [slot for slot in active if slot not in ended]
