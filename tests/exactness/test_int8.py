@@ -15,7 +15,7 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.layers.ranks import Ranks
-from ssd.models.quantization import QUANTIZATION, int8_config
+from ssd.models.quantization import QUANTIZATION, quantization_config
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 from tests.ranks import part, side_by_side
@@ -76,7 +76,7 @@ def stored_in_8_bits(source: Path, folder: Path) -> tuple[Path, Path]:
     for name, found in (("int8", integers), ("float", floats)):
         tiny.noisy_copy(source, folder / name, noise=0)
         save_file(found, folder / name / "model.safetensors", metadata={"format": "pt"})
-    return tiny.edit(folder / "int8", **{QUANTIZATION: int8_config()}), folder / "float"
+    return tiny.edit(folder / "int8", **{QUANTIZATION: quantization_config(8)}), folder / "float"
 
 
 def logits(directory: Path, int8: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -145,4 +145,4 @@ def test_what_is_stored_in_another_way_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has type I8: quantised weights are not read"):
         logits(tiny.edit(integers, **{QUANTIZATION: None}))
     with pytest.raises(UsageError, match="8 bits need a family with a file of its own"):
-        logits(tiny.edit(integers, **{QUANTIZATION: int8_config(), "model_type": "olmo2"}))
+        logits(tiny.edit(integers, **{QUANTIZATION: quantization_config(8), "model_type": "olmo2"}))
