@@ -24,6 +24,7 @@ _METHOD = "compressed-tensors"
 _FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
 _STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
 _NOTHING_ELSE = ("input_activations", "output_activations", "kv_cache_scheme", "sparsity_config", "transform_config")
+_NOT_READ = (".weight_g_idx", ".weight_zero_point")
 IN_A_WORD, ZERO = 8, 8
 """Numbers of 4 bits in a word of 32, and what is added to each."""
 
@@ -55,12 +56,16 @@ def check_quantization(found: Any) -> None:
 def named(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Return a checkpoint's tensors with weights in 4 bits under the names and shapes that models know.
 
-    Raises UsageError for one whose integers, scales or shape do not fit together."""
+    Raises UsageError for one whose integers and scales do not fit together, and for what orders or shifts them."""
     found = dict(tensors)
     for name, info in tensors.items():
+        if name.endswith(_NOT_READ):
+            raise UsageError(f"tensor {name}: groups in another order, or with zero points, are not read")
         if not name.endswith("weight" + PACKED):
             continue
         weight = name.removesuffix(PACKED)
+        if weight in tensors:
+            raise UsageError(f"there are both {weight} and {name}")
         scale = tensors.get(weight + SCALE)
         if info.dtype != "I32" or len(info.shape) != 2 or scale is None or len(scale.shape) != 2:
             raise UsageError(f"tensor {name} must be a matrix of I32, with a matrix {weight + SCALE}")

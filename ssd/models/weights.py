@@ -162,7 +162,8 @@ def from_checkpoint(
         elif info is not None and info.dtype == PACKED_DTYPE:
             check_shape(name, info, shape)
             check_type(name + SCALE, checkpoint.tensors[name + SCALE])
-            words, scale = opened(info).get_tensor(name + PACKED), opened(info).get_tensor(name + SCALE)
+            words = opened(info).get_tensor(name + PACKED)
+            scale = stored(name + SCALE, checkpoint.tensors[name + SCALE].shape)
             tensor = unpacked(words.to(device), scale.to(device))[piece or ...].to(dtype)
         else:
             if info is not None:

@@ -349,6 +349,8 @@ def test_the_packaged_draft_passes() -> None:
         ({"a.weight_scale": None}, "with a matrix a.weight_scale"),
         ({"a.weight_scale": np.ones((4, 3), np.float32)}, r"weight_scale of shape \(4, 3\) does not fit"),
         ({"a.weight_scale": np.ones((5, 2), np.float32)}, r"weight_scale of shape \(5, 2\) does not fit"),
+        ({"a.weight_g_idx": np.zeros(32, np.int32)}, "a.weight_g_idx: groups in another order"),
+        ({"a.weight": np.ones((4, 32), np.float32)}, "both a.weight and a.weight_packed"),
         ({"a.weight_packed": np.ones((4, 4), np.int64)}, "a.weight_packed must be a matrix of I32"),
     ],
 )
