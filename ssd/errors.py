@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SsdError(Exception):
     """A failure whose message is meant for people. The command line ends with its `exit_code`."""
@@ -25,6 +27,10 @@ class RequestError(SsdError):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.param = code, param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let other processes raise it, too."""
+        return RequestError, (self.code, str(self), self.param)
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]

@@ -26,14 +26,16 @@ _NONE = array("q")
 
 
 class TextIds:
-    """The last `MOST_TEXT` different `ids` of a text, oldest first, without those that are `listed` (a byte an id)."""
+    """The last `MOST_TEXT` different `ids` of a text that are not listed, oldest first.
+
+    `listed` has a byte for each id: 0 if it may be among them."""
 
     def __init__(self, listed: bytes) -> None:
         self._listed, self._read, self._recent = listed, 0, dict[int, None]()
         self.ids = array("q")
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read on in the text, of which `tokens` are all."""
+        """Take the tokens that are new since the last call; `tokens` is the whole text."""
         new = [token for token in tokens[self._read :] if not self._listed[token]]
         self._read = len(tokens)
         if new:
@@ -66,7 +68,7 @@ class DraftVocabulary:
         self._known = None if table is None else self._listed_bytes(min(len(table), vocab_size))
 
     def _listed_bytes(self, rows: int) -> bytes:
-        """1 for each id that is listed, or that the table of so many `rows` lacks."""
+        """Return a byte for each id: 0 if it is below `rows`, those of the table, and not in the list; else 1."""
         known = torch.ones(self.size, dtype=torch.uint8)
         known[:rows] = 0
         known[: self.listed if self.ids is None else 0] = 1

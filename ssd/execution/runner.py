@@ -122,7 +122,7 @@ class Runner:
         return self.compute(len(token_ids), logits, meanwhile)
 
     def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
-        """Run a `forward` of so many tokens, and then `meanwhile`; `run` and all others do it here."""
+        """Run `forward`, which computes so many `tokens`, and then `meanwhile`. Every forward passes through here."""
         result = forward()
         meanwhile()
         return result

@@ -198,7 +198,7 @@ def _draft_dtype(options: EngineOptions) -> DType:
     """Return the target's type, or bfloat16 where the draft's processor multiplies it: a draft may be rounded."""
     if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
         return options.dtype
-    return "bfloat16" if _cpu_flags() & {"amx_bf16", "avx512_bf16"} else options.dtype
+    return "bfloat16" if multiplies_bfloat16() else options.dtype
 
 
 def _draft_quantize(options: EngineOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
@@ -217,6 +217,11 @@ def _draft_quantize(options: EngineOptions, drafts: Sequence[checkpoint.Checkpoi
         if quantize == "int8" and (dtype, device) != ("float32", "cpu"):
             raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {dtype} on device {device}")
     return draft
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether the processor has instructions for products of bfloat16."""
+    return bool(_cpu_flags() & {"amx_bf16", "avx512_bf16"})
 
 
 def _best_in_8_bits() -> bool:

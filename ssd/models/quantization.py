@@ -30,7 +30,7 @@ IN_A_WORD, ZERO = 8, 8
 
 
 def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
-    """Return the `quantization_config` of a checkpoint with all linear layers in so many bits."""
+    """Return the `quantization_config` of a checkpoint whose linear layers all have this number of `bits`."""
     weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": _STRATEGIES[bits]}
     weights |= {"dynamic": False, "group_size": group}
     targets = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}

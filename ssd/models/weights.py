@@ -114,7 +114,12 @@ def check_finite(name: str, tensor: Tensor) -> None:
 def unpacked(words: Tensor, scales: Tensor) -> Tensor:
     """Return the weight float32 [out, in] from int32 [out, in / 8] and scales [out, groups]."""
     numbers = ((words[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)) & 15) - ZERO
-    return (numbers.float().view(*scales.shape, -1) * scales.float()[..., None]).flatten(1)
+    return scaled(numbers.flatten(1), scales)
+
+
+def scaled(integers: Tensor, scales: Tensor) -> Tensor:
+    """Return the weight float32 [out, in] from integers [out, in] and scales [out, groups]."""
+    return (integers.float().view(*scales.shape, -1) * scales.float()[..., None]).flatten(1)
 
 
 def from_checkpoint(

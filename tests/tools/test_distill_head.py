@@ -41,7 +41,18 @@ from tools.distill.training import Example, examples
 ROOT = Path(__file__).parents[2]
 LAYERS = (1, 2, 3)
 HEAD = ["--kind", "eagle3", "--layers", "1,2,3", "--conversations", "12", "--shard", "6", "--epochs", "40"]
-HEAD += ["--learning-rate", "0.01", "--batch-tokens", "128", "--unroll", "4", "--draft-vocab", "200"]
+HEAD += [
+    "--learning-rate",
+    "0.01",
+    "--batch-tokens",
+    "128",
+    "--unroll",
+    "4",
+    "--draft-vocab",
+    "200",
+    "--dtype",
+    "float32",
+]
 TOKENS, LOOKAHEAD = 24, 3
 GREEDY = (0, 2, 4, 6)  # conversations that are answered at temperature 0
 

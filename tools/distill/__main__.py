@@ -94,7 +94,7 @@ class Numbers(click.ParamType):
 )
 @click.option("--width", default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", default=4, show_default=True, help="And so many layers.")
-@click.option("--draft-vocab", default=0, help="It predicts only so many tokens, those most frequent in the corpus.")
+@click.option("--draft-vocab", default=0, help="Tokens that it predicts: the most frequent of the corpus; 0: all.")
 @click.option("--unroll", default=_LOOKAHEAD, show_default=True, help="Of a head: its own states trained upon.")
 @click.option("--feed-forward", default=0, help="Of a head: the width of its feed-forward; default: the target's.")
 @click.option("--own-head", is_flag=True, help="Of a head: train an lm_head of its own, which other engines ask for.")

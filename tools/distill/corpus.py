@@ -9,9 +9,11 @@ which `layers` the hidden states are of."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -75,7 +77,7 @@ def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequen
     """Write the missing shards.
 
     `prompts` are answered in turn; without any the target writes its own. But for rounding, a shard depends on its
-    number, the plan and the workers' batch alone, not on who writes it or when."""
+    number and the plan alone, not on who writes it or when."""
     missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
     if not missing:
         return
@@ -94,17 +96,18 @@ def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequen
             pool.shutdown(cancel_futures=True)  # one has failed, or somebody has had enough
 
 
-_shard_writer: ShardWriter
+_shard_writer: Callable[[], ShardWriter]
 
 
 def _start(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers) -> None:
     global _shard_writer
     torch.set_num_threads(max(1, torch.get_num_threads() // workers.count))
-    _shard_writer = ShardWriter(target, directory, plan, prompts, workers)
+    # Loaded by the first shard, whose error is reported; one in an initializer is not.
+    _shard_writer = cache(lambda: ShardWriter(target, directory, plan, prompts, workers))
 
 
 def _run(index: int) -> None:
-    _shard_writer.write_shard(index)
+    _shard_writer().write_shard(index)
 
 
 class ShardWriter:
@@ -130,31 +133,34 @@ class ShardWriter:
         if self._prompts:
             messages = self._prompts[index * plan.shard : (index + 1) * plan.shard]
             chats = [[ChatMessage("user", message)] for message in messages]
-            texts = self._answer(self._fitting(chats), plan.temperatures)
+            texts = self._answer(self._fitting(chats))
         else:
             # Of 16 conversations 10 are two answers each to 5 messages, 3 go on after such an answer, 3 are about it.
             count = -(-plan.shard * 5 // 16)
             chats = self._opened(count)
             messages = [chat[-1].content or "" for chat in chats]
             doubled = [chat for chat in chats for _ in range(2)]
-            texts = self._answer(doubled, plan.temperatures)
+            texts = self._answer(doubled)
             answers = [self._tokenizer.decode(text.token_ids[text.prompt :]).strip() for text in texts]
             rest = plan.shard - 2 * count
             pairs = list(zip(doubled, texts, answers, strict=True))
             ended = [(chat, answer) for chat, text, answer in pairs if text.ended]
             long = [answer for _, text, answer in pairs if len(text.token_ids) - text.prompt >= _DOCUMENT_TOKENS]
             more = self._followed(ended, rest // 2) + self._about(long, rest - rest // 2)
-            texts += self._answer(self._fitting(more), plan.temperatures)
+            texts += self._answer(self._fitting(more))
         about = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
         save(shard_path(self._directory, "corpus", index), packed(texts), about)
 
-    def _answer(self, chats: Sequence[Messages], temperatures: Sequence[float]) -> list[Text]:
+    def _answer(self, chats: Sequence[Messages]) -> list[Text]:
+        """Return the chats that got an answer, each at one of the plan's temperatures in turn."""
         requests = [
-            Request(self._tokenizer.encode_chat(chat), temperatures[i % len(temperatures)], self._plan.answer_tokens)
-            for i, chat in enumerate(chats)
+            self._request(self._tokenizer.encode_chat(chat), temperature, self._plan.answer_tokens)
+            for chat, temperature in zip(chats, cycle(self._plan.temperatures), strict=False)
         ]
-        texts = self._writer.write(requests, self._dice.randrange(2**62), record=True)
-        return [text for text in texts if len(text.token_ids) > text.prompt]
+        return [text for text in self._writer.write(requests, record=True) if len(text.token_ids) > text.prompt]
+
+    def _request(self, prompt: Sequence[int], temperature: float, max_tokens: int) -> Request:
+        return Request(prompt, temperature, max_tokens, self._dice.randrange(2**62))
 
     def _opened(self, count: int) -> list[Messages]:
         """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt."""
@@ -182,18 +188,19 @@ class ShardWriter:
         """Return chats with a task about an earlier answer."""
         chosen = self._dice.sample(answers, min(count, len(answers)))
         tasks = [self._dice.choice(DOCUMENT_TASKS).format(text=text) for text in chosen]
-        whole = [task for task in tasks if not task.endswith(("Who", "What", "How"))]
         openers = [task for task in tasks if task.endswith(("Who", "What", "How"))]
+        whole = [task for task in tasks if task not in openers]
         return [[ChatMessage("user", m)] for m in [*whole, *self._continued([[] for _ in openers], openers)]]
 
     def _continued(self, chats: Sequence[Messages], openers: Sequence[str], keep_unfinished: bool = False) -> list[str]:
-        """Return the user messages that begin with `openers` and come after `chats`; only those that ended."""
+        """Let the target continue `openers` as the next user messages of `chats`; return the messages.
+
+        A message that did not end within _MESSAGE_TOKENS is left out, unless `keep_unfinished`."""
         prompts = [
             self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
             for chat, opener in zip(chats, openers, strict=True)
         ]
-        requests = [Request(ids, _INVENTING, _MESSAGE_TOKENS) for ids in prompts]
-        written = self._writer.write(requests, self._dice.randrange(2**62))
+        written = self._writer.write([self._request(ids, _INVENTING, _MESSAGE_TOKENS) for ids in prompts])
         messages = [
             (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
             for opener, text in zip(openers, written, strict=True)
@@ -206,12 +213,16 @@ class ShardWriter:
         return text[: text.rindex(_MARK)]
 
     def _fitting(self, chats: Sequence[Messages]) -> list[Messages]:
-        return [chat for chat in chats if len(self._tokenizer.encode_chat(chat)) <= self._room]
+        return [chat for chat in chats if _fits(self._tokenizer, chat, self._room)]
 
 
 def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]:
     """Return the prompts of at most `room` tokens in chat format."""
-    return [prompt for prompt in prompts if len(tokenizer.encode_chat([ChatMessage("user", prompt)])) <= room]
+    return [prompt for prompt in prompts if _fits(tokenizer, [ChatMessage("user", prompt)], room)]
+
+
+def _fits(tokenizer: Tokenizer, chat: Messages, room: int) -> bool:
+    return len(tokenizer.encode_chat(chat)) <= room
 
 
 def packed(texts: Sequence[Text]) -> dict[str, Tensor]:

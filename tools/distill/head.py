@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AutoConfig, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
@@ -44,7 +44,7 @@ class HeadPlan:
 
     layers: tuple[int, ...] = ()
     vocab: int = 0
-    unroll: int = 8
+    unroll: int = 4
     feed_forward: int = 0
     own_head: bool = False
 
@@ -102,8 +102,7 @@ class PairAttention(nn.Module):
 def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Return x [heads, n, dim] rotated by its places (RoPE)."""
     cos, sin = turns
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
+    return x * cos + rotate_half(x) * sin
 
 
 class PairLayer(nn.Module):
@@ -129,9 +128,9 @@ class PairLayer(nn.Module):
 class _Rows:
     """The places of some texts, flat, that a head is unrolled from: those from which it reaches their answers.
 
-    `kept` int64 [n]: their indices among the pairs of all texts, of which a text of t tokens has t - 1; `places` int64
-    [n]: in their texts. Per text: `spans`, its rows; `texts`, its pairs; `unseen` [rows, pairs], -inf where a row does
-    not see a pair."""
+    A text of t tokens has t - 1 pairs. `kept` int64 [n]: the indices of the places among the pairs of all texts.
+    `places` int64 [n]: their positions in their own texts. Per text: `spans`, its rows; `texts`, its pairs; `unseen`
+    [rows, pairs], -inf where a row does not see a pair."""
 
     def __init__(self, texts: Sequence[Conversation], steps: int, device: torch.device) -> None:
         firsts = [max(0, text.prompt - 2 - steps) for text in texts]
@@ -249,18 +248,16 @@ class HeadStudent(nn.Module):
     def write(self, target: Path, directory: Path, store: Store = "bfloat16", layout: Layout = "sglang") -> None:
         """Write a checkpoint folder. The embedding stays in the target's.
 
-        An `lm_head` that equals the target's rows stays there too, except in the layout of `speculators`, which wants
-        one."""
+        An `lm_head` that is the target's stays there too, except in the layout of `speculators`, which wants one."""
         config = self.config.to_dict() | {"architectures": ["LlamaForCausalLMEagle3"]}
         config |= {DRAFT_VOCAB: len(self.ids), LAYER_IDS: list(self.plan.layers)}
         state = self.state_dict()
-        lender = inspect(target)
         state["fc.weight"] = self.fc.weight / self.scales
         if len(self.ids) < len(self._places):
             state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
         if layout == "speculators":
-            config, state = speculators(config, state, lender, max(1, self.plan.unroll // 2))
-        elif torch.equal(self.head.cpu(), _head_rows(lender, self.ids.cpu())):
+            config, state = speculators(config, state, inspect(target), max(1, self.plan.unroll))
+        elif not self.plan.own_head:
             del state[HEAD]
         write_folder(directory, state, config, target, store)
 
@@ -287,19 +284,14 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
+    table = weights(HEAD, *embedding.shape) if HEAD in checkpoint.tensors else embedding
     ids = frequent(data, plan.vocab, config.vocab_size).sort().values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        student = HeadStudent(config, plan, runner, embedding, _head_rows(checkpoint, ids), ids)
+        student = HeadStudent(config, plan, runner, embedding, table[ids], ids)
     if data:
         student.measure(data[:_MEASURED])
     return student
-
-
-def _head_rows(target: Checkpoint, ids: Tensor) -> Tensor:
-    """Return the rows [ids, width] of the target's table that predict the tokens `ids`, in float32."""
-    name = HEAD if HEAD in target.tensors else EMBEDDING
-    return from_checkpoint(target, torch.float32, torch.device("cpu"))(name, *target.tensors[name].shape)[ids]
 
 
 def _config(target: Path) -> LlamaConfig:

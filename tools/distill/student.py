@@ -20,7 +20,7 @@ from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
 from ssd.models.head import LISTED
 from ssd.models.pairs import SHARED
 from ssd.models.quantization import IN_A_WORD, PACKED, QUANTIZATION, SCALE, SHAPE, ZERO, quantization_config
-from ssd.models.weights import Weights, from_checkpoint
+from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.shards import save
 from tools.distill.training import Example, Lesson, padded
 
@@ -183,9 +183,7 @@ class RoundedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            integers, scales = round_to_int4(self.weight)
-            groups = integers.unflatten(1, (*scales.shape[1:], -1)) * scales.float()[..., None]
-            change = groups.flatten(1) - self.weight
+            change = scaled(*round_to_int4(self.weight)) - self.weight
         return nn.functional.linear(x, self.weight + change, self.bias)
 
 

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ssd.errors import UsageError
-from tools.distill.shards import Conversation, conversations, metadata, save, shard_path
+from ssd.launch.resolve import multiplies_bfloat16
+from tools.distill.shards import Conversation, conversations, save, shard_path
 
 # Of a place's stored labels so many are learnt from.
 _TOP = 16
@@ -57,7 +58,7 @@ class TrainingPlan:
 class StoredFeatures:
     """The target's hidden states of one conversation, in a shard of the corpus: rows `start` to `stop` - 1.
 
-    `widths` says which columns are after which layer."""
+    `columns` says which are after which layer."""
 
     path: Path
     start: int
@@ -112,9 +113,6 @@ class Learner(Protocol):
         """Return what it predicts along the answers, and the target's soft labels: a lesson for each step that it goes
         on from its own states."""
 
-    def write(self, target: Path, directory: Path) -> None:
-        """Write a checkpoint that is a draft for `target`."""
-
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
     """Return the examples of the given shards; labels are scaled up for what they leave out."""
@@ -127,11 +125,11 @@ def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
         with safe_open(path, framework="pt") as file:
             labels = [file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs")]
             shape = file.get_slice("features").get_shape() if "features" in file.keys() else None  # noqa: SIM118
+            layers = json.loads(file.metadata()["layers"])
         counts = [text.answer for text in texts]
-        ids, probabilities = labels[0].long(), labels[1].float().softmax(-1).half()
+        ids, probabilities = labels[0].long(), labels[1].float().softmax(-1)
         stored: list[StoredFeatures | None] = [None] * len(texts)
         if shape is not None:
-            layers = json.loads(metadata(path)["layers"])
             width = shape[1] // len(layers)
             columns = {layer: slice(i * width, (i + 1) * width) for i, layer in enumerate(layers)}
             ends = list(accumulate((len(text.token_ids) - 1 for text in texts), initial=0))
@@ -212,8 +210,7 @@ def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> l
 
 def computes_in_bfloat16(device: torch.device) -> bool:
     """Tell whether the device multiplies bfloat16 faster than float32."""
-    known = torch.cpu.get_capabilities()
-    return device.type == "cuda" or bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    return device.type == "cuda" or multiplies_bfloat16()
 
 
 def arithmetic(device: torch.device) -> AbstractContextManager[None]:

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.speculation.noise import gumbels
+from ssd.speculation.sampling import drawn
 from tools.distill.teacher import PAGE
 
 
 @dataclass(frozen=True)
 class Request:
-    """A text to continue: token ids, the temperature (0: greedy), and the most tokens to write."""
+    """A text to continue: token ids, the temperature (0: greedy), the most tokens to write, and a seed."""
 
     prompt: Sequence[int]
     temperature: float
     max_tokens: int
+    seed: int
 
 
 @dataclass(eq=False)
@@ -64,9 +67,8 @@ class Writer:
         self._free = [range(slot * pages, (slot + 1) * pages) for slot in range(slots)]
 
     @torch.inference_mode()
-    def write(self, requests: Sequence[Request], seed: int, record: bool = False) -> list[Text]:
+    def write(self, requests: Sequence[Request], record: bool = False) -> list[Text]:
         """Return the texts of all requests, in order. One whose prompt leaves no room stays as it is."""
-        generator = torch.Generator(self.runner.model.device).manual_seed(seed)
         texts = [Text(list(request.prompt), len(request.prompt)) for request in requests]
         pairs = zip(texts, requests, strict=True)
         waiting, active = [pair for pair in pairs if pair[0].prompt < self.longest][::-1], list[_Slot]()
@@ -78,7 +80,7 @@ class Writer:
             logits = self.runner.forward(rows, context).float()
             if record:
                 self._record(active, rows, logits, [context.hidden[layer] for layer in self._layers])
-            for slot, token in zip(active, self._sample(logits, active, generator), strict=True):
+            for slot, token in zip(active, _sample(logits, active), strict=True):
                 slot.text.token_ids.append(token)
                 slot.text.ended = token in self._stop
             ended = [slot for slot in active if self._is_done(slot)]
@@ -102,12 +104,14 @@ class Writer:
             for slot, part in zip(active, features.split([len(row.token_ids) for row in rows]), strict=True):
                 slot.text.features.append(part)
 
-    def _sample(self, logits: Tensor, active: Sequence[_Slot], generator: torch.Generator) -> list[int]:
-        """Return a token for each row: of the softmax at its temperature, drawn by the Gumbel-max trick."""
-        warm = [index for index, slot in enumerate(active) if slot.request.temperature > 0]
-        if warm:
-            temperatures = torch.tensor([active[index].request.temperature for index in warm], device=logits.device)
-            waits = torch.empty(len(warm), logits.shape[1], device=logits.device).exponential_(generator=generator)
-            logits[warm] = logits[warm] / temperatures[:, None] - waits.log_()
-        chosen: list[int] = logits.argmax(-1).tolist()
-        return chosen
+
+def _sample(logits: Tensor, active: Sequence[_Slot]) -> list[int]:
+    """Return a token for each row of `logits` [n, V], by the temperature and the seed of its request."""
+    warm = [index for index, slot in enumerate(active) if slot.request.temperature > 0]
+    noise, inverse = torch.zeros_like(logits), torch.zeros(len(active), device=logits.device)
+    if warm:
+        places = [(active[index].request.seed, len(active[index].text.token_ids)) for index in warm]
+        noise[warm] = gumbels(places, logits.shape[1], logits.device)
+        inverse[warm] = torch.tensor([1 / active[index].request.temperature for index in warm], device=logits.device)
+    chosen: list[int] = drawn(logits, inverse, noise).tolist()
+    return chosen
