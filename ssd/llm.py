@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from ssd.client import Client, Completion, Prompt, StreamChunk
-from ssd.config.engine import AttentionName, DType, EngineConfig, LoadFormat, Quantize
+from ssd.config.engine import Activations, AttentionName, DType, EngineConfig, LoadFormat, Quantize
 from ssd.config.params import Backup, Mode, Sampler, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc.public import ChatMessage
@@ -70,7 +70,8 @@ class LLM:
     - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: the cores that each keeps to, as
       "0-2,5"; None: all, which only mode "ssd" divides. `tensor_parallel_size` splits the target; `nnodes`,
       `node_rank` and `rdzv_endpoint` over several machines.
-    - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `revision`, `draft_revision`: of
+    - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `activations`: how inputs of layers
+      are rounded whose weights have few bits. `revision`, `draft_revision`: of
       models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.
     - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
@@ -96,6 +97,7 @@ class LLM:
         dtype: DType = "float32",
         draft_dtype: DType | None = None,
         quantize: Quantize = "none",
+        activations: Activations = "int16",
         draft_quantize: Quantize | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,

@@ -18,7 +18,10 @@ from ssd.launch.options import EngineOptions
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
 
-_DECIDED = ("target", "draft", "dtype", "draft_dtype", "quantize", "draft_quantize", "load_format", "revision")
+_DECIDED = (
+    *("target", "draft", "revision", "load_format"),
+    *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
+)
 _LATE = 1.2  # a forward is late if it takes so many times what is stated
 
 

@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
     """Return the models, and the devices and types they run on."""
-    names = ("target_name", "draft_name", "device", "draft_device", "dtype", "draft_dtype", "quantize")
+    names = ("target_name", "draft_name", "device", "draft_device", "dtype", "draft_dtype", "quantize", "activations")
     more = ("draft_quantize", "target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
     return {name: getattr(config, name) for name in (*names, *more)}
 

@@ -33,7 +33,7 @@ _HEADINGS = {
     "Input and output": "prompts_file system as_json chat address keys",
     "Speculation": "fan_out budget backup sampler saguaro_c speculative_config",
     "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
-    "Weights": "dtype draft_dtype quantize draft_quantize load_format revision draft_revision",
+    "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
     "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus attention enforce_eager "
     "deterministic",
@@ -170,6 +170,7 @@ _ENGINE = {
     "dtype": "Type of weights and activations.",
     "draft_dtype": "The draft's type. Default: the one that is fast here.",
     "quantize": "int8: round weights to 8 bits, on a CPU. A quarter of the bytes to read.",
+    "activations": "Inputs of layers whose weights have few bits. int8 is faster and less exact, float32 exact.",
     "draft_quantize": "The draft's. Default: the target's, or int8 where that is faster.",
     "max_model_len": "Longest prompt and answer together, in tokens. Default: the model's, if memory allows.",
     "max_num_seqs": "Most requests that run at the same time.",

@@ -30,7 +30,8 @@ _MOST_COLUMNS = 8
 _SHOWN = (1, 2, 4, 8, 16, 32, 64)  # sizes of a table of times that are printed
 # Engine options that say which pair is meant, and where and how it computes.
 _PLACED = (
-    *("target", "draft", "revision", "draft_revision", "dtype", "draft_dtype", "quantize", "draft_quantize"),
+    *("target", "draft", "revision", "draft_revision"),
+    *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
     *("device", "draft_device", "target_cpus", "draft_cpus", "tensor_parallel_size"),
     *("deterministic", "attention", "enforce_eager"),
 )

@@ -20,6 +20,7 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
+Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
@@ -110,6 +111,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     dtype: DType = "float32"
     quantize: Quantize = "none"
+    activations: Activations = "int16"
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8
     max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
     tensor_parallel_size: RankCount = 1

@@ -10,7 +10,7 @@ import torch
 import zmq
 
 from ssd import failpoints
-from ssd.config.engine import EngineConfig
+from ssd.config.engine import Activations, EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft import eagle3
 from ssd.draft.engine import DraftEngine
@@ -64,7 +64,10 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
     # A path runs ahead of the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = config.draft_quantize == "int8"
-    model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, int8=int8, advice=True, progress=progress)
+    inputs: Activations = "int8" if int8 else "float32"
+    model = registry.load(
+        checkpoint, dtype, device, longest, dummy=dummy, int8=int8, activations=inputs, progress=progress
+    )
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth

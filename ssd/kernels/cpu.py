@@ -16,11 +16,8 @@ from torch import Tensor
 from ssd.kernels import library
 from ssd.kernels.library import call, pointer, scratch
 
-_CHANNELS = 32  # as in tile.h
-_GROUP = 32  # as in groups.c
-_GROUPED = {4: _CHANNELS * (4 + _GROUP // 2), 8: _CHANNELS * (2 + _GROUP)}  # bits: bytes of a block's group
-_ZERO_POINT = 128
-_LEVELS = {1: 127.0, 2: 32639.0}  # of 8 bits, and of 256 a + b with a and b from -127 to 127
+CHANNELS = 32
+"""Outputs side by side in a packed weight, as in tile.h."""
 
 
 def present(device: torch.device) -> bool:
@@ -38,9 +35,9 @@ def multiply_floats(weight: Tensor) -> bool:
     return serve(weight) and bool(call().has_float_product())
 
 
-def multiply_int8(inputs: int) -> bool:
-    """True if `int8_product` takes a weight of so many inputs on this processor."""
-    return inputs % 4 == 0 and library.functions() is not None and bool(call().has_int8_product())
+def multiply_rounded() -> bool:
+    """True if `grouped_product` can round inputs on this processor."""
+    return library.functions() is not None and bool(call().has_rounded_product())
 
 
 def check(x: Tensor) -> None:
@@ -180,7 +177,7 @@ class Product:
     def __init__(self, struct: library.Product, *kept: Tensor | None) -> None:
         self.struct, self._kept = struct, kept
         self._inputs, self._outputs = int(struct.inputs), int(struct.outputs)
-        self.row_bytes = 4 + int(struct.parts) * self._inputs  # of scratch
+        self.row_bytes = (int(struct.parts) + 4) * self._inputs if struct.parts else 0  # of scratch
 
     def __call__(self, x: Tensor) -> Tensor:
         (x, stride), n = _rows(x, self._inputs), x.shape[0]
@@ -193,55 +190,18 @@ class Product:
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     """Pack W [out, in] and b [out], float32, for x W^T + b.
 
-    A weight whose numbers are all bfloat16's, as in most checkpoints, is stored in bfloat16; one that was dequantised
-    from few bits, in those bits. Fewer bytes are read for the same products, bit for bit."""
+    A weight whose numbers are all bfloat16's, as in most checkpoints, is stored in bfloat16: fewer bytes are read for
+    the same products, bit for bit."""
     weight = weight.contiguous()
-    grouped = next(filter(None, (_grouped(weight, bits) for bits in _GROUPED)), None)
-    if grouped is not None:
-        size, (bits, packed) = 0, grouped
-    else:
-        short = weight.bfloat16()
-        packed = _blocks(short if torch.equal(short.float(), weight) else weight, 1)
-        size, bits = packed.element_size(), 0
-    padded = None if bias is None else _padded(bias)
     outputs, inputs = weight.shape
-    struct = library.Product(inputs, outputs, size, bits, 0, packed.data_ptr(), None, pointer(padded))
-    return Product(struct, packed, padded)
+    short, bias = weight.bfloat16(), None if bias is None else whole_blocks(bias)
+    kept = whole_blocks(short if torch.equal(short.float(), weight) else weight)
+    packed = kept.view(-1, CHANNELS, inputs).transpose(1, 2).contiguous()
+    struct = library.Product(inputs, outputs, packed.element_size(), weight=packed.data_ptr(), bias=pointer(bias))
+    return Product(struct, packed, bias)
 
 
-def _grouped(weight: Tensor, bits: int) -> tuple[int, Tensor] | None:
-    """(bits, weight packed in groups as groups.c wants); None if its numbers are not of that form."""
-    outputs, inputs = weight.shape
-    if inputs % _GROUP:
-        return None
-    packed = torch.zeros(-(-outputs // _CHANNELS) * inputs // _GROUP * _GROUPED[bits], dtype=torch.uint8)
-    sound = call().pack_groups(weight.data_ptr(), outputs, inputs, bits, packed.data_ptr())
-    return (bits, packed) if sound else None
-
-
-def int8_product(weight: Tensor, scales: Tensor, bias: Tensor | None, parts: int, least: float) -> Product:
-    """Pack W int8 [out, in], scales and b float32 [out], for (integers W^T) * scales * sizes / levels + b.
-
-    sizes [n] are the largest magnitudes of the rows of x, at least `least`; integers are x / sizes * levels, rounded.
-    They have 8 bits, or 16 in two `parts`. Sums are exact."""
-    outputs, inputs = weight.shape
-    zeros = _padded(_ZERO_POINT * weight.sum(1, dtype=torch.int32))
-    packed, scales = _blocks(weight, 4), _padded(scales / _LEVELS[parts])
-    padded = None if bias is None else _padded(bias)
-    pointers = packed.data_ptr(), scales.data_ptr(), pointer(padded), zeros.data_ptr()
-    zero = float(sum(_ZERO_POINT * 256**part for part in range(parts)))
-    struct = library.Product(inputs, outputs, 1, 0, parts, *pointers, _LEVELS[parts], least, zero)
-    return Product(struct, packed, scales, padded, zeros)
-
-
-def _blocks(weight: Tensor, together: int) -> Tensor:
-    """[out, in] -> [blocks of channels, in / together, channels of a block, together], padded with zeros."""
-    inputs = weight.shape[1]
-    blocks = _padded(weight).view(-1, _CHANNELS, inputs // together, together)
-    return blocks.transpose(1, 2).contiguous()
-
-
-def _padded(x: Tensor) -> Tensor:
-    """x, padded with zeros to whole blocks of channels."""
-    missing = -x.shape[0] % _CHANNELS
+def whole_blocks(x: Tensor) -> Tensor:
+    """x [out, ...], padded with zeros to whole blocks of channels."""
+    missing = -x.shape[0] % CHANNELS
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x.contiguous()

@@ -45,20 +45,18 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
 void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
           int64_t rows);
 
-/* products.c: a weight [outputs, inputs], packed by blocks of output channels, in numbers of so many `bytes`: float32,
-   bfloat16, or integers. Integers have a scale a channel (`scales`) and `zeros`, what the zero point adds to its sum;
-   inputs are then rounded to `parts` bytes: to `levels` on either side of `zero`, for numbers of at least `least`.
-   groups.c: numbers of so many `bits`, in groups. */
+/* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of so many `bytes`, float32 or
+   bfloat16. groups.c: in codes of so many `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
+   with 0 parts stay float32. What is not so is 0. */
 typedef struct {
-    int64_t inputs, outputs, bytes, bits, parts; /* what is not so is 0 */
+    int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts;
     const char *weight;
-    const float *scales, *bias;
-    const int32_t *zeros;
-    float levels, least, zero;
+    const float *bias;
 } product_t;
 
-/* `scratch` has room for rows * (4 + parts * inputs) bytes. */
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows);
+void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
+/* `scratch` is for rounded inputs: rows * inputs * (parts + 4) bytes. */
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
 
 /* decoder.c: a layer. `q_norm` and `k_norm` may be missing. With a `token_norm` (EAGLE-3) its input are pairs: the

@@ -35,14 +35,13 @@ class Product(ctypes.Structure):
         ("outputs", c_int64),
         ("bytes", c_int64),
         ("bits", c_int64),
+        ("group", c_int64),
+        ("zero", c_int64),
+        ("offsets", c_int64),
+        ("wide", c_int64),
         ("parts", c_int64),
         ("weight", c_void_p),
-        ("scales", c_void_p),
         ("bias", c_void_p),
-        ("zeros", c_void_p),
-        ("levels", c_float),
-        ("least", c_float),
-        ("zero", c_float),
     )
 
 
@@ -118,7 +117,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
-    "pack_groups": (c_void_p, *_ROWS, c_int64, c_void_p),
+    "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p),
+    "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (
         *(POINTER(Store), POINTER(Store), c_int64, c_void_p, c_int64, c_void_p),
@@ -145,7 +145,7 @@ def functions() -> ctypes.PyDLL | None:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
-    found.pack_groups.restype = c_int
+    found.find_groups.restype = c_int
     return found
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ssd.kernels import cpu
+from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, takes
 
 # Rows that oneDNN lays a weight out for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
@@ -25,31 +25,39 @@ _ZERO_POINT = 128
 
 
 class Int8Linear:
-    """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, x in twice 8.
+    """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, or in the groups that it comes in.
 
-    Each output channel of W has a scale; each row of x gets one when it is multiplied. A row is multiplied twice, by
-    its high and by its low bytes: in 8 bits the few large numbers of a row leave too little for the others
-    (docs/performance.md). Sums of integers are exact, so a row's result has the same bits in any batch."""
+    A weight that is rounded here gets a scale for each output. Inputs are rounded to 16 bits: in 8 bits the few large
+    numbers of a row leave too little for the others (docs/performance.md). Sums of integers are exact, so a row's
+    result has the same bits in any batch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, coarse: bool = False) -> None:
+    def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 2) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
-        `coarse`: multiply x in 8 bits, half of the work. Good enough for a draft (docs/performance.md)."""
+        `parts`: bytes that our kernels round an input to, 1 or 2; oneDNN always has 2. One is half of the work, and
+        good enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
-        ours = cpu.multiply_int8(self.in_features)
-        rounded, scales = round_to_int8(weight, LEVELS if ours else _weight_levels())
         self.product: Callable[[Tensor], Tensor]
-        if ours:
-            self.product = cpu.int8_product(rounded, scales, bias, 1 if coarse else 2, _TINY)
+        groups = weight if isinstance(weight, Groups) else find_groups(weight) or _rounded(weight)
+        if takes(groups, parts):
+            self.product = grouped_product(groups, bias, parts)
         else:
+            dense = weight.dequantized() if isinstance(weight, Groups) else weight
+            rounded, scales = round_to_int8(dense, _weight_levels())
             self.product = _OneDnnProduct(rounded, scales, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
 
 
+def _rounded(weight: Tensor) -> Groups:
+    """The weight in 8 bits, with one group for each output."""
+    rounded, scales = round_to_int8(weight, LEVELS)
+    return Groups(rounded.view(torch.uint8).bitwise_xor_(128), scales[:, None], None, 128)
+
+
 class _OneDnnProduct:
-    """`cpu.int8_product` with 16 bits, in torch operations."""
+    """The same with a scale for each row of x, in torch operations."""
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias

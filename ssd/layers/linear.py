@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, takes
 
 # Rows that oneDNN lays a weight out for: verifications of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
 INVARIANT_ROWS = 16
+Activations = Literal["float32", "int16", "int8"]
+PARTS: Mapping[Activations, Parts] = {"float32": 0, "int16": 2, "int8": 1}
+"""What the inputs of a layer whose weights have few bits are rounded to -> their bytes."""
 
 
 class Linear:
@@ -22,11 +27,19 @@ class Linear:
     On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 that holds for
     at least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it."""
+    def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 0) -> None:
+        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
+
+        `parts`: where a weight of few bits meets a processor with VNNI, inputs are rounded to so many bytes."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
-        if cpu.multiply_floats(weight):
+        groups = weight if isinstance(weight, Groups) else find_groups(weight)
+        kind = next((kind for kind in (parts, 0) if groups is not None and takes(groups, kind)), None)
+        if isinstance(weight, Groups):
+            weight = weight.dequantized() if kind is None else weight.steps
+        if groups is not None and kind is not None:
+            self.product = grouped_product(groups, bias, kind)
+        elif cpu.multiply_floats(weight):
             self.product = cpu.float_product(weight, bias)
         elif _can_pack(weight):
             self.product = _OneDnnProduct(weight, bias)

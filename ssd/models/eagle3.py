@@ -56,7 +56,7 @@ class Eagle3:
         own = weights.has(EMBEDDING)
         self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
         self.fused = FUSED * target_width(config)
-        self._fuse = weights.linear(weights("fc.weight", width, self.fused), None)
+        self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         layer = weights.below(name)
         self._token_norm, self._feature_norm, self._forward_norm = (

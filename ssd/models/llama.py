@@ -114,12 +114,9 @@ class Attention:
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
-        self._qkv = weights.linear(
-            torch.cat([weights(f"{name}.weight", size, self.inputs * width) for name, size in parts]),
-            torch.cat(biases) if biases else None,
-        )
+        self._qkv = weights.linear(weights.stacked(parts, self.inputs * width), torch.cat(biases) if biases else None)
         self._out = weights.row_linear(
-            weights("o_proj.weight", width, q_size), optional_bias(weights, "o_proj", width, out_bias)
+            weights.stacked([("o_proj", width)], q_size), optional_bias(weights, "o_proj", width, out_bias)
         )
         self._shape, self._layer, self._rotary = shape, layer, rotary
         self._scores = Scores(window=window_of(config, layer))
@@ -167,11 +164,11 @@ class FeedForward:
         bias = flag(config, "mlp_bias")
         biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
         self._gate_up = weights.linear(
-            torch.cat([weights(f"{name}.weight", inner, width) for name in ("gate_proj", "up_proj")]),
+            weights.stacked([(name, inner) for name in ("gate_proj", "up_proj")], width),
             torch.cat(biases) if biases else None,
         )
         self._down = (weights.row_linear if summed else weights.partial_linear)(
-            weights("down_proj.weight", width, inner), optional_bias(weights, "down_proj", width, bias)
+            weights.stacked([("down_proj", width)], inner), optional_bias(weights, "down_proj", width, bias)
         )
 
     @property

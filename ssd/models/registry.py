@@ -15,6 +15,7 @@ from ssd.models.pairs import is_head
 if TYPE_CHECKING:
     import torch
 
+    from ssd.layers.linear import Activations
     from ssd.layers.ranks import Ranks
     from ssd.models.checkpoint import Checkpoint
     from ssd.models.interface import Model
@@ -51,7 +52,7 @@ def load(
     *,
     dummy: bool = False,
     int8: bool = False,
-    advice: bool = False,
+    activations: Activations = "float32",
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -59,11 +60,12 @@ def load(
 
     max_position: upper bound on positions.
     dummy: random weights.
-    int8: linear layers in 8 bits, on a CPU in float32 only; inputs have 16 bits, or 8 if `advice`, for a draft.
+    int8: linear layers in 8 bits, on a CPU in float32 only.
+    activations: inputs of linear layers whose weights have few bits; with `int8` at most int16.
     ranks: build this rank's part, whose logits are those of its part of the vocabulary.
     progress: is told how many bytes have been read."""
     from ssd.layers.int8 import Int8Linear
-    from ssd.layers.linear import Linear
+    from ssd.layers.linear import PARTS, Linear
     from ssd.models import fallback, weights
     from ssd.models.eagle3 import Eagle3
     from ssd.models.split import Share
@@ -84,7 +86,8 @@ def load(
             raise UsageError(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
-    linear = partial(Int8Linear, coarse=advice) if int8 else Linear
+    parts = PARTS[activations]
+    linear = partial(Int8Linear, parts=parts or 2) if int8 else partial(Linear, parts=parts)
     family: Any = Eagle3 if is_head(checkpoint) else known[kind].load()
     try:
         share = Share.of(family, checkpoint.config, ranks)

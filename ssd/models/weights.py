@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.groups import Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
@@ -21,10 +22,12 @@ _TYPES = ("F32", "F16", "BF16", "F64")
 
 Reader = Callable[..., Tensor]
 """(name, shape of the whole tensor[, the piece of it that is wanted])"""
+GroupReader = Callable[[str, tuple[int, ...], Piece], Groups | None]
+"""The same of a weight of few bits; None if it is none, or if the piece cuts a group."""
 LinearLayer = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
 """(bytes of the weights that have been read, bytes in all)"""
-MakeLinear = Callable[[Tensor, Tensor | None], LinearLayer]
+MakeLinear = Callable[[Tensor | Groups, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
 
 
@@ -47,9 +50,10 @@ class Weights:
         names: Container[str] | None = None,
         share: Share = WHOLE,
         integers: Reader | None = None,
+        groups: GroupReader | None = None,
     ) -> None:
         self._read, self.linear, self._prefix, self._names, self.share = read, linear, prefix, names, share
-        self._integers = integers or read
+        self._integers, self._groups = integers or read, groups
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, or this rank's part of it, which has `shape`; of a vocabulary that is the whole shape.
@@ -60,11 +64,28 @@ class Weights:
         read = [self._read(self._prefix + name, whole, piece) for piece in pieces]
         return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
 
-    def partial_linear(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+    def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Groups:
+        """The weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
+
+        They are a `Groups` if the checkpoint has all of them in groups of one kind."""
+        found = [self._grouped(f"{name}.weight", (outputs, inputs)) for name, outputs in layers]
+        whole = [groups for groups in found if groups is not None]
+        together = stacked(whole) if len(whole) == len(found) else None
+        if together is not None:
+            return together
+        return torch.cat([self(f"{name}.weight", outputs, inputs) for name, outputs in layers])
+
+    def _grouped(self, name: str, shape: tuple[int, ...]) -> Groups | None:
+        if self._groups is None:
+            return None
+        whole, pieces = self.share.pieces(self._prefix + name, shape)
+        return self._groups(self._prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
+
+    def partial_linear(self, weight: Tensor | Groups, bias: Tensor | None) -> LinearLayer:
         """A linear layer whose inputs are split over the ranks. To be summed over them."""
         return self.linear(weight, None if self.share.ranks.rank else bias)
 
-    def row_linear(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+    def row_linear(self, weight: Tensor | Groups, bias: Tensor | None) -> LinearLayer:
         """The same with its sum."""
         partial = self.partial_linear(weight, bias)
         return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
@@ -81,7 +102,8 @@ class Weights:
         return self._integers(self._prefix + name, shape).long()
 
     def below(self, prefix: str) -> Weights:
-        return Weights(self._read, self.linear, f"{self._prefix}{prefix}.", self._names, self.share, self._integers)
+        below = f"{self._prefix}{prefix}."
+        return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)
 
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names
@@ -109,12 +131,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UsageError(f"tensor {name} holds numbers that are not finite in {kind}")
-
-
-def unpacked(words: Tensor, scales: Tensor) -> Tensor:
-    """Return the weight float32 [out, in] from int32 [out, in / 8] and scales [out, groups]."""
-    numbers = ((words[..., None] >> torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)) & 15) - ZERO
-    return scaled(numbers.flatten(1), scales)
 
 
 def scaled(integers: Tensor, scales: Tensor) -> Tensor:
@@ -158,26 +174,37 @@ def from_checkpoint(
         progress(done, total)
         return tensor
 
-    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+    def quantised(name: str, shape: tuple[int, ...]) -> Groups | None:
         info = checkpoint.tensors.get(name)
         if info is not None and info.dtype == "I8" and len(shape) == 2 and checkpoint.config.get(QUANTIZATION):
-            scale = stored(name + SCALE, (shape[0], 1), piece and piece[:1])
-            check_type(name + SCALE, checkpoint.tensors[name + SCALE])
-            tensor = (stored(name, shape, piece).to(device).float() * scale.to(device).float()).to(dtype)
+            codes = stored(name, shape).view(torch.uint8) ^ 128
+            scales, zero = stored(name + SCALE, (shape[0], 1)), 128
         elif info is not None and info.dtype == PACKED_DTYPE:
             check_shape(name, info, shape)
-            check_type(name + SCALE, checkpoint.tensors[name + SCALE])
-            words = opened(info).get_tensor(name + PACKED)
-            scale = stored(name + SCALE, checkpoint.tensors[name + SCALE].shape)
-            tensor = unpacked(words.to(device), scale.to(device))[piece or ...].to(dtype)
+            words = opened(info).get_tensor(name + PACKED).view(torch.uint8)
+            codes = torch.stack((words & 15, words >> 4), dim=-1).flatten(1)
+            scales, zero = stored(name + SCALE, checkpoint.tensors[name + SCALE].shape), ZERO
         else:
-            if info is not None:
+            return None
+        check_type(name + SCALE, checkpoint.tensors[name + SCALE])
+        check_finite(name + SCALE, scales)
+        return Groups(codes.to(device), scales.float().to(device), None, zero)
+
+    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
+        if (groups := quantised(name, shape)) is not None:
+            tensor = groups.dequantized()[piece or ...].to(dtype)
+        else:
+            if (info := checkpoint.tensors.get(name)) is not None:
                 check_type(name, info)
             tensor = stored(name, shape, piece).to(device, dtype)
         check_finite(name, tensor)
         return tensor
 
-    return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored)
+    def read_groups(name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
+        groups = quantised(name, shape) if dtype == torch.float32 and device.type == "cpu" else None
+        return None if groups is None else groups[piece]
+
+    return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored, groups=read_groups)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:

@@ -41,7 +41,7 @@ class TargetEngine:
         proposer: Proposer,
         stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        salt = f"{config.digest}/{config.dtype}/{config.quantize}"
+        salt = f"{config.digest}/{config.dtype}/{config.quantize}/{config.activations}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer

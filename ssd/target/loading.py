@@ -36,6 +36,7 @@ def load(
         config.max_model_len,
         dummy=dummy,
         int8=config.quantize == "int8",
+        activations=config.activations,
         ranks=ranks,
         progress=progress,
     )

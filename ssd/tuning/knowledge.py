@@ -70,11 +70,11 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
     """Where what is known of this pair, on this machine, placed like this and with these kernels, is kept."""
     drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
     pair = [config.digest, config.draft, drafts, config.emulate, config.synthetic, config.load_format]
-    types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.deterministic]
+    types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.activations]
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
-    ways = [config.tensor_parallel_size, config.attention, config.enforce_eager, kernels, __version__]
+    ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]
     processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    described = repr((pair, types, places, ways, processor and processor[0], os.cpu_count()))
+    described = repr((pair, types, places, ways, kernels, __version__, processor and processor[0], os.cpu_count()))
     return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
 
 

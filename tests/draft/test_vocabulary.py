@@ -56,7 +56,7 @@ def listing(directory: Path, ids: Sequence[int] = IDS[::-1]) -> Path:
 def load(directory: Path, dtype: torch.dtype, int8: bool = False, target: Path | None = None) -> Runner:
     """As the draft's process does it."""
     checkpoint = inspect(directory) if target is None else borrowed(inspect(directory), inspect(target))
-    model = registry.load(with_list(checkpoint), dtype, tiny.CPU, tiny.MAX_POSITION, int8=int8, advice=True)
+    model = registry.load(with_list(checkpoint), dtype, tiny.CPU, tiny.MAX_POSITION, int8=int8, activations="int8")
     return Runner(model, 400, pair.PAGE_SIZE)
 
 

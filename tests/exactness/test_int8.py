@@ -133,7 +133,7 @@ def test_what_is_stored_in_another_way_is_refused(tmp_path: Path) -> None:
         (None, rf"tensor {name}_scale is missing"),
         (scales[0], r"_scale has shape \(1,\), expected \(52, 1\)"),
         (scales.to(torch.int8), "_scale has type I8"),
-        (scales / 0, f"tensor {name} holds numbers that are not finite"),
+        (scales / 0, f"tensor {name}_scale holds numbers that are not finite"),
     ]
     for scale, message in broken:
         left = {key: tensor for key, tensor in tensors.items() if key != f"{name}_scale"}

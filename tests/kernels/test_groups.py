@@ -1,4 +1,4 @@
-"""Weights of few bits, as GGUF leaves them: the bits of the products of the same weights in float32."""
+"""Weights of few bits: in float32 the bits of the dequantised weight's product; with rounded inputs close to them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, stacked
 
 pytestmark = pytest.mark.skipif(
-    not cpu.multiply_floats(torch.empty(0)), reason="a processor without AVX-512: there is no such product"
+    not cpu.multiply_rounded(), reason="a processor without AVX-512 and VNNI: there is no such product"
 )
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+SHAPES = ((70, 64), (32, 32), (5, 96), (200, 1536))
+COUNTS = (1, 2, 5, 6, 7, 18, 19, 40)
 
 
 def made(kind: str, outputs: int, inputs: int) -> Tensor:
@@ -24,32 +27,111 @@ def made(kind: str, outputs: int, inputs: int) -> Tensor:
     return torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]))
 
 
+def found(weight: Tensor) -> Groups:
+    groups = find_groups(weight)
+    assert groups is not None
+    return groups
+
+
+def drawn(bits: int, group: int, shifted: bool, wide: bool, outputs: int = 70, inputs: int = 192) -> Groups:
+    """A weight with every code, steps of all sizes, and offsets if it is `shifted`; numbers have 11 bits or more."""
+    generator = torch.Generator().manual_seed(bits + group)
+    codes = torch.randint(2**bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    heads = torch.randn(2, outputs, inputs // group, generator=generator) * torch.logspace(-2, 1, outputs)[:, None]
+    steps, offsets = heads if wide else heads.half().float()
+    return Groups(codes, steps, offsets if shifted else None, 0 if shifted else 2 ** (bits - 1))
+
+
 def plain(weight: Tensor) -> cpu.Product:
-    """Its product in float32: a channel behind the others, with more digits than any format keeps."""
+    """Its product in float32: a channel behind the others has more digits than bfloat16."""
     return cpu.float_product(torch.cat((weight, torch.full((1, weight.shape[1]), 1 / 3).cumsum(1))), None)
 
 
+def inputs_of(count: int, width: int) -> Tensor:
+    """Rows of all sizes, with a chunk of zeros and a number that is far larger than the others."""
+    x = torch.randn(count, width, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 3, count)[:, None]
+    x[:, 0] *= 30
+    x[1, :32] = 0.0
+    return x
+
+
+def check_all_rows(product: cpu.Product, x: Tensor, expected: Tensor) -> None:
+    for rows in COUNTS:
+        assert torch.equal(product(x[:rows]), expected[:rows]), rows
+    assert torch.equal(product(torch.cat((x, x), dim=1)[:, x.shape[1] :]), expected)
+
+
 @pytest.mark.parametrize("kind", BITS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(70, 64), (32, 32), (5, 96), (200, 1536)])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_the_bits_of_float32(kind: str, outputs: int, inputs: int) -> None:
     weight, bias = made(kind, outputs, inputs), torch.linspace(-1, 1, outputs)
-    product, wide = cpu.float_product(weight, bias), plain(weight)
-    assert product.struct.bits == BITS[kind] and wide.struct.bits == 0
-    x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1))
-    expected = wide(x)[:, :outputs] + bias
-    for rows in (1, 2, 5, 6, 7, 18, 19, 40):
-        assert torch.equal(product(x[:rows]), expected[:rows]), rows
-    assert torch.equal(product(torch.cat((x, x), dim=1)[:, inputs:]), expected)
+    groups, x = found(weight), inputs_of(40, inputs)
+    product = grouped_product(groups, bias)
+    assert product.struct.bits == BITS[kind] and not product.struct.wide
+    assert torch.equal(groups.dequantized(), weight)
+    check_all_rows(product, x, plain(weight)(x)[:, :outputs] + bias)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["half", "float"])
+@pytest.mark.parametrize("shifted", [False, True], ids=["zero", "offsets"])
+@pytest.mark.parametrize("group", [4, 16, 32, 64, 192])
+@pytest.mark.parametrize("bits", [3, 4, 6, 8])
+def test_groups_of_every_kind(bits: int, group: int, shifted: bool, wide: bool) -> None:
+    groups = drawn(bits, group, shifted, wide)
+    x, weight = inputs_of(40, 192), groups.dequantized()
+    exact = x.double() @ weight.double().T
+    products = {parts: grouped_product(groups, None, parts) for parts in (0, 1, 2)}
+    assert products[0].struct.wide == wide and products[0].struct.bits == (4 if bits <= 4 else 8)
+    check_all_rows(products[0], x, products[0](x))
+    # Half a level of the largest of 32 inputs, times the sizes of their weights; and float32's own rounding.
+    chunk = min(group, 32) & -min(group, 32)
+    largest = x.abs().view(40, -1, chunk).amax(2).repeat_interleave(chunk, 1).double()
+    sizes = ((groups.codes.double() - groups.zero).abs() * groups.steps.repeat_interleave(group, 1).abs()).T
+    shifts = 0.0 if groups.offsets is None else groups.offsets.double().repeat_interleave(group, 1).abs().T
+    floats = 2e-6 * (x.double().abs() @ (sizes + shifts))
+    for parts, levels in ((0, 1e12), (1, 127), (2, 32639)):
+        assert ((products[parts](x) - exact).abs() <= largest / levels / 2 @ (sizes + shifts) + floats).all(), parts
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kind", BITS)
+def test_a_row_does_not_depend_on_its_company(kind: str, parts: Parts) -> None:
+    bias = torch.linspace(-1, 1, 200)
+    product, x = grouped_product(found(made(kind, 200, 1536)), bias, parts), inputs_of(40, 1536)
+    check_all_rows(product, x, torch.cat([product(row[None]) for row in x]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_input_that_is_no_number_gives_none(value: float) -> None:
+    product, x = grouped_product(drawn(4, 32, True, False), None, 2), inputs_of(3, 192)
+    x[1, 70] = value
+    y = product(x)
+    assert not y[1].isfinite().any() and y[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", BITS)
-def test_a_single_number_that_is_otherwise_keeps_all_in_float32(kind: str) -> None:
+def test_a_single_number_that_is_otherwise_has_no_groups(kind: str) -> None:
     weight = made(kind, 70, 64)
     for value in (torch.nextafter(weight[69, 63], torch.tensor(9.0)), torch.tensor(torch.nan), torch.tensor(torch.inf)):
         weight[69, 63] = value
-        product = cpu.float_product(weight, None)
-        assert product.struct.bits == 0 and product.struct.bytes == 4
+        assert find_groups(weight) is None
 
 
 def test_groups_that_do_not_end_with_the_row_are_none() -> None:
-    assert cpu.float_product(made("Q4_0", 70, 64)[:, :33], None).struct.bits == 0
+    assert find_groups(made("Q4_0", 70, 64)[:, :33]) is None
+
+
+def test_weights_are_stacked_where_their_groups_are_alike() -> None:
+    first, second = drawn(4, 32, True, False), drawn(4, 32, True, False, outputs=33)
+    both = stacked([first, second])
+    assert both is not None
+    assert torch.equal(both.dequantized(), torch.cat((first.dequantized(), second.dequantized())))
+    assert stacked([first, drawn(4, 64, True, False)]) is None
+
+
+def test_a_part_of_a_weight_ends_with_its_groups() -> None:
+    weight = drawn(4, 32, True, False)
+    for piece in ((), (slice(3, 7),), (slice(None), slice(64, 128)), (slice(3, 7), slice(0, 192))):
+        part = weight[piece]
+        assert part is not None and torch.equal(part.dequantized(), weight.dequantized()[piece])
+    assert weight[slice(None), slice(0, 48)] is None

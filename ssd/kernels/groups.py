@@ -1,0 +1,108 @@
+"""Weights of few bits in groups, and their products (groups.c)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ssd.kernels import library
+from ssd.kernels.cpu import CHANNELS, Product, multiply_floats, multiply_rounded, whole_blocks
+from ssd.kernels.library import call, pointer
+
+Parts = Literal[0, 1, 2]
+"""Bytes of an input that is rounded to an integer; 0: it stays float32."""
+
+# GGUF's formats that `find_groups` knows: bits and zero.
+_FOUND = ((4, 0), (8, 128))
+_FOUND_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A weight [out, in] of numbers steps * (codes - zero) + offsets.
+
+    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each; without offsets
+    these are 0."""
+
+    codes: Tensor
+    steps: Tensor
+    offsets: Tensor | None
+    zero: int = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.shape[1] // self.steps.shape[1]
+
+    def dequantized(self) -> Tensor:
+        """The weight in float32."""
+        numbers = (self.codes.float() - self.zero).view(*self.steps.shape, -1) * self.steps[..., None]
+        return (numbers if self.offsets is None else numbers.add_(self.offsets[..., None])).flatten(1)
+
+    def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
+        """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""
+        rows, columns = (*piece, slice(None), slice(None))[:2]
+        start, stop, _ = columns.indices(self.shape[1])
+        if start % self.group or stop % self.group:
+            return None
+        groups = slice(start // self.group, stop // self.group)
+        offsets = None if self.offsets is None else self.offsets[rows, groups]
+        return Groups(self.codes[rows, columns], self.steps[rows, groups], offsets, self.zero)
+
+
+def find_groups(weight: Tensor) -> Groups | None:
+    """The groups of a float32 weight that was dequantised from GGUF's Q4_0, Q4_1 or Q8_0; None for any other."""
+    outputs, inputs = weight.shape
+    if inputs % _FOUND_GROUP or not multiply_floats(weight):
+        return None
+    weight, codes = weight.contiguous(), torch.empty(outputs, inputs, dtype=torch.uint8)
+    steps, offsets = torch.empty(2, outputs, inputs // _FOUND_GROUP)
+    addresses = codes.data_ptr(), steps.data_ptr(), offsets.data_ptr()
+    for bits, zero in _FOUND:
+        if call().find_groups(weight.data_ptr(), outputs, inputs, bits, *addresses):
+            return Groups(codes, steps, None if zero else offsets, zero)
+    return None
+
+
+def grouped_product(weight: Groups, bias: Tensor | None, parts: Parts = 0) -> Product:
+    """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
+
+    Without `parts` the bits are those of the dequantised weight's `float_product`. Else inputs are rounded to 8 or 16
+    bits, with a scale for every 32 of them; see `takes`."""
+    outputs, inputs = weight.shape
+    bits = 4 if int(weight.codes.max()) < 16 else 8
+    heads = [part.contiguous() for part in (weight.steps, weight.offsets) if part is not None]
+    wide = not all(torch.equal(part.half().float(), part) for part in heads)
+    codes, bias = weight.codes.contiguous(), None if bias is None else whole_blocks(bias)
+    struct = library.Product(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
+    group_bytes = len(heads) * (4 if wide else 2) + weight.group * bits // 8
+    channels = -(-outputs // CHANNELS) * CHANNELS
+    packed = torch.zeros(channels * weight.steps.shape[1] * group_bytes, dtype=torch.uint8)
+    offsets = heads[1] if len(heads) == 2 else None
+    call().pack_groups(struct, codes.data_ptr(), heads[0].data_ptr(), pointer(offsets), packed.data_ptr())
+    struct.weight, struct.bias = packed.data_ptr(), pointer(bias)
+    return Product(struct, packed, bias)
+
+
+def takes(weight: Groups, parts: Parts) -> bool:
+    """True if `grouped_product` takes this weight, and so many parts, on this processor."""
+    return weight.group % 4 == 0 and (multiply_rounded() if parts else multiply_floats(weight.steps))
+
+
+def stacked(weights: Sequence[Groups]) -> Groups | None:
+    """The weights [out, in] one below the other, as one; None if their groups or zeros differ."""
+    first = weights[0]
+    kinds = {(weight.group, weight.zero, weight.offsets is None) for weight in weights}
+    if len(kinds) > 1:
+        return None
+    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
+    codes, steps = torch.cat([weight.codes for weight in weights]), torch.cat([weight.steps for weight in weights])
+    return Groups(codes, steps, torch.cat(offsets) if offsets else None, first.zero)

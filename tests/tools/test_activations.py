@@ -1,0 +1,29 @@
+"""The tool that compares roundings of inputs: float32 differs from itself by nothing, and every setting has a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from ssd.layers.linear import PARTS
+from tests.models import tiny
+from tools.activations import main
+
+
+def test_every_setting_has_a_row(tmp_path: Path) -> None:
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", vocab_size=300))
+    text = tmp_path / "text.md"
+    text.write_text("one two three four " * 100)
+    shown = CliRunner().invoke(main, [str(target), str(text)])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split("│")[1:-1] for line in shown.output.splitlines() if line.startswith("│")]
+    assert [row[0].strip() for row in rows] == list(PARTS)
+    assert [cell.strip() for cell in rows[0][1:4]] == ["0.0e+00", "0.0e+00", "100.00%"]
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", vocab_size=300))
+    (tmp_path / "text.md").write_text("one two")
+    shown = CliRunner().invoke(main, [str(target), str(tmp_path / "text.md")])
+    assert shown.exit_code == 2 and "fewer than" in shown.output
