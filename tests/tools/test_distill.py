@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
+from ssd.frontend.tokenization import Tokenizer
 from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.rounds import Tuning, kind_of
@@ -21,6 +23,8 @@ from tests.models import tiny
 from tools.distill import training
 from tools.distill.__main__ import main
 from tools.distill.card import card
+from tools.distill.corpus import CorpusPlan, Workers, write_corpus
+from tools.distill.shards import Conversation, conversations
 from tools.distill.student import Store, StudentPlan, begin_with, build, round_in_training
 from tools.distill.teacher import load_runner
 
@@ -131,6 +135,40 @@ def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Pa
         name = f"corpus-0000{index}.safetensors"
         ours, theirs = (load_file(folder / "work" / name) for folder in (tmp_path, draft))
         assert all((ours[kind] == theirs[kind]).all() for kind in ours)
+
+
+def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
+    """It opens with that message, or is about an answer to it."""
+    sizes = {"vocab_size": 300, "max_position_embeddings": 1280}
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", **sizes))
+    write_corpus(str(target), tmp_path, CorpusPlan(32, 32, 80), [], Workers(batch=16))
+    tokenizer, found = Tokenizer(target), conversations(tmp_path / "corpus-00000.safetensors")
+    assert len({text.opening for text in found}) == 10
+    answers = defaultdict[str, list[str]](list)
+    about = 0
+    for number, text in enumerate(found):
+        asked = tokenizer.decode(text.token_ids[: text.prompt])
+        if text.opening in asked:
+            answers[text.opening].append(tokenizer.decode(text.token_ids[text.prompt :]).strip())
+        else:
+            assert any(answer in asked for answer in answers[text.opening])
+            about += 1
+        assert (number >= 20) == (text.opening not in asked or len(answers[text.opening]) > 2)
+    assert len(found) >= 26 and 3 <= about < len(found) - 20
+
+
+def test_what_derives_from_a_held_out_message_is_held_out() -> None:
+    data = [
+        training.Example(Conversation([0, 1], 1, opening), torch.zeros(1, 1), torch.ones(1, 1))
+        for opening in "aabbccdefghijkbkjabc" + 10 * "a"
+    ]
+    trained, held = ({example.text.opening for example in part} for part in training.split(data, 3))
+    assert held == {"k", "j"} and trained == {*"abcdefghi"}
+    assert sum(map(len, training.split(data, 3))) == len(data)
+    with pytest.raises(UsageError, match="9 conversations are too few"):
+        training.split(data[:9], 3)
+    with pytest.raises(UsageError, match="are too few"):
+        training.split(data[:2] * 10, 3)  # all about one message
 
 
 def test_training_goes_on_from_a_saved_state(

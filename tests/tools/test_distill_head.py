@@ -33,7 +33,7 @@ from tests.tools.test_distill import FLAGS, distill
 from tools.distill import head
 from tools.distill.corpus import CorpusPlan, Workers, write_corpus
 from tools.distill.head import HeadPlan
-from tools.distill.shards import Conversation, conversations, metadata
+from tools.distill.shards import Conversation, conversations
 from tools.distill.student import Store
 from tools.distill.teacher import load_runner
 from tools.distill.training import Example, examples
@@ -85,7 +85,7 @@ def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
 def test_own_prompts_are_answered(prompts: Path, trained: Path) -> None:
     files = [trained / "work" / f"corpus-0000{index}.safetensors" for index in range(2)]
     assert [len(load_file(file)["lengths"]) for file in files] == [6, 6]
-    asked = [prompt for file in files for prompt in json.loads(metadata(file)["prompts"])]
+    asked = [text.opening for file in files for text in conversations(file)]
     assert asked == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
 
 

@@ -43,15 +43,15 @@ from tools.distill.corpus import LONGEST, CorpusPlan, Workers, within, write_cor
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
-from tools.distill.shards import Conversation, claim, metadata, shard_path
+from tools.distill.shards import SHARD_VERSION, Conversation, claim
 from tools.distill.student import Store, Student, StudentPlan, begin_with, build, round_in_training
 from tools.distill.teacher import load_runner, score
-from tools.distill.training import Example, TrainingPlan, computes_in_bfloat16, examples, train
+from tools.distill.training import Example, TrainingPlan, computes_in_bfloat16, examples, split, train
 
 KINDS = ("decoder", "eagle3")
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
-_HELD_OUT = 128  # conversations at the end of the corpus that are not trained on
+_HELD_OUT = 128  # conversations, or a few more, that are not trained on
 _LOOKAHEAD = 4
 _FAN_OUTS = range(1, 17)  # all, so that the hits of each rank are known
 _STEP_ROWS = (1, 8)  # sizes of a forward of the draft that the card gives times of
@@ -185,13 +185,13 @@ class Job:
         work = self.work or self.out / "work"
         digest = inspect(directory).digest
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
-        claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any"})
+        claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any", "version": SHARD_VERSION})
         workers = Workers(self.workers, self.batch, self.device, self._dtype)
         write_corpus(self.target, work, corpus, prompts, workers)
         if "train" in stages:
-            student, log = self._train(directory, work, corpus, digest)
+            student, messages, log = self._train(directory, work, corpus, digest)
         if "evaluate" in stages:
-            self._report(work, corpus, student, log)
+            self._report(messages, corpus, student, log)
 
     @property
     def _dtype(self) -> str:
@@ -224,33 +224,29 @@ class Job:
 
     def _train(
         self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
-    ) -> tuple[Student | HeadStudent, list[dict[str, Any]]]:
+    ) -> tuple[Student | HeadStudent, list[str], list[dict[str, Any]]]:
+        """Return the student, the opening messages that it was not trained on, and the figures of its epochs."""
         begun = {"store": self.store, "begin": inspect(self.begin).digest if self.begin else None}
         plan, training = asdict(self._plan) | begun, asdict(self._training)
         made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
         claim(self.out / "recipe.json", made)
-        data = examples(work, corpus.shards)
-        held = min(_HELD_OUT, len(data) // 10)
-        if not held:
-            raise UsageError(f"{len(data)} conversations are too few to train on")
+        data, held = split(examples(work, corpus.shards), _HELD_OUT)
         student = self._build(directory, data)
         if self.begin is not None:
             begin_with(student, student.named_trainable(), self.begin)
         if self.store == "int4":
             round_in_training(student)
-        log = train(student, data[:-held], data[-held:], self._training, self.out)
+        log = train(student, data, held, self._training, self.out)
         if isinstance(student, HeadStudent):
             student.write(directory, self.out, self.store, self.layout)
         else:
             student.write(directory, self.out, self.store)
-        return student, log
+        return student, list(dict.fromkeys(example.text.opening for example in held)), log
 
     def _report(
-        self, work: Path, corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, Any]]
+        self, messages: list[str], corpus: CorpusPlan, student: Student | HeadStudent, log: list[dict[str, Any]]
     ) -> None:
-        sets = {name: texts(name, _ALL) for name in self.evaluate_on}
-        last = shard_path(work, "corpus", corpus.shards[-1])
-        sets["held out"] = json.loads(metadata(last)["prompts"])[-min(_HELD_OUT, corpus.conversations // 10) :]
+        sets = {name: texts(name, _ALL) for name in self.evaluate_on} | {"held out": messages}
         tokenizer, room = Tokenizer(self.out), LONGEST - self.answer_tokens
         sets = {Path(n).stem: within(tokenizer, found, room)[: self.evaluate_prompts] for n, found in sets.items()}
         report, known = self._evaluate(sets, student)

@@ -3,8 +3,8 @@
 A shard has, of all its conversations one after the other, `token_ids` int32 [sum of lengths], `lengths` and
 `prompt_lengths` int32 [n], and of every token of the answers the TOP likeliest tokens, `ids` int32 and `logprobs`
 float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states, `features` bfloat16 [sum of
-lengths - n, layers x width]. The metadata has the user messages as `prompts`, and
-which `layers` the hidden states are of."""
+lengths - n, layers x width]. The metadata has the opening messages as `prompts`, and which `layers` the hidden states
+are of. `openings` int32 [n] is the index in `prompts` of the message that a conversation opens with or derives from."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -43,6 +44,13 @@ _INVENTING = 0.9  # temperature of user messages
 _TRIES = 20
 
 Messages = list[ChatMessage]
+
+
+class Chat(NamedTuple):
+    """Messages to answer, and the index in its shard of the opening message that they derive from."""
+
+    messages: Messages
+    opening: int
 
 
 @dataclass(frozen=True)
@@ -125,77 +133,83 @@ class ShardWriter:
         self._writer = Writer(runner, stop_token_ids(checkpoint), workers.batch, longest, plan.features, TOP)
         self._room = longest - plan.answer_tokens
         self._directory, self._plan, self._prompts = directory, plan, prompts
-        self._dice = Random()
+        self._rng = Random()
 
     def write_shard(self, index: int) -> None:
         plan = self._plan
-        self._dice = Random(f"{plan.seed}/{index}")
+        self._rng = Random(f"{plan.seed}/{index}")
         if self._prompts:
-            messages = self._prompts[index * plan.shard : (index + 1) * plan.shard]
-            chats = [[ChatMessage("user", message)] for message in messages]
-            texts = self._answer(self._fitting(chats))
+            messages = list(self._prompts[index * plan.shard : (index + 1) * plan.shard])
+            chats = [Chat([ChatMessage("user", message)], opening) for opening, message in enumerate(messages)]
+            answered = self._answer(self._fitting(chats))
         else:
             # Of 16 conversations 10 are two answers each to 5 messages, 3 go on after such an answer, 3 are about it.
             count = -(-plan.shard * 5 // 16)
-            chats = self._opened(count)
-            messages = [chat[-1].content or "" for chat in chats]
-            doubled = [chat for chat in chats for _ in range(2)]
-            texts = self._answer(doubled)
-            answers = [self._tokenizer.decode(text.token_ids[text.prompt :]).strip() for text in texts]
+            opened = self._opened(count)
+            messages = [chat[-1].content or "" for chat in opened]
+            answered = self._answer([Chat(chat, opening) for opening, chat in enumerate(opened) for _ in range(2)])
             rest = plan.shard - 2 * count
-            pairs = list(zip(doubled, texts, answers, strict=True))
-            ended = [(chat, answer) for chat, text, answer in pairs if text.ended]
-            long = [answer for _, text, answer in pairs if len(text.token_ids) - text.prompt >= _DOCUMENT_TOKENS]
-            more = self._followed(ended, rest // 2) + self._about(long, rest - rest // 2)
-            texts += self._answer(self._fitting(more))
-        about = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
-        save(shard_path(self._directory, "corpus", index), packed(texts), about)
+            more = self._followed(answered, rest // 2) + self._about(answered, rest - rest // 2)
+            answered += self._answer(self._fitting(more))
+        tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered])
+        metadata = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
+        save(shard_path(self._directory, "corpus", index), tensors, metadata)
 
-    def _answer(self, chats: Sequence[Messages]) -> list[Text]:
+    def _answer(self, chats: Sequence[Chat]) -> list[tuple[Chat, Text]]:
         """Return the chats that got an answer, each at one of the plan's temperatures in turn."""
         requests = [
-            self._request(self._tokenizer.encode_chat(chat), temperature, self._plan.answer_tokens)
+            self._request(self._tokenizer.encode_chat(chat.messages), temperature, self._plan.answer_tokens)
             for chat, temperature in zip(chats, cycle(self._plan.temperatures), strict=False)
         ]
-        return [text for text in self._writer.write(requests, record=True) if len(text.token_ids) > text.prompt]
+        pairs = zip(chats, self._writer.write(requests, record=True), strict=True)
+        return [(chat, text) for chat, text in pairs if len(text.token_ids) > text.prompt]
+
+    def _answer_of(self, text: Text) -> str:
+        return self._tokenizer.decode(text.token_ids[text.prompt :]).strip()
 
     def _request(self, prompt: Sequence[int], temperature: float, max_tokens: int) -> Request:
-        return Request(prompt, temperature, max_tokens, self._dice.randrange(2**62))
+        return Request(prompt, temperature, max_tokens, self._rng.randrange(2**62))
 
     def _opened(self, count: int) -> list[Messages]:
         """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt."""
         names, found = sorted(KINDS), dict[str, Messages]()
         for _ in range(_TRIES):
-            openers = [self._dice.choice(KINDS[names[i % len(names)]]) for i in range(count)]
-            for message in self._continued([[] for _ in openers], openers):
-                system = [ChatMessage("system", self._dice.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
+            openers = [self._rng.choice(KINDS[names[i % len(names)]]) for i in range(count)]
+            for message in filter(None, self._continued([[] for _ in openers], openers)):
+                system = [ChatMessage("system", self._rng.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
                 found[message] = [*system, ChatMessage("user", message)]
-            fitting = self._fitting(list(found.values()))
+            fitting = [chat for chat in found.values() if _fits(self._tokenizer, chat, self._room)]
             if len(fitting) >= count:
                 return fitting[:count]
         raise UsageError(f"the target's user messages hardly ever end within {_MESSAGE_TOKENS} tokens: give --prompts")
 
-    def _followed(self, ended: Sequence[tuple[Messages, str]], count: int) -> list[Messages]:
-        """Return chats that go on with a second user message."""
-        chosen = self._dice.sample(ended, min(count, len(ended)))
-        chats = [[*chat, ChatMessage("assistant", answer)] for chat, answer in chosen]
-        chats = self._fitting(chats)
-        openers = [self._dice.choice(FOLLOW_UPS) for _ in chats]
-        found = self._continued(chats, openers, keep_unfinished=True)
-        return [[*chat, ChatMessage("user", message)] for chat, message in zip(chats, found, strict=True)]
+    def _followed(self, answered: Sequence[tuple[Chat, Text]], count: int) -> list[Chat]:
+        """Return chats that go on with a second user message after an answer that ended."""
+        ended = [(chat, text) for chat, text in answered if text.ended]
+        chosen = self._rng.sample(ended, min(count, len(ended)))
+        chats = self._fitting(
+            [Chat([*m, ChatMessage("assistant", self._answer_of(text))], opening) for (m, opening), text in chosen]
+        )
+        openers = [self._rng.choice(FOLLOW_UPS) for _ in chats]
+        found = self._continued([chat.messages for chat in chats], openers, keep_unfinished=True)
+        pairs = zip(chats, found, strict=True)
+        return [Chat([*chat.messages, ChatMessage("user", message)], chat.opening) for chat, message in pairs]
 
-    def _about(self, answers: Sequence[str], count: int) -> list[Messages]:
-        """Return chats with a task about an earlier answer."""
-        chosen = self._dice.sample(answers, min(count, len(answers)))
-        tasks = [self._dice.choice(DOCUMENT_TASKS).format(text=text) for text in chosen]
-        openers = [task for task in tasks if task.endswith(("Who", "What", "How"))]
-        whole = [task for task in tasks if task not in openers]
-        return [[ChatMessage("user", m)] for m in [*whole, *self._continued([[] for _ in openers], openers)]]
+    def _about(self, answered: Sequence[tuple[Chat, Text]], count: int) -> list[Chat]:
+        """Return chats with a task about a long answer."""
+        long = [pair for pair in answered if len(pair[1].token_ids) - pair[1].prompt >= _DOCUMENT_TOKENS]
+        chosen = self._rng.sample(long, min(count, len(long)))
+        tasks = [(self._rng.choice(DOCUMENT_TASKS).format(text=self._answer_of(text)), c.opening) for c, text in chosen]
+        unfinished = [task for task in tasks if task[0].endswith(("Who", "What", "How"))]
+        whole = [task for task in tasks if task not in unfinished]
+        questions = self._continued([[] for _ in unfinished], [task for task, _ in unfinished])
+        asked = [(task, opening) for task, (_, opening) in zip(questions, unfinished, strict=True) if task]
+        return [Chat([ChatMessage("user", task)], opening) for task, opening in [*whole, *asked]]
 
     def _continued(self, chats: Sequence[Messages], openers: Sequence[str], keep_unfinished: bool = False) -> list[str]:
-        """Let the target continue `openers` as the next user messages of `chats`; return the messages.
+        """Let the target continue `openers` as the next user messages of `chats`; return a message for each.
 
-        A message that did not end within _MESSAGE_TOKENS is left out, unless `keep_unfinished`."""
+        One that did not end within _MESSAGE_TOKENS is empty, unless `keep_unfinished`."""
         prompts = [
             self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
             for chat, opener in zip(chats, openers, strict=True)
@@ -205,15 +219,15 @@ class ShardWriter:
             (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
             for opener, text in zip(openers, written, strict=True)
         ]
-        return [m for m, text in zip(messages, written, strict=True) if text.ended or keep_unfinished]
+        return [m if text.ended or keep_unfinished else "" for m, text in zip(messages, written, strict=True)]
 
     def _before_user(self, chat: Messages) -> str:
         """Return what precedes the next user's first words in the model's chat format."""
         text = self._tokenizer.render_chat([*chat, ChatMessage("user", _MARK)])
         return text[: text.rindex(_MARK)]
 
-    def _fitting(self, chats: Sequence[Messages]) -> list[Messages]:
-        return [chat for chat in chats if _fits(self._tokenizer, chat, self._room)]
+    def _fitting(self, chats: Sequence[Chat]) -> list[Chat]:
+        return [chat for chat in chats if _fits(self._tokenizer, chat.messages, self._room)]
 
 
 def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]:
@@ -221,11 +235,11 @@ def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]
     return [prompt for prompt in prompts if _fits(tokenizer, [ChatMessage("user", prompt)], room)]
 
 
-def _fits(tokenizer: Tokenizer, chat: Messages, room: int) -> bool:
-    return len(tokenizer.encode_chat(chat)) <= room
+def _fits(tokenizer: Tokenizer, messages: Messages, room: int) -> bool:
+    return len(tokenizer.encode_chat(messages)) <= room
 
 
-def packed(texts: Sequence[Text]) -> dict[str, Tensor]:
+def packed(texts: Sequence[Text], openings: Sequence[int]) -> dict[str, Tensor]:
     """Return a shard's tensors."""
     ids = [row for text in texts for row in text.ids]
     logprobs = [row for text in texts for row in text.logprobs]
@@ -233,6 +247,7 @@ def packed(texts: Sequence[Text]) -> dict[str, Tensor]:
         "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
         "prompt_lengths": torch.tensor([text.prompt for text in texts], dtype=torch.int32),
+        "openings": torch.tensor(openings, dtype=torch.int32),
         "ids": torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32),
         "logprobs": torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16),
     }

@@ -137,9 +137,9 @@ def _rejection(tally: Tally, path: Answer, q: Sequence[Tensor], p: Tensor, looka
     after_rejection = _for_all([_after_rejection(draft, target, max(tally.hits)) for draft in drafts], lookahead)
     best = torch.topk(q[-1], max(tally.hits)).indices
     after_all = target.gather(1, best).cumsum(-1).tolist()
-    dice, position = Random(path.law.seed), 1
+    rng, position = Random(path.law.seed), 1
     while position < len(target) - lookahead:
-        k = next((k for k in range(lookahead) if dice.random() >= overlap[k][position + k]), lookahead)
+        k = next((k for k in range(lookahead) if rng.random() >= overlap[k][position + k]), lookahead)
         _count(tally, k)
         mass = after_all[position + k] if k == lookahead else after_rejection[k][position + k]
         for fan_out in tally.hits:

@@ -41,18 +41,19 @@ def claim(path: Path, recipe: Mapping[str, object]) -> None:
     path.write_text(json.dumps(wanted, indent=1) + "\n")
 
 
-def metadata(path: Path) -> dict[str, str]:
-    """Return the text that `save` stored beside the tensors."""
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
+SHARD_VERSION = 2
+"""What a corpus folder was written as; a folder of another version is refused."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Token ids of a conversation. The first `prompt` are given; the rest is the target's."""
+    """Token ids of a conversation. The first `prompt` are given; the rest is the target's.
+
+    `opening` is the user message that it opens with, or that the answer it is about was given to."""
 
     token_ids: list[int]
     prompt: int
+    opening: str = ""
 
     @property
     def answer(self) -> int:
@@ -62,6 +63,8 @@ class Conversation:
 def conversations(path: Path) -> list[Conversation]:
     """Return the conversations of a corpus shard; each has an answer."""
     with safe_open(path, framework="pt") as file:
-        ids, lengths, prompts = (file.get_tensor(name) for name in ("token_ids", "lengths", "prompt_lengths"))
-    pairs = zip(ids.split(lengths.tolist()), prompts.tolist(), strict=True)
-    return [Conversation(own.tolist(), prompt) for own, prompt in pairs]
+        names = "token_ids", "lengths", "prompt_lengths", "openings"
+        ids, lengths, prompts, openings = (file.get_tensor(name) for name in names)
+        messages = json.loads(file.metadata()["prompts"])
+    parts = zip(ids.split(lengths.tolist()), prompts.tolist(), openings.tolist(), strict=True)
+    return [Conversation(own.tolist(), prompt, messages[opening]) for own, prompt, opening in parts]

@@ -140,11 +140,27 @@ def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
     return found
 
 
+def split(data: Sequence[Example], most: int) -> tuple[list[Example], list[Example]]:
+    """Return the examples to train on, and those held out: a tenth, or little more than `most`.
+
+    Held out are whole opening messages, the last ones, with all conversations that derive from them. Raises UsageError
+    if there are too few examples."""
+    openings = Counter(example.text.opening for example in data)
+    held, count = set[str](), 0
+    while count < min(most, len(data) // 10):
+        opening, derived = openings.popitem()
+        held.add(opening)
+        count += derived
+    if not held or not openings:
+        raise UsageError(f"{len(data)} conversations are too few to train on")
+    return [e for e in data if e.text.opening not in held], [e for e in data if e.text.opening in held]
+
+
 def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list[Example]]:
     """Return an epoch's batches: texts of similar length together, in an order that seed and number decide."""
-    dice = Random(f"{plan.seed}/{number}")
+    rng = Random(f"{plan.seed}/{number}")
     order = list(data)
-    dice.shuffle(order)
+    rng.shuffle(order)
     found: list[list[Example]] = []
     for start in range(0, len(order), 512):
         batch: list[Example] = []
@@ -154,7 +170,7 @@ def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list
                 batch = []
             batch.append(example)
         found.append(batch)
-    dice.shuffle(found)
+    rng.shuffle(found)
     return found
 
 
