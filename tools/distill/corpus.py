@@ -28,7 +28,7 @@ from ssd.execution.runner import device_of
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
-from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.models.checkpoint import Checkpoint, inspect, stop_token_ids
 from tools.distill.kinds import DOCUMENT_TASKS, FOLLOW_UPS, KINDS, SYSTEM_PROMPTS
 from tools.distill.shards import is_done, save, shard_path
 from tools.distill.teacher import load_runner
@@ -125,7 +125,7 @@ class ShardWriter:
         self, target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers
     ) -> None:
         checkpoint = inspect(hub.resolve(target))
-        longest = min(LONGEST, int(checkpoint.config.get("max_position_embeddings") or LONGEST))
+        longest = longest_text(checkpoint)
         runner = load_runner(
             target, getattr(torch, workers.dtype), device_of(workers.device), longest, copies=workers.batch
         )
@@ -228,6 +228,11 @@ class ShardWriter:
 
     def _fitting(self, chats: Sequence[Chat]) -> list[Chat]:
         return [chat for chat in chats if _fits(self._tokenizer, chat.messages, self._room)]
+
+
+def longest_text(target: Checkpoint) -> int:
+    """Return the most tokens of a conversation with this target."""
+    return min(LONGEST, target.count("max_position_embeddings", LONGEST))
 
 
 def within(tokenizer: Tokenizer, prompts: Sequence[str], room: int) -> list[str]:

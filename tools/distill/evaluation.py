@@ -57,12 +57,13 @@ class Tally:
     hits: dict[int, float] = field(default_factory=dict)
 
     def figures(self) -> dict[str, object]:
-        """Return the acceptance in all and by position, tokens per round, and hit rates by fan-out."""
+        """Return the acceptance in all and by position, tokens per round, hit rates by fan-out, and the rounds."""
         return {
             "acceptance": sum(self.accepted) / max(1, sum(self.tried)),
             "by_position": [a / max(1, t) for a, t in zip(self.accepted, self.tried, strict=True)],
             "tokens_per_round": self.tokens / max(1, self.rounds),
             "hit_rate": {fan_out: hits / max(1, self.rounds) for fan_out, hits in self.hits.items()},
+            "rounds": self.rounds,
         }
 
 

@@ -19,13 +19,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, check_head
+from ssd.models.head import check_ids
+from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, LAYER_NAMES, check_head, is_head
 from ssd.models.weights import from_checkpoint
 from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
-from tools.distill.student import EMBEDDING, HEAD, Store, frequent, write_folder
+from tools.distill.student import EMBEDDING, HEAD, Store, check_same_shape, frequent, write_folder
 from tools.distill.teacher import hidden
-from tools.distill.training import Example, Lesson, StoredFeatures
+from tools.distill.training import Example, SoftLabels, StoredFeatures
 
 # A guess that is further from the target's features counts only if those before it were right.
 _DECAY = 0.8
@@ -224,16 +225,44 @@ class HeadStudent(nn.Module):
         known = [one.read(self.plan.layers) for one in stored if one is not None]
         return known if len(known) == len(texts) else hidden(self._target, texts, self.plan.layers)
 
-    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
-        found = []
-        places = [self._places.cpu()[example.ids] for example in batch]
+    def states(self, batch: Sequence[Example]) -> list[Tensor]:
         texts, stored = [example.text for example in batch], [example.features for example in batch]
-        for step, states in enumerate(self.unroll(texts, self.plan.unroll, stored)):
-            first = [_first(text, step) for text in texts]
+        return [torch.cat(states) for states in self.unroll(texts, self.plan.unroll, stored)]
+
+    def labels(self, batch: Sequence[Example]) -> list[SoftLabels]:
+        found = []
+        all_places = self._places.cpu()
+        places = [all_places[example.ids] for example in batch]
+        for step in range(self.plan.unroll + 1):
+            first = [_first(example.text, step) for example in batch]
             ids = torch.cat([own[start:] for own, start in zip(places, first, strict=True)])
             labels = torch.cat([example.probabilities[start:] for example, start in zip(batch, first, strict=True)])
-            found.append(Lesson(torch.cat(states), ids.clamp_min(0), labels * (ids >= 0), _DECAY**step))
+            found.append(SoftLabels(ids.clamp_min(0), labels * (ids >= 0), _DECAY**step))
         return found
+
+    def begin_with(self, draft: Path, target: Path) -> None:
+        """Copy the weights of the folder `draft`, in either layout.
+
+        Rows of an `lm_head` are matched by token id; tokens that `draft` does not predict keep the target's rows.
+        Raises UsageError if it is no head of the same shape."""
+        checkpoint = inspect(draft)
+        if not is_head(checkpoint):
+            raise UsageError(f"--begin: {draft} is a decoder, the student is an EAGLE-3 head")
+        if (layers := check_head(checkpoint, inspect(target))) != self.plan.layers:
+            raise UsageError(f"--begin: {draft} reads hidden states after {layers} layers, not {self.plan.layers}")
+        if checkpoint.config.get("norm_before_residual"):
+            raise UsageError(f"--begin: {draft} has norm_before_residual, which is not trained")
+        check_same_shape(checkpoint, self.config.to_dict())
+        weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+        layer = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
+        for name, parameter in self.named_trainable():
+            if name != HEAD:
+                parameter.data.copy_(weights(name.replace(LAYER_NAMES[0], layer), *parameter.shape))
+        self.fc.weight.data.mul_(self.scales)
+        if self.plan.own_head and weights.has(HEAD):
+            ids = predicted(checkpoint)
+            rows, places = weights(HEAD, len(ids), self.config.hidden_size), self._places.cpu()[ids]
+            self.head.data[places[places >= 0].to(self.head.device)] = rows[places >= 0].to(self.head.device)
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Conversation], lookahead: int) -> list[Tensor]:
@@ -267,6 +296,29 @@ def _first(text: Conversation, step: int) -> int:
     return min(max(0, 2 + step - text.prompt), text.answer)
 
 
+def predicted(draft: Checkpoint) -> Tensor:
+    """Return int64 [n]: the ids of the tokens that a head predicts, one for each row of its `lm_head`."""
+    vocab_size = draft.count("vocab_size")
+    ids = torch.arange(draft.count(DRAFT_VOCAB, vocab_size))
+    if "d2t" in draft.tensors:
+        ids = ids + from_checkpoint(draft, torch.float32, torch.device("cpu")).integers("d2t", len(ids))
+    check_ids(ids, vocab_size, "d2t")
+    return ids
+
+
+def load(target: Path, draft: Path, runner: Runner) -> HeadStudent:
+    """Return the head that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
+    checkpoint = inspect(draft)
+    if EMBEDDING.removeprefix("model.") in checkpoint.tensors:
+        raise UsageError(f"{draft} has an embedding of its own; heads are evaluated over their target's")
+    layers = check_head(checkpoint, inspect(target))
+    ids = predicted(checkpoint)
+    plan = HeadPlan(layers, len(ids), 0, checkpoint.count("intermediate_size"), own_head=HEAD in checkpoint.tensors)
+    student = _over(target, plan, runner, ids)
+    student.begin_with(draft, target)
+    return student
+
+
 def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example]) -> HeadStudent:
     """Return the head before training, over the target that `runner` runs.
 
@@ -274,7 +326,6 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     the target."""
     checkpoint = inspect(target)
     config = _config(target)
-    config.intermediate_size = plan.feed_forward or config.intermediate_size
     fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
     plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
     if EMBEDDING not in checkpoint.tensors:
@@ -282,16 +333,22 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     if not 0 <= plan.vocab <= config.vocab_size:
         raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
     hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
-    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
-    embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
-    table = weights(HEAD, *embedding.shape) if HEAD in checkpoint.tensors else embedding
-    ids = frequent(data, plan.vocab, config.vocab_size).sort().values
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        student = HeadStudent(config, plan, runner, embedding, table[ids], ids)
+    student = _over(target, plan, runner, frequent(data, plan.vocab, config.vocab_size).sort().values)
     if data:
         student.measure(data[:_MEASURED])
     return student
+
+
+def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStudent:
+    """Return a head that predicts `ids`, with random weights and the target's embedding and rows."""
+    checkpoint, config = inspect(target), _config(target)
+    config.intermediate_size = plan.feed_forward or config.intermediate_size
+    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+    embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
+    table = weights(HEAD, *embedding.shape) if HEAD in checkpoint.tensors else embedding
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return HeadStudent(config, plan, runner, embedding, table[ids], ids)
 
 
 def _config(target: Path) -> LlamaConfig:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,28 @@ from ssd.errors import UsageError
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
 from ssd.models.head import LISTED
-from ssd.models.pairs import SHARED
+from ssd.models.pairs import SHARED, is_head
 from ssd.models.quantization import IN_A_WORD, PACKED, QUANTIZATION, SCALE, SHAPE, ZERO, quantization_config
 from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.shards import save
-from tools.distill.training import Example, Lesson, padded
+from tools.distill.training import Example, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
-"""The type of linear layers in the folder of a draft; of what else there is, bfloat16."""
+"""The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
 _GROUP = 64  # inputs that share a scale in 4 bits
+_ROUNDED = "_proj"  # ends the names of the layers that are stored in 4 or 8 bits
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Of a config: what decides the shapes of tensors.
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -64,13 +75,24 @@ class Student(nn.Module):
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
+    def states(self, batch: Sequence[Example]) -> list[Tensor]:
         ids = padded([example.text for example in batch])
         states = self.model(ids.to(self.head.device), use_cache=False).last_hidden_state
         spans = [(e.text.prompt - 1, len(e.text.token_ids) - 1) for e in batch]
-        rows = [states[row, start:stop] for row, (start, stop) in enumerate(spans)]
-        labels = [torch.cat(part) for part in zip(*((e.ids, e.probabilities) for e in batch), strict=True)]
-        return [Lesson(torch.cat(rows), *labels)]
+        return [torch.cat([states[row, start:stop] for row, (start, stop) in enumerate(spans)])]
+
+    def labels(self, batch: Sequence[Example]) -> list[SoftLabels]:
+        return [SoftLabels(torch.cat([e.ids for e in batch]), torch.cat([e.probabilities for e in batch]))]
+
+    def begin_with(self, draft: Path) -> None:
+        """Copy the weights of the folder `draft`. Raises UsageError if it is no decoder of the same shape."""
+        checkpoint = inspect(draft)
+        if is_head(checkpoint):
+            raise UsageError(f"--begin: {draft} is an EAGLE-3 head, the student is a decoder")
+        check_same_shape(checkpoint, self.model.config.to_dict())
+        weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+        for name, parameter in self.named_trainable():
+            parameter.data.copy_(weights(name, *parameter.shape))
 
     def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
         """Write a checkpoint folder; a frozen embedding stays in the target's ("shared_with_target" in the config)."""
@@ -154,13 +176,11 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
-def begin_with(student: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], draft: Path) -> None:
-    """Copy the weights of the folder `draft` into the parameters of a student of the same shape. Raises UsageError."""
-    weights = from_checkpoint(inspect(draft), torch.float32, torch.device("cpu"))
-    for name, parameter in parameters:
-        parameter.data.copy_(weights(name, *parameter.shape))
-    if (scales := getattr(student, "scales", None)) is not None:
-        student.get_submodule("fc").weight.data.mul_(scales)  # type: ignore[union-attr]
+def check_same_shape(draft: Checkpoint, config: Mapping[str, Any]) -> None:
+    """Raise UsageError unless the config of a draft has the sizes of a student's `config`."""
+    for key in _SIZES:
+        if (found := draft.config.get(key)) is not None and found != config[key]:
+            raise UsageError(f"--begin: {draft.directory} has {key} {found}, the student {config[key]}")
 
 
 def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,43 +199,59 @@ def packed(integers: Tensor) -> Tensor:
 
 
 class RoundedLinear(nn.Linear):
-    """A linear layer that computes with its weight in 4 bits, and learns as if it had not been rounded."""
+    """A linear layer that computes with its weight in 4 or 8 bits, and learns as if it had not been rounded."""
+
+    store: Store
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            change = scaled(*round_to_int4(self.weight)) - self.weight
+            if self.store == "int4":
+                rounded = scaled(*round_to_int4(self.weight))
+            else:
+                integers, scales = round_to_int8(self.weight, LEVELS)
+                rounded = scaled(integers, scales[:, None])
+            change = rounded - self.weight
         return nn.functional.linear(x, self.weight + change, self.bias)
 
 
-def round_in_training(student: nn.Module) -> None:
-    """Let the linear layers of a student compute as they will be stored in 4 bits. Raises UsageError if they cannot."""
+def round_in_training(student: nn.Module, store: Store) -> None:
+    """Let the layers of a student that are stored in 4 or 8 bits compute as they are stored.
+
+    Raises UsageError if their sizes do not fit."""
+    if store == "bfloat16":
+        return
     for name, layer in student.named_modules():
-        if type(layer) is nn.Linear and "lm_head" not in name:
-            if layer.in_features % _GROUP:
+        if isinstance(layer, nn.Linear) and name.endswith(_ROUNDED):
+            if store == "int4" and layer.in_features % _GROUP:
                 raise UsageError(
                     f"--store int4 takes layers of a multiple of {_GROUP} inputs: {name} has {layer.in_features}"
                 )
             layer.__class__ = RoundedLinear
+            cast(RoundedLinear, layer).store = store
 
 
 def write_folder(
     directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], target: Path, store: Store
 ) -> None:
-    """Write a checkpoint with weights in bfloat16, or linear layers in 8 or 4 bits, and the target's tokenizer."""
+    """Write a checkpoint and the target's tokenizer.
+
+    Weights are in bfloat16. With `store` in 4 or 8 bits, those of attention and feed-forward are in these; the config
+    names the other linear layers as ignored."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu()
-        linear = tensor.ndim == 2 and tensor.is_floating_point() and "embed_tokens" not in name
-        if store == "int8" and linear:
+        rounded = name.removesuffix(".weight").endswith(_ROUNDED)
+        if store == "int8" and rounded:
             tensors[name], scales = round_to_int8(tensor.float(), LEVELS)
             tensors[name + SCALE] = scales[:, None]
-        elif store == "int4" and linear:
+        elif store == "int4" and rounded:
             integers, scales = round_to_int4(tensor.float())
             tensors |= {name + PACKED: packed(integers), name + SCALE: scales, name + SHAPE: torch.tensor(tensor.shape)}
         else:
             tensors[name] = (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
     described = {"int8": quantization_config(8), "int4": quantization_config(4, _GROUP)}
-    stored = {QUANTIZATION: described[store]} if store in described else {}
+    ignored = [name for name in ("fc", "lm_head") if f"{name}.weight" in tensors]
+    stored = {QUANTIZATION: described[store] | {"ignore": ignored}} if store in described else {}
     save(directory / "model.safetensors", tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", **stored}, indent=2) + "\n")
     for name in _TOKENIZER_FILES:

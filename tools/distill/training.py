@@ -6,17 +6,19 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -88,13 +90,12 @@ class Example:
     features: StoredFeatures | None = None
 
 
-class Lesson(NamedTuple):
-    """The states [n, width] that predict n tokens, and the soft labels that they should match.
+class SoftLabels(NamedTuple):
+    """The target's likeliest tokens at n places.
 
-    `ids` [n, top] are rows of the student's head, on the CPU; `probabilities` are 0 where there is no such row.
-    `weight`: what it counts among the lessons of a batch."""
+    `ids` [n, top] are rows of the student's head, on the CPU; `probabilities` [n, top] are 0 where there is no such
+    row. `weight` is that of their loss."""
 
-    states: Tensor
     ids: Tensor
     probabilities: Tensor
     weight: float = 1.0
@@ -109,9 +110,16 @@ class Learner(Protocol):
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]: ...
 
-    def lessons(self, batch: Sequence[Example]) -> list[Lesson]:
-        """Return what it predicts along the answers, and the target's soft labels: a lesson for each step that it goes
-        on from its own states."""
+    def states(self, batch: Sequence[Example]) -> list[Tensor]:
+        """Return the states [n, width] that predict tokens of the answers; a head has such states for each step that
+        it goes on from its own."""
+
+    def labels(self, batch: Sequence[Example]) -> list[SoftLabels]:
+        """Return what each tensor of `states` is to predict."""
+
+
+Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
+"""Returns a student before training, the examples to train on, and those held out."""
 
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
@@ -185,18 +193,19 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
     return ids
 
 
-def loss_of(student: Learner, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
-    """Return the cross-entropy to the target."""
+def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
+    """Return what the examples `own` add to the cross-entropy of a batch to the target."""
     device, vocab = student.head.device, student.head.shape[0]
-    with arithmetic(device):
-        lessons = student.lessons(batch)
-    known = torch.cat([lesson.ids[lesson.probabilities > 0] for lesson in lessons]).unique()
+    whole = student.labels(batch)
+    known = torch.cat([labels.ids[labels.probabilities > 0] for labels in whole]).unique()
     others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
     wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
     drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
     classes = student.head[torch.cat((known, drawn)).to(device)]
     losses = []
-    for states, ids, probabilities, weight in lessons:
+    with arithmetic(device):
+        predicting = student.states(own)
+    for states, (ids, probabilities, weight), all_labels in zip(predicting, student.labels(own), whole, strict=True):
         with arithmetic(device):
             rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
             logits = (rows @ classes.T)[: len(ids)].float()
@@ -205,23 +214,28 @@ def loss_of(student: Learner, batch: Sequence[Example], generator: torch.Generat
             shift[len(known) :] = math.log(len(others) / len(drawn))
             logits = logits + shift
         where = torch.searchsorted(known, ids).clamp_max(len(known) - 1).to(device)
-        own = probabilities.to(device, torch.float32)
+        targets = probabilities.to(device, torch.float32)
         likelihoods = logits.gather(1, where) - torch.logsumexp(logits, -1, keepdim=True)
-        losses.append(-(likelihoods * own).sum(-1).mean() * weight)
-    return torch.stack(losses).sum() / sum(lesson.weight for lesson in lessons)
+        losses.append(-(likelihoods * targets).sum() / max(1, len(all_labels.ids)) * weight)
+    return torch.stack(losses).sum() / sum(labels.weight for labels in whole)
 
 
 @torch.no_grad()
 def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> list[float]:
-    """Return how often student and target have the same best token on held-out positions, for each lesson."""
-    agreed, total = Counter[int](), Counter[int]()
-    for batch in epoch(data, plan, -1):
+    """Return how often student and target have the same best token on held-out places: one share for each tensor of
+    `Learner.states`."""
+    rank, processes = _rank()
+    counts = torch.zeros(len(student.labels(data[:1])), 2, dtype=torch.float64)
+    for batch in epoch(data, plan, -1)[rank::processes]:
         with arithmetic(student.head.device):
-            for step, (states, ids, probabilities, _) in enumerate(student.lessons(batch)):
+            for count, states, labels in zip(counts, student.states(batch), student.labels(batch), strict=True):
                 best = (states @ student.head.T).argmax(-1).cpu()
-                agreed[step] += int(((best == ids[:, 0]) & (probabilities[:, 0].cpu() > 0)).sum())
-                total[step] += len(ids)
-    return [agreed[step] / max(1, total[step]) for step in sorted(total)]
+                count[0] += ((best == labels.ids[:, 0]) & (labels.probabilities[:, 0].cpu() > 0)).sum()
+                count[1] += len(best)
+    if processes > 1:
+        dist.all_reduce(counts)
+    shares: list[float] = (counts[:, 0] / counts[:, 1].clamp_min(1)).tolist()
+    return shares
 
 
 def computes_in_bfloat16(device: torch.device) -> bool:
@@ -238,7 +252,11 @@ def arithmetic(device: torch.device) -> AbstractContextManager[None]:
 def train(
     student: Learner, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
 ) -> list[dict[str, Any]]:
-    """Train in place, from where an earlier run was saved. Returns the figures of every epoch, earlier ones too."""
+    """Train in place, from where an earlier run was saved. Returns the figures of every epoch, earlier ones too.
+
+    In a process group, every process calls it with the same arguments and computes its share of each batch; all of
+    them make the same steps. The first one writes."""
+    rank, processes = _rank()
     parameters = [parameter for _, parameter in student.named_trainable()]
     optimizers = _optimizers(student, plan)
     steps = [(number, batch) for number in range(plan.epochs) for batch in epoch(data, plan, number)]
@@ -247,34 +265,99 @@ def train(
     path = directory / _LOG
     log: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     log = [entry for entry in log if entry["step"] <= done]
+    if processes > 1:
+        for parameter in parameters:
+            dist.broadcast(parameter.data, 0)
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
     saved = time.monotonic()
-    with Progress(*columns) as progress:
+    with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = group["peak"] * _schedule(step / len(steps), plan.warm_up)
-            loss = loss_of(student, batch, torch.Generator().manual_seed(plan.seed + step))
-            loss.backward()  # type: ignore[no-untyped-call]
+            if own := batch[rank::processes]:
+                loss = loss_of(student, batch, own, torch.Generator().manual_seed(plan.seed + step))
+                loss.backward()
+            else:
+                loss = torch.zeros(())
+            losses.append(_summed(parameters, loss) if processes > 1 else loss.item())
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            losses.append(loss.item())
-            progress.update(task, advance=1, loss=f"loss {loss.item():.3f}")
+            progress.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
             last = step + 1 == len(steps) or steps[step + 1][0] != number
             if last:
                 agreed = held_out(student, held, plan)
                 entry = {"epoch": number + 1, "step": step + 1, "loss": fmean(losses), "held_out_agreement": agreed}
                 losses = []
                 log.append(entry)
-                path.write_text("".join(json.dumps(line) + "\n" for line in log))
-                progress.console.print(entry)
-            if last or time.monotonic() - saved > _SAVE_SECONDS:
+                if rank == 0:
+                    path.write_text("".join(json.dumps(line) + "\n" for line in log))
+                    progress.console.print(entry)
+            if rank == 0 and (last or time.monotonic() - saved > _SAVE_SECONDS):
                 _save(directory, student, optimizers, step + 1)
                 saved = time.monotonic()
     return log
+
+
+@contextmanager
+def process_group(count: int, prepare: Prepare, plan: TrainingPlan, directory: Path) -> Iterator[None]:
+    """Start `count` - 1 more processes, which call `train` as this one does within the context.
+
+    Each has its share of this process's threads. `prepare` is called in the others and must return what `train` is
+    given here; it is pickled. They end with the context."""
+    if count == 1:
+        yield
+        return
+    threads = torch.get_num_threads()
+    share = max(1, threads // count)
+    with TemporaryDirectory() as folder:
+        meeting = f"file://{folder}/meeting"
+        given = count, share, meeting, prepare, plan, directory
+        others = torch.multiprocessing.spawn(_follow, given, count - 1, join=False, daemon=True)
+        torch.set_num_threads(share)
+        try:
+            dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=count)
+            yield
+            while not others.join():
+                pass
+        except RuntimeError:
+            others.join(timeout=5)  # raises the error of the process that failed
+            raise
+        finally:
+            torch.set_num_threads(threads)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            for process in others.processes:
+                process.terminate()
+
+
+def _follow(
+    index: int, count: int, threads: int, meeting: str, prepare: Prepare, plan: TrainingPlan, directory: Path
+) -> None:
+    """Train in a process that `process_group` started."""
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", init_method=meeting, rank=index + 1, world_size=count)
+    train(*prepare(), plan, directory)
+    dist.destroy_process_group()
+
+
+def _rank() -> tuple[int, int]:
+    """Return the number of this process, and how many train."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _summed(parameters: Sequence[nn.Parameter], loss: Tensor) -> float:
+    """Sum the gradients of all processes in place, and return the sum of their losses."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    total = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1)])
+    dist.all_reduce(total)
+    parts = total[:-1].split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+    return total[-1].item()
 
 
 def _round_up(number: int, step: int) -> int:
