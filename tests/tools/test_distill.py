@@ -20,7 +20,7 @@ from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.rounds import Tuning, kind_of
 from tests.models import tiny
-from tools.distill import training
+from tools.distill import job, report, training
 from tools.distill.__main__ import main
 from tools.distill.card import card
 from tools.distill.corpus import CorpusPlan, Workers, write_corpus
@@ -113,13 +113,57 @@ def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path)
         ([], "either --layers or --width"),
         (["--width", "12"], "multiple of 8"),
         (["--layers", "0,2", "--format", "speculators"], "--format speculators is for --kind eagle3"),
+        (["--layers", "0,2", "--store", "int4"], "--store int4 takes layers of a multiple of 64 inputs"),
+        (["--layers", "0,2", "--keep-features", "1,4"], "--keep-features 4: the target has 3 layers"),
+        (["--layers", "0,2", "--shard", "1"], "--shard must be 2 or more"),
+        (["--layers", "0,2", "--answer-tokens", "250"], "a conversation has at most 256 tokens"),
+        (["--layers", "0,2", "--answer-tokens", "1280"], "--answer-tokens 1280 leaves no room for a prompt"),
+        (["--layers", "0,2", "--conversations", "9"], "9 are too few to train on"),
+        (["--layers", "0,2", "--evaluate-on", "nowhere.jsonl"], "no dataset 'nowhere.jsonl'"),
     ],
 )
-def test_a_student_that_does_not_fit_is_refused_first(
-    target: Path, tmp_path: Path, flags: list[str], message: str
-) -> None:
-    assert message in distill(target, tmp_path, *flags, code=1)
+def test_flags_that_do_not_fit_are_refused_first(target: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+    assert message in distill(target, tmp_path, *flags, code=1).replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_of_another_shape_is_refused_first(target: Path, draft: Path, tmp_path: Path) -> None:
+    for flags, message in {
+        ("--layers", "0"): "has num_hidden_layers 2, the student 1",
+        ("--width", "16", "--depth", "2"): "has hidden_size 32, the student 16",
+        ("--kind", "eagle3", "--layers", "1,2,3"): "is a decoder, the student is an EAGLE-3 head",
+    }.items():
+        said = distill(target, tmp_path, *flags, "--begin", str(draft), code=1)
+        assert message in said.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_without_a_chat_template_is_refused_first(target: Path, tmp_path: Path) -> None:
+    plain = shutil.copytree(target, tmp_path / "target")
+    (plain / "chat_template.jinja").unlink()
+    assert "has no chat template" in distill(plain, tmp_path / "out", "--layers", "0", code=1).replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_evaluated_messages_were_not_trained_on(
+    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, evaluated, measured = set[str](), list[str](), job.measured
+
+    def spied_train(student: Any, data: Any, *rest: Any) -> Any:
+        trained.update(example.text.opening for example in data)
+        return training.train(student, data, *rest)
+
+    def spied_measured(name: str, folder: str, sets: dict[str, list[str]], *rest: Any) -> Any:
+        evaluated.extend(sets["held out"])
+        return measured(name, folder, sets, *rest)
+
+    monkeypatch.setattr(job, "train", spied_train)
+    monkeypatch.setattr(job, "measured", spied_measured)
+    distill(target, tmp_path, "--work", str(draft / "work"), *STUDENT, "--epochs", "1")
+    known = {text.opening for file in (draft / "work").glob("*.safetensors") for text in conversations(file)}
+    assert evaluated and trained and trained | set(evaluated) == known
+    assert not trained & set(evaluated)
 
 
 def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Path, tmp_path: Path) -> None:
@@ -197,6 +241,56 @@ def test_training_goes_on_from_a_saved_state(
     assert [entry["step"] for entry in again] == [entry["step"] for entry in log]
     for (name, ours), (_, theirs) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def test_two_processes_train_what_one_trains(target: Path, draft: Path, tmp_path: Path) -> None:
+    """But for rounding, which the optimiser amplifies."""
+    flags = ["--work", str(draft / "work"), "--layers", "0,2", "--epochs", "2", "--until", "train"]
+    for workers in ("1", "2"):
+        distill(target, tmp_path / workers, *flags, "--workers", workers)
+    one, two = (load_file(tmp_path / workers / "training.safetensors") for workers in ("1", "2"))
+    begun = dict(build(target, StudentPlan(layers=(0, 2)), []).named_trainable())
+    apart = sum((one[name] - two[name]).norm() ** 2 for name in begun) ** 0.5
+    moved = sum((one[name] - parameter).norm() ** 2 for name, parameter in begun.items()) ** 0.5
+    assert apart < 0.05 * moved
+    logs = [(tmp_path / workers / "training.jsonl").read_text().splitlines() for workers in ("1", "2")]
+    for ours, theirs in zip(*([json.loads(line) for line in log] for log in logs), strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+        assert ours["held_out_agreement"] == pytest.approx(theirs["held_out_agreement"], abs=0.05)
+
+
+def test_a_table_has_a_row_for_each_category(target: Path, draft: Path, tmp_path: Path) -> None:
+    """Of a draft that is there already, without a corpus."""
+    known = {"a": {"category": "writing"}, "b": {"task": "qa"}, "c": {}, "d": {"category": "qa"}, "e": {"task": "qa"}}
+    file = tmp_path / "bench.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"say {word}"} | fields) + "\n" for word, fields in known.items()))
+    assert report.prompt_sets([str(file)]) == {
+        "bench, writing": ["say a"],
+        "bench, qa": ["say b", "say d", "say e"],
+        "bench": ["say c"],
+    }
+    asked = [str(target), str(draft), "--evaluate-on", str(file), "--answer-tokens", "24", "--out", str(tmp_path)]
+    done = CliRunner().invoke(report.main, [*asked, "--evaluate-prompts", "2"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = [line.split(" | ")[:3] for line in done.stdout.splitlines() if line.startswith("| bench")]
+    assert rows == [
+        [f"| {name}", str(temperature), rule]
+        for name in ("bench, writing", "bench, qa", "bench")
+        for temperature in (0.0, 0.7, 1.0)
+        for rule in (("coupled", "rejection") if temperature else ("coupled",))
+    ]
+    stored = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
+    prior = knowledge.read(tmp_path / knowledge.PRIOR_FILE)
+    greedy = [row["rounds"] for row in stored if row["temperature"] == 0]
+    assert prior is not None and prior.laws[0].acceptance[0][1] == sum(greedy) > 0
+
+
+def test_a_table_of_prompts_that_are_all_too_long_is_refused(target: Path, draft: Path, tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"prompt": "x " * 2000}) + "\n")
+    done = CliRunner().invoke(report.main, [str(target), str(draft), "--evaluate-on", str(file)])
+    assert done.exit_code == 1 and "no prompt of 'long' leaves room" in done.stderr
 
 
 def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ssd.config.engine import Features
 from ssd.config.params import Speculation
 from ssd.draft.eagle3 import HeadContext
 from ssd.draft.tree_attention import ChainCache
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
@@ -34,7 +35,7 @@ from tools.distill import head
 from tools.distill.corpus import CorpusPlan, Workers, write_corpus
 from tools.distill.head import HeadPlan
 from tools.distill.shards import Conversation, conversations
-from tools.distill.student import Store
+from tools.distill.student import Store, round_in_training
 from tools.distill.teacher import load_runner
 from tools.distill.training import Example, examples
 
@@ -164,11 +165,9 @@ def test_a_head_in_8_bits_is_the_one_that_an_engine_in_8_bits_rounds(target: Pat
             parameter.data = parameter.data if name == "lm_head.weight" else parameter.data.bfloat16().float()
         student.write(target, tmp_path / store, store)
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
-    assert "lm_head.weight" not in tensors and tensors["fc.weight"].dtype == torch.int8
-    assert (
-        tensors["norm.weight"].dtype == torch.bfloat16
-        and "quantization_config" in (tmp_path / "int8" / "config.json").read_text()
-    )
+    assert "lm_head.weight" not in tensors and tensors["midlayer.mlp.down_proj.weight"].dtype == torch.int8
+    assert tensors["norm.weight"].dtype == tensors["fc.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "int8" / "config.json").read_text())["quantization_config"]["ignore"] == ["fc"]
     assert torch.equal(*(logits(tmp_path / store, target, int8=True) for store in ("bfloat16", "int8")))
     assert resolve(EngineOptions(target=str(target), draft=(str(tmp_path / "int8"),))).features is not None
 
@@ -212,6 +211,73 @@ def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: i
         assert (known - expected[step][0, text.prompt - 2 - step : -1]).abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize("store", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("own_head", [False, True])
+def test_the_stored_head_is_the_one_that_was_trained(tmp_path: Path, store: Store, own_head: bool) -> None:
+    """With scales that are no power of two, whose rounding would show."""
+    sizes = {"vocab_size": 300, "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128}
+    target = tiny.llama(tmp_path / "target", **sizes)
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 256)
+    student = head.build(target, HeadPlan(LAYERS, 120, own_head=own_head), runner, [])
+    student.scales.copy_(torch.linspace(0.3, 7, len(student.scales)))
+    for name, parameter in student.named_trainable():
+        if store == "bfloat16" or not name.endswith("_proj.weight"):
+            scales = student.scales if name == "fc.weight" else 1.0
+            parameter.data = (parameter / scales).bfloat16().float() * scales
+    round_in_training(student, store)
+    student.write(target, tmp_path / "head", store)
+    text = Conversation(tiny.token_ids(20, seed=1, vocab_size=300), 6)
+    stored = head.load(target, tmp_path / "head", runner)
+    for ours, theirs in zip(student.logits([text], 3), stored.logits([text], 3), strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+        assert (ours - theirs).abs().nan_to_num().max() <= 1e-4
+
+
+def begun(target: Path, draft: Path, plan: HeadPlan, scale: float = 1.0) -> head.HeadStudent:
+    student = head.build(target, plan, load_runner(str(target), torch.float32, tiny.CPU, 256), [])
+    student.scales.fill_(scale)
+    student.begin_with(draft, target)
+    return student
+
+
+@pytest.mark.parametrize("layout", ["midlayer", "layers.0"])
+def test_a_head_begins_with_the_weights_of_another(target: Path, tmp_path: Path, layout: str) -> None:
+    """In either layout; rows of its `lm_head` by token."""
+    sizes = {"vocab_size": 300, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
+    draft = heads.head(tmp_path / "draft", predicted=90, layer=layout, **sizes)
+    student = begun(target, draft, HeadPlan(LAYERS, 120, own_head=True), scale=2.0)
+    tensors = load_file(draft / "model.safetensors")
+    assert torch.equal(student.fc.weight, 2 * tensors["fc.weight"])
+    ours, theirs = student.midlayer.self_attn.q_proj.weight, tensors[f"{layout}.self_attn.q_proj.weight"]
+    assert torch.equal(ours, theirs)
+    known = (tensors["d2t"] + torch.arange(90)).tolist()
+    table = load_file(target / "model.safetensors")["lm_head.weight"]
+    shared = 0
+    for place, token in enumerate(student.ids.tolist()):
+        row = tensors["lm_head.weight"][known.index(token)] if token in known else table[token]
+        shared += token in known
+        assert torch.equal(student.head[place], row)
+    assert 0 < shared < 90
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, r"after \(0, 1, 2\) layers, not \(1, 2, 3\)"),
+        ({"intermediate_size": 60}, "has intermediate_size 60, the student 52"),
+        ({"norm_before_residual": True}, "has norm_before_residual"),
+        ({"vocab_size": 200}, "vocabularies of 300 and 200 tokens"),
+    ],
+)
+def test_a_head_does_not_begin_with_one_of_another_shape(
+    target: Path, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    sizes = {"vocab_size": 300, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
+    draft = heads.head(tmp_path / "draft", predicted=90, **sizes | fields)
+    with pytest.raises(UsageError, match=message):
+        begun(target, draft, HeadPlan(LAYERS, 120))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -220,6 +286,8 @@ def test_the_engine_runs_what_was_trained(target: Path, tmp_path: Path, vocab: i
         ([], "after (2, 1, 0) layers"),
         (["--layers", "1,2,3", "--draft-vocab", "301"], "the target has 300 ids"),
         (["--layers", "1,2,3", "--width", "16"], "a head is as wide as its target"),
+        (["--layers", "1,2,3", "--keep-features", "1,3"], "--keep-features lacks 2, which the head reads"),
+        (["--layers", "1,2,3", "--store", "int4"], "--store int4 takes layers of a multiple of 64 inputs"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_first(

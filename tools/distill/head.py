@@ -24,7 +24,7 @@ from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, LAYER_NAMES, check_h
 from ssd.models.weights import from_checkpoint
 from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
-from tools.distill.student import EMBEDDING, HEAD, Store, check_same_shape, frequent, write_folder
+from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
 from tools.distill.teacher import hidden
 from tools.distill.training import Example, SoftLabels, StoredFeatures
 
@@ -252,7 +252,7 @@ class HeadStudent(nn.Module):
             raise UsageError(f"--begin: {draft} reads hidden states after {layers} layers, not {self.plan.layers}")
         if checkpoint.config.get("norm_before_residual"):
             raise UsageError(f"--begin: {draft} has norm_before_residual, which is not trained")
-        check_same_shape(checkpoint, self.config.to_dict())
+        check_same_shape(checkpoint, self.config.to_dict(), SIZES)
         weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
         layer = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         for name, parameter in self.named_trainable():

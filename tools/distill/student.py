@@ -31,11 +31,10 @@ _ROUNDED = "_proj"  # ends the names of the layers that are stored in 4 or 8 bit
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Of a config: what decides the shapes of tensors.
-_SIZES = (
+SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
-    "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
@@ -89,7 +88,7 @@ class Student(nn.Module):
         checkpoint = inspect(draft)
         if is_head(checkpoint):
             raise UsageError(f"--begin: {draft} is an EAGLE-3 head, the student is a decoder")
-        check_same_shape(checkpoint, self.model.config.to_dict())
+        check_same_shape(checkpoint, self.model.config.to_dict(), (*SIZES, "num_hidden_layers"))
         weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
         for name, parameter in self.named_trainable():
             parameter.data.copy_(weights(name, *parameter.shape))
@@ -176,9 +175,9 @@ def _leading_directions(embedding: Tensor, width: int) -> Tensor:
     return embedding @ vectors[:, -width:].flip(1)
 
 
-def check_same_shape(draft: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Raise UsageError unless the config of a draft has the sizes of a student's `config`."""
-    for key in _SIZES:
+def check_same_shape(draft: Checkpoint, config: Mapping[str, Any], sizes: Sequence[str]) -> None:
+    """Raise UsageError unless the config of a draft has the `sizes` of a student's `config`, or does not tell them."""
+    for key in sizes:
         if (found := draft.config.get(key)) is not None and found != config[key]:
             raise UsageError(f"--begin: {draft.directory} has {key} {found}, the student {config[key]}")
 
