@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from torch.multiprocessing import ProcessRaisedException
 
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -258,6 +261,20 @@ def test_two_processes_train_what_one_trains(target: Path, draft: Path, tmp_path
         assert ours["step"] == theirs["step"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
         assert ours["held_out_agreement"] == pytest.approx(theirs["held_out_agreement"], abs=0.05)
+
+
+def fails_elsewhere(parent: int) -> Any:
+    if os.getpid() != parent:
+        raise UsageError("no room here")
+
+
+def test_a_process_that_fails_ends_the_training_with_its_error(target: Path, draft: Path, tmp_path: Path) -> None:
+    data, plan = training.examples(draft / "work", range(1)), training.TrainingPlan(epochs=1)
+    student = build(target, StudentPlan(layers=(1,)), data)
+    others = training.process_group(2, partial(fails_elsewhere, os.getpid()), plan, tmp_path)
+    with pytest.raises(ProcessRaisedException, match="no room here"), others:
+        training.train(student, data[4:], data[:4], plan, tmp_path)
+    assert not torch.distributed.is_initialized()
 
 
 def test_a_table_has_a_row_for_each_category(target: Path, draft: Path, tmp_path: Path) -> None:

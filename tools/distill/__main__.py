@@ -1,4 +1,4 @@
-"""Distil a draft from a target: it writes a corpus, teaches on it, and the result is measured (docs/distillation.md).
+"""Distil a draft from a target: write a corpus, train on it, evaluate the draft (docs/distillation.md).
 
     python -m tools.distill smollm2 --out /tmp/draft --layers 0,1,2,3,4,27,28,29
     python -m tools.distill smollm2 --out /tmp/head --kind eagle3 --draft-vocab 16384

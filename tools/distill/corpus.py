@@ -40,7 +40,7 @@ LONGEST = 1280
 _MARK = "\u2603"
 _MESSAGE_TOKENS = 200  # of a user message that the target writes
 _DOCUMENT_TOKENS = 60  # a shorter answer is no document
-_INVENTING = 0.9  # temperature of user messages
+_MESSAGE_TEMPERATURE = 0.9
 _TRIES = 20
 
 Messages = list[ChatMessage]
@@ -73,7 +73,7 @@ class CorpusPlan:
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that write: how many, each with its share of the cores, and how many texts each has in hand."""
+    """The processes that write: `count` with a share of the cores each. Each writes `batch` texts at a time."""
 
     count: int = 1
     batch: int = 64
@@ -101,7 +101,7 @@ def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequen
                 job.result()
                 progress.advance(task)
         finally:
-            pool.shutdown(cancel_futures=True)  # one has failed, or somebody has had enough
+            pool.shutdown(cancel_futures=True)  # after a failure or an interruption
 
 
 _shard_writer: Callable[[], ShardWriter]
@@ -214,7 +214,7 @@ class ShardWriter:
             self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
             for chat, opener in zip(chats, openers, strict=True)
         ]
-        written = self._writer.write([self._request(ids, _INVENTING, _MESSAGE_TOKENS) for ids in prompts])
+        written = self._writer.write([self._request(ids, _MESSAGE_TEMPERATURE, _MESSAGE_TOKENS) for ids in prompts])
         messages = [
             (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
             for opener, text in zip(openers, written, strict=True)

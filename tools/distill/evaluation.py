@@ -70,7 +70,8 @@ class Tally:
 def agreement(tallies: Sequence[Tally]) -> Agreement:
     """Return what an engine may begin with: the rates of all rounds of the tallies, with their numbers of samples.
 
-    Every fan-out from 1 on must have been counted: the hits of a rank are told among the rounds that missed before."""
+    Every fan-out from 1 on must have been counted. The rate of a rank is that of the rounds that missed at all ranks
+    before."""
     tried = map(sum, zip(*(tally.tried for tally in tallies), strict=True))
     accepted = map(sum, zip(*(tally.accepted for tally in tallies), strict=True))
     rounds = sum(tally.rounds for tally in tallies)
@@ -96,7 +97,7 @@ def paths(llm: LLM, prompts: Sequence[str], temperature: float, tokens: int) -> 
 def evaluate(
     draft: Draft, target: Runner, found: Sequence[Answer], rule: Rule, lookahead: int, fan_outs: Sequence[int]
 ) -> Tally:
-    """Play rounds of `lookahead` draft tokens along every answer."""
+    """Count what rounds of `lookahead` draft tokens along every answer accept and hit."""
     tally = Tally(tried=[0] * lookahead, accepted=[0] * lookahead, hits=dict.fromkeys(fan_outs, 0.0))
     noise = NoiseCache(target.model.shape.vocab_size, torch.device("cpu"))
     waiting = iter(found)

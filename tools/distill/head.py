@@ -28,9 +28,9 @@ from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shap
 from tools.distill.teacher import hidden
 from tools.distill.training import Example, SoftLabels, StoredFeatures
 
-# A guess that is further from the target's features counts only if those before it were right.
+# The loss of step s has weight _DECAY**s: a draft token is of use only if all before it are accepted.
 _DECAY = 0.8
-# So many conversations tell the sizes of features.
+# Conversations whose features set the scales.
 _MEASURED = 16
 
 
@@ -51,7 +51,7 @@ class HeadPlan:
 
 
 class PairAttention(nn.Module):
-    """Attention of pairs (token, state) to committed tokens, and to what was unrolled from the same one.
+    """Attention of pairs (token, state) to committed pairs, and to those that were unrolled from the same place.
 
     Here and below, parameters have the names of the checkpoint."""
 
@@ -65,15 +65,17 @@ class PairAttention(nn.Module):
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(inner, width, bias=False)
 
-    def keys(self, pairs: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values [kv_heads, n, dim] of `pairs` [n, 2 x width]; `turns` are their cosines and sines."""
+    def keys(self, pairs: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values [kv_heads, n, dim] of `pairs` [n, 2 x width].
+
+        `angles` are the cosines and sines of their positions."""
         k, v = (layer(pairs).unflatten(-1, (-1, self._dim)).transpose(0, 1) for layer in (self.k_proj, self.v_proj))
-        return _turned(k, turns), v
+        return _rotated(k, angles), v
 
     def forward(
         self,
         pairs: Tensor,
-        turns: tuple[Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
         rows: _Rows,
         committed: tuple[Tensor, Tensor],
         own: Sequence[tuple[Tensor, Tensor]],
@@ -82,7 +84,7 @@ class PairAttention(nn.Module):
 
         Each sees the keys and values of its text's `committed` pairs up to its own place, and of each later step,
         `own`, only the one that was unrolled from the same place."""
-        q = _turned(self.q_proj(pairs).unflatten(-1, (-1, self._dim)).transpose(0, 1), turns) * self._dim**-0.5
+        q = _rotated(self.q_proj(pairs).unflatten(-1, (-1, self._dim)).transpose(0, 1), angles) * self._dim**-0.5
         q = q.unflatten(0, (self._kv_heads, -1))  # [kv_heads, group, n, dim]
         later = [(q * k[:, None]).sum(-1, keepdim=True) for k, _ in own]
         found = []
@@ -100,9 +102,9 @@ class PairAttention(nn.Module):
         return self.o_proj(torch.cat(found, 2).flatten(0, 1).transpose(0, 1).flatten(1))
 
 
-def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Return x [heads, n, dim] rotated by its places (RoPE)."""
-    cos, sin = turns
+def _rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply RoPE to x [heads, n, dim]."""
+    cos, sin = angles
     return x * cos + rotate_half(x) * sin
 
 
@@ -121,13 +123,13 @@ class PairLayer(nn.Module):
         return torch.cat((self.input_layernorm(tokens), self.hidden_norm(x)), -1)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output from its input and what the attention made of it."""
+        """Return the layer's output from its input x and the attention's output, both [n, width]."""
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _Rows:
-    """The places of some texts, flat, that a head is unrolled from: those from which it reaches their answers.
+    """The places from which a head is unrolled, of all texts one after the other: those that lead to answer tokens.
 
     A text of t tokens has t - 1 pairs. `kept` int64 [n]: the indices of the places among the pairs of all texts.
     `places` int64 [n]: their positions in their own texts. Per text: `spans`, its rows; `texts`, its pairs; `unseen`
@@ -183,7 +185,7 @@ class HeadStudent(nn.Module):
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
     def measure(self, batch: Sequence[Example]) -> None:
-        """Set `scales` by the features of some conversations."""
+        """Set `scales` to the root mean squares of the features of some conversations."""
         rows = torch.cat([row for e in batch for row in self._features([e.text], [e.features])]).float()
         self.scales.copy_(rows.pow(2).mean(0).sqrt().clamp_min(1e-6))
 
@@ -201,22 +203,22 @@ class HeadStudent(nn.Module):
         x = self.fc(features / self.scales)
         ids = torch.tensor([token for text in texts for token in text.token_ids[1:]], device=device)
         places = torch.cat([torch.arange(len(text.token_ids) - 1, device=device) for text in texts])
-        committed = layer.self_attn.keys(layer.pairs(self._embedding[ids], x), self._turns(x, places))
+        committed = layer.self_attn.keys(layer.pairs(self._embedding[ids], x), self._angles(x, places))
         x = x[rows.kept]
         own = list[tuple[Tensor, Tensor]]()
         for step in range(steps + 1):
-            tokens = self._embedding[ids.roll(-step)[rows.kept]]  # what comes in at the end, nothing that counts sees
-            pairs, turns = layer.pairs(tokens, x), self._turns(x, rows.places + step)
+            tokens = self._embedding[ids.roll(-step)[rows.kept]]  # no row that is used sees what rolls in at the end
+            pairs, angles = layer.pairs(tokens, x), self._angles(x, rows.places + step)
             if step:
-                own.append(layer.self_attn.keys(pairs, turns))
-            x = layer.rest(x, layer.self_attn(pairs, turns, rows, committed, own))
+                own.append(layer.self_attn.keys(pairs, angles))
+            x = layer.rest(x, layer.self_attn(pairs, angles, rows, committed, own))
             states = self.norm(x)
             yield [
                 states[span][_first(text, step) + text.prompt - 2 - step - start :][: text.answer - _first(text, step)]
                 for text, span, start in zip(texts, rows.spans, rows.firsts, strict=True)
             ]
 
-    def _turns(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotary(x, places[None])
         return cos[0], sin[0]
 
@@ -266,7 +268,7 @@ class HeadStudent(nn.Module):
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Conversation], lookahead: int) -> list[Tensor]:
-        """Return the logits that a `tools.distill.evaluation.Draft` returns."""
+        """Return the logits that a `tools.distill.evaluation.Draft` reangles."""
         found = []
         for step, states in enumerate(self.unroll(texts, lookahead)):
             rows = [pad(own, (0, 0, _first(text, step), 0)) for own, text in zip(states, texts, strict=True)]
@@ -332,7 +334,7 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
         raise UsageError(f"{target} has no tensor {EMBEDDING}, which a head reads of its target")
     if not 0 <= plan.vocab <= config.vocab_size:
         raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
-    hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # whether it shows them
+    hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # raises UsageError if its family does not show them
     student = _over(target, plan, runner, frequent(data, plan.vocab, config.vocab_size).sort().values)
     if data:
         student.measure(data[:_MEASURED])

@@ -120,13 +120,13 @@ def measured(
             answers += [(name, t, paths(llm, prompts, t, answer_tokens)) for t in _TEMPERATURES]
         params = SamplingParams(max_tokens=64, ignore_eos=True)
         timed = [llm.generate(prompt, params, chat=True)[0].metrics for prompt in next(iter(sets.values()))[:4]]
-    judge = load_runner(target, torch.float32, device_of(device), LONGEST)
-    logits = _draft(target, draft, judge)
+    target_runner = load_runner(target, torch.float32, device_of(device), LONGEST)
+    logits = _draft(target, draft, target_runner)
     rows: list[dict[str, Any]] = []
     laws: list[list[Tally]] = [[] for _ in _TEMPERATURES]
     for name, t, found in answers:
         for rule in RULES if t > 0 else RULES[:1]:
-            tally = evaluate(logits, judge, found, rule, _LOOKAHEAD, _FAN_OUTS)
+            tally = evaluate(logits, target_runner, found, rule, _LOOKAHEAD, _FAN_OUTS)
             rows.append({"prompts": name, "temperature": t, "rule": rule} | tally.figures())
             if rule == "coupled":
                 laws[kind_of(t)].append(tally)
@@ -140,12 +140,12 @@ def measured(
     return report, Knowledge(tuple(map(agreement, laws)))
 
 
-def _draft(target: str, draft: str, judge: Runner) -> Draft:
-    """Return the draft that a folder has, in the form that the evaluation calls. `judge` runs the target."""
-    device = judge.model.device
+def _draft(target: str, draft: str, target_runner: Runner) -> Draft:
+    """Return the draft that a folder has, in the form that the evaluation calls. `target_runner` runs the target."""
+    device = target_runner.model.device
     folder = hub.resolve(draft)
     if is_head(inspect(folder)):
-        return partial(head.load(hub.resolve(target), folder, judge).to(device).logits, lookahead=_LOOKAHEAD)
+        return partial(head.load(hub.resolve(target), folder, target_runner).to(device).logits, lookahead=_LOOKAHEAD)
     runner = load_runner(draft, torch.bfloat16, device, LONGEST, lender=target)
     predicting = cast(Llama, runner.model).head
     whole = runner.model.shape.vocab_size

@@ -30,7 +30,7 @@ _GROUP = 64  # inputs that share a scale in 4 bits
 _ROUNDED = "_proj"  # ends the names of the layers that are stored in 4 or 8 bits
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# Of a config: what decides the shapes of tensors.
+# Fields of a config that decide the shapes of tensors.
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -123,7 +123,7 @@ def build(target: Path, plan: StudentPlan, data: Sequence[Example]) -> Student:
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     config = AutoConfig.from_pretrained(target)
     _check(plan, config)
-    if getattr(config, "layer_types", None):  # one entry a layer, all alike in what the engine runs
+    if getattr(config, "layer_types", None):  # one entry a layer; all are alike in the families that the engine runs
         config.layer_types = config.layer_types[:1] * (len(plan.layers) or plan.depth)
     vocab, width = config.vocab_size, config.hidden_size
     embedding = weights(EMBEDDING, vocab, width)

@@ -41,10 +41,10 @@ def hidden(runner: Runner, batch: Sequence[Conversation], layers: Sequence[int])
     Its last token has none."""
     rows = _rows(batch, [0] * len(batch))
     context = runner.context(rows, layers)
-    with torch.autocast(runner.model.device.type, enabled=False):  # the engine's layers have a type of their own
+    with torch.autocast(runner.model.device.type, enabled=False):  # the engine's layers keep their type
         runner.forward(rows, context)
     if missing := set(layers) - context.hidden.keys():
-        raise UsageError(f"the target's family does not show what its first {min(missing)} layers made")
+        raise UsageError(f"the target's family does not show hidden states after {min(missing)} layers")
     states = torch.cat([context.hidden[layer] for layer in layers], dim=-1)
     return list(states.split([len(row.token_ids) for row in rows]))
 

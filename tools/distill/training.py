@@ -28,11 +28,11 @@ from ssd.errors import UsageError
 from ssd.launch.resolve import multiplies_bfloat16
 from tools.distill.shards import Conversation, conversations, save, shard_path
 
-# Of a place's stored labels so many are learnt from.
+# Stored labels of a place that training uses.
 _TOP = 16
-# Beside the tokens of a batch's labels, as many others share the softmax, each standing for many.
+# Tokens drawn at random into the softmax of a batch, at least, beside those of its labels.
 _NEGATIVES = 1024
-# AdamW's learning rate for what Muon leaves to it.
+# AdamW's learning rate for the parameters that Muon does not train.
 _BESIDE_MUON = 1e-3
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
@@ -102,7 +102,7 @@ class SoftLabels(NamedTuple):
 
 
 class Learner(Protocol):
-    """What is trained. Its logits are states @ head.T."""
+    """A model that `train` trains. Its logits are states @ head.T."""
 
     @property
     def head(self) -> Tensor:
@@ -123,7 +123,7 @@ Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
 
 
 def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
-    """Return the examples of the given shards; labels are scaled up for what they leave out."""
+    """Return the examples of the given shards. The probabilities of a place are scaled to sum to 1."""
     found = []
     for index in shards:
         path = shard_path(directory, "corpus", index)
@@ -185,7 +185,7 @@ def epoch(data: Sequence[Example], plan: TrainingPlan, number: int) -> list[list
 def padded(batch: Sequence[Conversation]) -> Tensor:
     """Return int64 [texts, a length]: all but the last token of each text, filled up with zeros at the end.
 
-    Causal attention hides the zeros from everything that counts."""
+    Attention is causal, so no token sees the zeros."""
     longest = _round_up(max(len(text.token_ids) for text in batch) - 1, _LENGTHS)
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
     for row, text in enumerate(batch):
@@ -209,7 +209,7 @@ def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], 
         with arithmetic(device):
             rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
             logits = (rows @ classes.T)[: len(ids)].float()
-        if len(drawn):  # each drawn token stands for as many as were left out
+        if len(drawn):  # each drawn token counts as many times as there are others to one drawn
             shift = torch.zeros(logits.shape[1], device=device)
             shift[len(known) :] = math.log(len(others) / len(drawn))
             logits = logits + shift

@@ -1,4 +1,4 @@
-"""Writes texts with a model, many at a time, and records what it made of every token: soft labels and hidden states."""
+"""Writes texts with a model, many at a time, and records soft labels and hidden states of every token."""
 
 from __future__ import annotations
 
