@@ -28,7 +28,7 @@ from tools.distill.__main__ import main
 from tools.distill.card import card
 from tools.distill.corpus import CorpusPlan, Workers, write_corpus
 from tools.distill.shards import Conversation, conversations
-from tools.distill.student import Store, StudentPlan, build, round_in_training
+from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner
 
 FLAGS = ["--conversations", "48", "--shard", "16", "--answer-tokens", "24", "--batch", "16"]
@@ -218,14 +218,24 @@ def test_what_derives_from_a_held_out_message_is_held_out() -> None:
         training.split(data[:2] * 10, 3)  # all about one message
 
 
+def prepared(target: Path, work: Path) -> tuple[Student, list[training.Example], list[training.Example]]:
+    data = training.examples(work, range(3))
+    return build(target, StudentPlan(layers=(1,)), data), data[4:], data[:4]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 def test_training_goes_on_from_a_saved_state(
-    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """Interrupted in the second epoch, then resumed: the weights of a run in one piece."""
-    data = training.examples(draft / "work", range(3))
-    plan, shape = training.TrainingPlan(epochs=3), StudentPlan(layers=(1,))
-    whole, broken, resumed = (build(target, shape, data) for _ in range(3))
-    log = training.train(whole, data[4:], data[:4], plan, tmp_path / "whole")
+    plan, prepare = training.TrainingPlan(epochs=3), partial(prepared, target, draft / "work")
+
+    def trained(directory: Path) -> tuple[Student, list[dict[str, Any]]]:
+        student, data, held = prepare()
+        with training.process_group(processes, prepare, plan, directory):
+            return student, training.train(student, data, held, plan, directory)
+
+    whole, log = trained(tmp_path / "whole")
     monkeypatch.setattr(training, "_SAVE_SECONDS", -1)
     proper, calls = training.loss_of, 0
 
@@ -238,8 +248,8 @@ def test_training_goes_on_from_a_saved_state(
 
     monkeypatch.setattr(training, "loss_of", fails_once)
     with pytest.raises(KeyboardInterrupt):
-        training.train(broken, data[4:], data[:4], plan, tmp_path / "broken")
-    again = training.train(resumed, data[4:], data[:4], plan, tmp_path / "broken")
+        trained(tmp_path / "broken")
+    resumed, again = trained(tmp_path / "broken")
     assert calls == log[-1]["step"] + 1
     assert [entry["step"] for entry in again] == [entry["step"] for entry in log]
     for (name, ours), (_, theirs) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):

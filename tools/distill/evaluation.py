@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal, TypeVar
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
@@ -101,7 +102,8 @@ def evaluate(
     tally = Tally(tried=[0] * lookahead, accepted=[0] * lookahead, hits=dict.fromkeys(fan_outs, 0.0))
     noise = NoiseCache(target.model.shape.vocab_size, torch.device("cpu"))
     waiting = iter(found)
-    for batch in track(list(batches([path.text for path in found], _BATCH)), rule, transient=True):
+    todo = list(batches([path.text for path in found], _BATCH))
+    for batch in track(todo, rule, transient=True, console=Console(stderr=True)):
         counts = [text.answer for text in batch]
         drafted = [logits.split(counts) for logits in draft(batch)]
         if rule == "coupled":

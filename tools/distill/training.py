@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -311,6 +312,7 @@ def process_group(count: int, prepare: Prepare, plan: TrainingPlan, directory: P
     if count == 1:
         yield
         return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
     threads = torch.get_num_threads()
     share = max(1, threads // count)
     with TemporaryDirectory() as folder:
