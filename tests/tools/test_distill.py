@@ -109,6 +109,15 @@ def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path)
     assert "begun with another seed" in distill(target, draft, *STUDENT, "--seed", "1", code=1)
 
 
+def test_a_corpus_of_an_earlier_version_is_refused(target: Path, draft: Path, tmp_path: Path) -> None:
+    """Its shards do not say what their conversations derive from."""
+    recipe = json.loads((draft / "work" / "recipe.json").read_text())
+    del recipe["version"]
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "recipe.json").write_text(json.dumps(recipe))
+    assert "begun with another version" in distill(target, tmp_path, *STUDENT, code=1)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -116,6 +125,8 @@ def test_a_folder_made_from_something_else_is_refused(target: Path, draft: Path)
         ([], "either --layers or --width"),
         (["--width", "12"], "multiple of 8"),
         (["--layers", "0,2", "--format", "speculators"], "--format speculators is for --kind eagle3"),
+        (["--layers", "0,2", "--own-head"], "--own-head is for --kind eagle3"),
+        (["--layers", "0,2", "--feed-forward", "64"], "--feed-forward is for --kind eagle3"),
         (["--layers", "0,2", "--store", "int4"], "--store int4 takes layers of a multiple of 64 inputs"),
         (["--layers", "0,2", "--keep-features", "1,4"], "--keep-features 4: the target has 3 layers"),
         (["--layers", "0,2", "--shard", "1"], "--shard must be 2 or more"),
@@ -228,7 +239,7 @@ def test_training_goes_on_from_a_saved_state(
     target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """Interrupted in the second epoch, then resumed: the weights of a run in one piece."""
-    plan, prepare = training.TrainingPlan(epochs=3), partial(prepared, target, draft / "work")
+    plan, prepare = training.TrainingPlan(epochs=2), partial(prepared, target, draft / "work")
 
     def trained(directory: Path) -> tuple[Student, list[dict[str, Any]]]:
         student, data, held = prepare()

@@ -87,20 +87,25 @@ class Job:
         prompts = texts(self.prompts, _ALL) if self.prompts else []
         asked = min(self.conversations, len(prompts) or self.conversations)
         corpus = CorpusPlan(asked, self.shard, self.answer_tokens, features=self.keep_features, seed=self.seed)
-        sets = prompt_sets(self.evaluate_on)
         self._check_corpus(directory, corpus)
+        sets = fitting(directory, prompt_sets(self.evaluate_on), self.answer_tokens, self.evaluate_prompts)
         if "train" in stages:
             self._check_student(directory, corpus)
         work = self.work or self.out / "work"
         digest = inspect(directory).digest
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
         claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any", "version": SHARD_VERSION})
+        if "train" in stages:
+            begun = {"store": self.store, "begin": inspect(self.begin).digest if self.begin else None}
+            student, training = asdict(self._plan) | begun, asdict(self._training)
+            made = {"target": digest, "corpus": asdict(corpus), "student": student, "training": training}
+            claim(self.out / "recipe.json", made)
         workers = Workers(self.workers, self.batch, self.device, self._dtype)
         write_corpus(self.target, work, corpus, prompts, workers)
         if "train" in stages:
-            messages, log = self._train(directory, work, corpus, digest)
+            messages, log = self._train(directory, work, corpus)
         if "evaluate" in stages:
-            self._evaluate(directory, sets | {"held out": messages}, corpus, log)
+            self._evaluate(sets | {"held out": messages[: self.evaluate_prompts]}, corpus, log)
 
     @property
     def _dtype(self) -> str:
@@ -115,8 +120,9 @@ class Job:
     @property
     def _plan(self) -> StudentPlan | HeadPlan:
         if self.kind == "decoder":
-            if self.layout == "speculators":
-                raise UsageError("--format speculators is for --kind eagle3")
+            of_heads = {"--format speculators": self.layout == "speculators", "--own-head": self.own_head}
+            if wrong := [flag for flag, given in (of_heads | {"--feed-forward": self.feed_forward}).items() if given]:
+                raise UsageError(f"{wrong[0]} is for --kind eagle3")
             return StudentPlan(self.layers, self.width, self.depth, self.draft_vocab)
         if self.width:
             raise UsageError("--width: a head is as wide as its target")
@@ -176,14 +182,8 @@ class Job:
         data, held = split(examples(work, shards), _HELD_OUT)
         return self._build(directory, data), data, held
 
-    def _train(
-        self, directory: Path, work: Path, corpus: CorpusPlan, digest: str
-    ) -> tuple[list[str], list[dict[str, Any]]]:
+    def _train(self, directory: Path, work: Path, corpus: CorpusPlan) -> tuple[list[str], list[dict[str, Any]]]:
         """Return the opening messages that were not trained on, and the figures of the epochs."""
-        begun = {"store": self.store, "begin": inspect(self.begin).digest if self.begin else None}
-        plan, training = asdict(self._plan) | begun, asdict(self._training)
-        made = {"target": digest, "corpus": asdict(corpus), "student": plan, "training": training}
-        claim(self.out / "recipe.json", made)
         prepare = partial(self._prepare, directory, work, corpus.shards)
         student, data, held = prepare()
         processes = self.workers if student.head.device.type == "cpu" else 1
@@ -195,10 +195,7 @@ class Job:
             student.write(directory, self.out, self.store)
         return list(dict.fromkeys(example.text.opening for example in held)), log
 
-    def _evaluate(
-        self, directory: Path, sets: dict[str, list[str]], corpus: CorpusPlan, log: list[dict[str, Any]]
-    ) -> None:
-        sets = fitting(directory, sets, self.answer_tokens, self.evaluate_prompts)
+    def _evaluate(self, sets: dict[str, list[str]], corpus: CorpusPlan, log: list[dict[str, Any]]) -> None:
         report, known = measured(self.target, str(self.out), sets, self.answer_tokens, self.device)
         write(self.out, report, known)
         recipe = {"target": self.target} | asdict(corpus) | asdict(self._plan) | asdict(self._training)
