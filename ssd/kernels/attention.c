@@ -4,61 +4,96 @@
 
 #include <omp.h>
 
-#define BLOCK 4 /* keys whose products are added up together; vectors of values that stay in registers */
+#define KEYS LANES /* whose products are added up together */
+#define QUERIES 4  /* of one token, with the same keys, that are computed together */
+#define PART 4     /* vectors of a value that stay in registers */
 
-static inline void products(const float *q, const float *const *k, float *out, int64_t count, int64_t dim) {
-    quarter folds[BLOCK];
-    float rest[BLOCK] = {0};
-    for (int64_t j = 0; j < count; j++) {
-        lanes acc = {0};
-        int64_t i = 0;
-        for (; i + LANES <= dim; i += LANES) acc += load(q + i) * load(k[j] + i);
-        for (; i < dim; i++) rest[j] += q[i] * k[j][i];
-        folds[j] = folded(acc);
-    }
-    for (int64_t j = 0; j < count; j++) out[j] = (folds[j][0] + folds[j][1]) + (folds[j][2] + folds[j][3]) + rest[j];
+/* The sums of KEYS vectors, each added up in the same order. */
+#ifdef __AVX512F__
+#include <immintrin.h>
+
+#define JOIN(shuffle, low, high, a, b) _mm512_add_ps(shuffle(a, b, low), shuffle(a, b, high))
+
+static inline lanes sums_of(const lanes v[KEYS]) {
+    const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+    __m512 x[KEYS];
+    for (int i = 0; i < 8; i++) x[i] = JOIN(_mm512_shuffle_f32x4, 0x44, 0xee, (__m512)v[i], (__m512)v[i + 8]);
+    for (int i = 0; i < 4; i++) x[i] = JOIN(_mm512_shuffle_f32x4, 0x88, 0xdd, x[i], x[i + 4]);
+    for (int i = 0; i < 2; i++) x[i] = JOIN(_mm512_shuffle_ps, 0x44, 0xee, x[i], x[i + 2]);
+    return (lanes)_mm512_permutexvar_ps(order, JOIN(_mm512_shuffle_ps, 0x88, 0xdd, x[0], x[1]));
+}
+#else
+static inline lanes sums_of(const lanes v[KEYS]) {
+    float all[KEYS];
+    for (int i = 0; i < KEYS; i++) all[i] = sum(v[i]);
+    return load(all);
+}
+#endif
+
+static inline __attribute__((always_inline)) lanes products(const float *q, const float *const k[KEYS], int64_t dim) {
+    lanes sums[KEYS] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES)
+        for (int j = 0; j < KEYS; j++) sums[j] += load(q + i) * load(k[j] + i);
+    if (i < dim)
+        for (int j = 0; j < KEYS; j++) sums[j] += load_some(q + i, dim - i) * load_some(k[j] + i, dim - i);
+    return sums_of(sums);
 }
 
-/* scores[j] = q . key j, the keys lying in `slots` of a store of rows. */
-static void score(const float *q, const float *keys, int64_t stride, const int64_t *slots, int64_t count, int64_t dim,
-                  float *scores) {
-    int64_t j = 0;
-    for (; j + BLOCK <= count; j += BLOCK) {
-        const float *k[BLOCK];
-        for (int64_t b = 0; b < BLOCK; b++) k[b] = keys + slots[j + b] * stride;
-        if (dim == 64)
-            products(q, k, scores + j, BLOCK, 64); /* sizes that are known are unrolled */
-        else if (dim == 128)
-            products(q, k, scores + j, BLOCK, 128);
-        else
-            products(q, k, scores + j, BLOCK, dim);
-    }
-    for (; j < count; j++) {
-        const float *k = keys + slots[j] * stride;
-        products(q, &k, scores + j, 1, dim);
+/* scores[r][j] = q[r] . key j for `queries` rows of q [.., dim] and of scores [.., most]; the keys lie in `slots` of a
+   store of rows. */
+static void score(const float *q, int64_t queries, const float *keys, int64_t stride, const int64_t *slots,
+                  int64_t count, int64_t dim, float *scores, int64_t most) {
+    for (int64_t j = 0; j < count; j += KEYS) {
+        const int64_t some = count - j < KEYS ? count - j : KEYS;
+        const float *k[KEYS];
+        for (int64_t i = 0; i < KEYS; i++) k[i] = keys + slots[j + (i < some ? i : 0)] * stride;
+        for (int64_t r = 0; r < queries; r++) {
+            const float *own = q + r * dim;
+            const lanes found = dim == 64    ? products(own, k, 64) /* sizes that are known are unrolled */
+                                : dim == 128 ? products(own, k, 128)
+                                             : products(own, k, dim);
+            store_some(scores + r * most + j, found, some);
+        }
     }
 }
 
 void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
           int64_t rows) {
-    for (int64_t row = 0; row < rows; row++) score(x + row * size, table, size, places, count, size, y + row * count);
+    score(x, rows, table, size, places, count, size, y, count);
 }
 
-/* out += sum of weights[j] * value j. */
-static void weigh(const float *weights, const float *values, int64_t stride, const int64_t *slots, int64_t count,
-                  int64_t dim, float *out) {
+/* out[r] += sum of weights[r][j] * value j, for rows of weights [.., most] and of out [.., dim]. */
+static inline __attribute__((always_inline)) void weigh_some(const float *weights, int64_t most, const float *values,
+                                                             int64_t stride, const int64_t *slots, int64_t count,
+                                                             int64_t dim, float *out, int queries) {
     int64_t i = 0;
-    for (; i + BLOCK * LANES <= dim; i += BLOCK * LANES) {
-        lanes acc[BLOCK];
-        for (int b = 0; b < BLOCK; b++) acc[b] = load(out + i + b * LANES);
+    for (; i + PART * LANES <= dim; i += PART * LANES) {
+        lanes sums[QUERIES][PART];
+        for (int r = 0; r < queries; r++)
+            for (int b = 0; b < PART; b++) sums[r][b] = load(out + r * dim + i + b * LANES);
         for (int64_t j = 0; j < count; j++) {
             const float *v = values + slots[j] * stride + i;
-            for (int b = 0; b < BLOCK; b++) acc[b] += weights[j] * load(v + b * LANES);
+            for (int b = 0; b < PART; b++)
+                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * most + j] * load(v + b * LANES);
         }
-        for (int b = 0; b < BLOCK; b++) store(out + i + b * LANES, acc[b]);
+        for (int r = 0; r < queries; r++)
+            for (int b = 0; b < PART; b++) store(out + r * dim + i + b * LANES, sums[r][b]);
     }
     for (; i < dim; i++)
-        for (int64_t j = 0; j < count; j++) out[i] += weights[j] * values[slots[j] * stride + i];
+        for (int r = 0; r < queries; r++)
+            for (int64_t j = 0; j < count; j++)
+                out[r * dim + i] += weights[r * most + j] * values[slots[j] * stride + i];
+}
+
+static void weigh(const float *weights, int64_t most, const float *values, int64_t stride, const int64_t *slots,
+                  int64_t count, int64_t dim, float *out, int64_t queries) {
+    switch (queries) {
+    case 1: weigh_some(weights, most, values, stride, slots, count, dim, out, 1); break;
+    case 2: weigh_some(weights, most, values, stride, slots, count, dim, out, 2); break;
+    case 3: weigh_some(weights, most, values, stride, slots, count, dim, out, 3); break;
+    default: weigh_some(weights, most, values, stride, slots, count, dim, out, QUERIES);
+    }
 }
 
 void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots) {
@@ -87,14 +122,17 @@ static float weights(float *scores, int64_t count, float scale, float cap) {
     return total(scores, count);
 }
 
-/* `scores` holds those of one token for each thread. */
+/* `scores` holds those of QUERIES queries for each thread. */
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores) {
     const int64_t row = kv_heads * dim, most = shared->longest + (own ? own->longest : 0);
+    const int64_t group = heads / kv_heads, parts = (group + QUERIES - 1) / QUERIES;
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t t = from; t < to; t++)
-        for (int64_t head = 0; head < heads; head++) {
+        for (int64_t part = 0; part < kv_heads * parts; part++) {
+            const int64_t kv_head = part / parts, begun = part % parts * QUERIES, head = kv_head * group + begun;
+            const int64_t queries = group - begun < QUERIES ? group - begun : QUERIES;
             /* A token's own keys follow the shared ones. Of both together it sees the last `window`. */
             int64_t first = shared->count[t], second = own ? own->count[t] : 0;
             const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
@@ -103,16 +141,18 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
             where += skipped, first -= skipped;
             own_where += hidden - skipped, second -= hidden - skipped;
 
-            float *mine = scores + omp_get_thread_num() * most, *result = out + (t * heads + head) * dim;
+            float *mine = scores + omp_get_thread_num() * QUERIES * most, *result = out + (t * heads + head) * dim;
             const float *query = q + t * q_stride + head * dim;
-            const int64_t at = layer * shared->layer_size + head / (heads / kv_heads) * dim;
-            const int64_t own_at = own ? layer * own->layer_size + head / (heads / kv_heads) * dim : 0;
-            score(query, shared->keys + at, row, where, first, dim, mine);
-            if (second) score(query, own->keys + own_at, row, own_where, second, dim, mine + first);
-            const float share = 1.0f / weights(mine, first + second, scale, cap);
-            memset(result, 0, dim * sizeof *result);
-            weigh(mine, shared->values + at, row, where, first, dim, result);
-            if (second) weigh(mine + first, own->values + own_at, row, own_where, second, dim, result);
-            for (int64_t i = 0; i < dim; i++) result[i] *= share;
+            const int64_t at = layer * shared->layer_size + kv_head * dim;
+            const int64_t own_at = own ? layer * own->layer_size + kv_head * dim : 0;
+            score(query, queries, shared->keys + at, row, where, first, dim, mine, most);
+            if (second) score(query, queries, own->keys + own_at, row, own_where, second, dim, mine + first, most);
+            float shares[QUERIES];
+            for (int64_t r = 0; r < queries; r++) shares[r] = 1.0f / weights(mine + r * most, first + second, scale, cap);
+            memset(result, 0, queries * dim * sizeof *result);
+            weigh(mine, most, shared->values + at, row, where, first, dim, result, queries);
+            if (second) weigh(mine + first, most, own->values + own_at, row, own_where, second, dim, result, queries);
+            for (int64_t r = 0; r < queries; r++)
+                for (int64_t i = 0; i < dim; i++) result[r * dim + i] *= shares[r];
         }
 }

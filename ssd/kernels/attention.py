@@ -14,6 +14,7 @@ from ssd.kernels.cpu import by_heads
 from ssd.kernels.library import address, call, scratch
 
 NO_WINDOW = 2**62
+_QUERIES = 4  # as in attention.c
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
@@ -81,5 +82,5 @@ class View:
 
 
 def scores_bytes(views: Sequence[View]) -> int:
-    """Bytes of scratch that attention needs: the scores of one token in each thread."""
-    return 4 * torch.get_num_threads() * max(view.longest for view in views)
+    """Bytes of scratch that attention needs: the scores of some queries of a token in each thread."""
+    return 4 * _QUERIES * torch.get_num_threads() * max(view.longest for view in views)
