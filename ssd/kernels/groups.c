@@ -228,7 +228,7 @@ int has_rounded_product(void) {
 #ifdef __AVX512VNNI__
 
 /* A chunk of inputs: their scale, their sum, the sum of their integers, and the integers; of 16 bits all last bytes come
-   before the others. Rows are rounded in tiles of ROWS: a tile's chunks follow each other, each with all rows. */
+   before the others. Rows are rounded in tiles: a tile's chunks follow each other, each with all its rows. */
 typedef struct {
     float scale, sum;
     int32_t total, unused;
@@ -238,6 +238,12 @@ typedef struct {
 static int64_t chunk_of(const product_t *by) {
     for (int64_t chunk = CHUNK;; chunk /= 2)
         if (by->group % chunk == 0) return chunk;
+}
+
+/* Rows of a tile: as many in all tiles, or one less in the last. */
+static int64_t tile_of(int64_t rows) {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    return (rows + tiles - 1) / tiles;
 }
 
 static void round_chunk(const float *x, int64_t size, int64_t parts, chunk_t *to) {
@@ -264,10 +270,10 @@ static void round_chunk(const float *x, int64_t size, int64_t parts, chunk_t *to
 
 static void round_rows(const product_t *by, const float *x, int64_t stride, int64_t rows, int64_t chunk, char *to) {
     const int64_t chunks = by->inputs / chunk, bytes = sizeof(chunk_t) + by->parts * chunk;
-    for (int64_t row = 0; row < rows; row += ROWS) {
-        const int64_t tile = rows - row < ROWS ? rows - row : ROWS;
+    for (int64_t row = 0, tile = tile_of(rows); row < rows; row += tile) {
+        const int64_t some = rows - row < tile ? rows - row : tile;
         for (int64_t i = 0; i < chunks; i++)
-            for (int64_t r = 0; r < tile; r++, to += bytes)
+            for (int64_t r = 0; r < some; r++, to += bytes)
                 round_chunk(x + (row + r) * stride + i * chunk, chunk, by->parts, (chunk_t *)to);
     }
 }
@@ -301,9 +307,9 @@ static inline __attribute__((always_inline)) const char *chunk_sums(const char *
 
 static inline __attribute__((always_inline)) void rounded_block(const product_t *by, const char *x, const char *weight,
                                                                 float *y, int64_t channel, int64_t chunk, int bits,
-                                                                int parts, int rows) {
+                                                                int parts, int offsets, int rows) {
     const int64_t bytes = sizeof(chunk_t) + parts * chunk, line = group_bytes(by);
-    const __m512i zero = _mm512_set1_epi32((int32_t)by->zero);
+    const int32_t zero = (int32_t)by->zero;
     __m512i integers[ROWS][2];
     lanes sums[ROWS][2] = {0}, step[2], offset[2] = {0};
     for (int64_t k = 0; k < by->inputs;) {
@@ -313,11 +319,11 @@ static inline __attribute__((always_inline)) void rounded_block(const product_t 
             weight = chunk_sums(x, weight, integers, chunk, bits, parts, rows);
             EACH_ROW {
                 const chunk_t *own = (const chunk_t *)(x + r * bytes);
-                const __m512i shift = _mm512_mullo_epi32(zero, _mm512_set1_epi32(own->total));
+                const __m512i shift = _mm512_set1_epi32(zero * own->total);
                 EACH_HALF {
-                    const lanes sum = (lanes)_mm512_cvtepi32_ps(_mm512_sub_epi32(integers[r][half], shift));
-                    sums[r][half] = fused(step[half] * own->scale, sum, sums[r][half]);
-                    sums[r][half] = fused(offset[half], every(own->sum), sums[r][half]);
+                    const __m512i exact = offsets ? integers[r][half] : _mm512_sub_epi32(integers[r][half], shift);
+                    sums[r][half] = fused(step[half] * own->scale, (lanes)_mm512_cvtepi32_ps(exact), sums[r][half]);
+                    if (offsets) sums[r][half] = fused(offset[half], every(own->sum), sums[r][half]);
                 }
             }
         }
@@ -328,21 +334,29 @@ static inline __attribute__((always_inline)) void rounded_block(const product_t 
 /* All rows of one block. */
 static inline __attribute__((always_inline)) void rounded_rows(const product_t *by, const char *x, const char *weight,
                                                                float *y, int64_t rows, int64_t channel, int64_t chunk,
-                                                               int bits, int parts) {
+                                                               int bits, int parts, int offsets) {
     const int64_t bytes = by->inputs / chunk * (sizeof(chunk_t) + parts * chunk);
-    for (int64_t row = 0; row < rows; row += ROWS)
-        UNROLLED(rows - row, rounded_block, by, x + row * bytes, weight, y + row * by->outputs, channel, chunk, bits,
-                 parts)
+    for (int64_t row = 0, tile = tile_of(rows); row < rows; row += tile)
+        UNROLLED(rows - row < tile ? rows - row : tile, rounded_block, by, x + row * bytes, weight,
+                 y + row * by->outputs, channel, chunk, bits, parts, offsets)
 }
 
+#define KNOWN(BITS, PARTS, OFFSETS)                                                                                    \
+    if (chunk == CHUNK && by->bits == BITS && by->parts == PARTS && by->offsets == OFFSETS) {                           \
+        rounded_rows(by, x, weight, y, rows, channel, CHUNK, BITS, PARTS, OFFSETS);                                     \
+        return;                                                                                                        \
+    }
+
+/* The compiler knows the common kinds. A weight has a zero or offsets, not both. */
 static void rounded_channels(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
                              int64_t channel, int64_t chunk) {
-    const int known = chunk != CHUNK ? 0 : by->bits + by->parts; /* the compiler knows all but rare chunks */
-    if (known == 5) rounded_rows(by, x, weight, y, rows, channel, CHUNK, 4, 1);
-    else if (known == 6) rounded_rows(by, x, weight, y, rows, channel, CHUNK, 4, 2);
-    else if (known == 9) rounded_rows(by, x, weight, y, rows, channel, CHUNK, 8, 1);
-    else if (known == 10) rounded_rows(by, x, weight, y, rows, channel, CHUNK, 8, 2);
-    else rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts);
+    KNOWN(4, 1, 0)
+    KNOWN(4, 1, 1)
+    KNOWN(4, 2, 0)
+    KNOWN(4, 2, 1)
+    KNOWN(8, 1, 0)
+    KNOWN(8, 2, 0)
+    rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
 }
 
 void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {

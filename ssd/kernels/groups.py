@@ -23,15 +23,18 @@ _FOUND_GROUP = 32
 
 @dataclass(frozen=True)
 class Groups:
-    """A weight [out, in] of numbers steps * (codes - zero) + offsets.
+    """A weight [out, in] of numbers steps * (codes - zero), or steps * codes + offsets.
 
-    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each; without offsets
-    these are 0."""
+    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each."""
 
     codes: Tensor
     steps: Tensor
     offsets: Tensor | None
     zero: int = 0
+
+    def __post_init__(self) -> None:
+        if self.offsets is not None and self.zero:
+            raise ValueError(f"a weight with offsets has the zero 0, not {self.zero}")
 
     @property
     def shape(self) -> torch.Size:
