@@ -84,7 +84,7 @@ class Numbers(click.ParamType):
     help="Layout of a head's folder.",
 )
 @click.option(
-    "--begin", type=click.Path(path_type=Path), help="Begin with the weights of this draft, of the same shape."
+    "--begin", help="Begin with the weights of this draft, a folder or a name, of the same shape."
 )
 @click.option("--epochs", type=_POSITIVE, default=4, show_default=True)
 @click.option(

@@ -126,9 +126,8 @@ class ShardWriter:
     ) -> None:
         checkpoint = inspect(hub.resolve(target))
         longest = longest_text(checkpoint)
-        runner = load_runner(
-            target, getattr(torch, workers.dtype), device_of(workers.device), longest, copies=workers.batch
-        )
+        dtype, device = getattr(torch, workers.dtype), device_of(workers.device)
+        runner = load_runner(target, dtype, device, longest, copies=workers.batch, activations="int16")
         self._tokenizer = Tokenizer(checkpoint.directory)
         self._writer = Writer(runner, stop_token_ids(checkpoint), workers.batch, longest, plan.features, TOP)
         self._room = longest - plan.answer_tokens

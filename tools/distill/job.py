@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Job:
     own_head: bool
     store: Store
     layout: Layout
-    begin: Path | None
+    begin: str | None
     epochs: int
     optimizer: str | None
     learning_rate: float | None
@@ -96,7 +96,7 @@ class Job:
         made = {"target": digest, "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
         claim(work / "recipe.json", made | asdict(corpus) | {"conversations": "any", "version": SHARD_VERSION})
         if "train" in stages:
-            begun = {"store": self.store, "begin": inspect(self.begin).digest if self.begin else None}
+            begun = {"store": self.store, "begin": inspect(self._begin).digest if self._begin else None}
             student, training = asdict(self._plan) | begun, asdict(self._training)
             made = {"target": digest, "corpus": asdict(corpus), "student": student, "training": training}
             claim(self.out / "recipe.json", made)
@@ -106,6 +106,10 @@ class Job:
             messages, log = self._train(directory, work, corpus)
         if "evaluate" in stages:
             self._evaluate(sets | {"held out": messages[: self.evaluate_prompts]}, corpus, log)
+
+    @cached_property
+    def _begin(self) -> Path | None:
+        return hub.ensure(self.begin) if self.begin else None
 
     @property
     def _dtype(self) -> str:
@@ -165,13 +169,13 @@ class Job:
         student: Student | HeadStudent
         if isinstance(plan, StudentPlan):
             student = build(directory, plan, data).to(device)
-            if self.begin is not None:
-                student.begin_with(self.begin)
+            if self._begin is not None:
+                student.begin_with(self._begin)
         else:
             tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
             student = head.build(directory, plan, self._runner(tokens), data).to(device)
-            if self.begin is not None:
-                student.begin_with(self.begin, directory)
+            if self._begin is not None:
+                student.begin_with(self._begin, directory)
         round_in_training(student, self.store)
         return student
 

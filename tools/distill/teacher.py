@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.layers.linear import Activations
 from ssd.models import hub, registry
 from ssd.models.checkpoint import inspect
 from ssd.models.head import with_list
@@ -20,13 +21,19 @@ PAGE = 16
 
 
 def load_runner(
-    model: str, dtype: torch.dtype, device: torch.device, tokens: int, lender: str | None = None, copies: int = 2
+    model: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    tokens: int,
+    lender: str | None = None,
+    copies: int = 2,
+    activations: Activations = "float32",
 ) -> Runner:
     """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`."""
     checkpoint = inspect(hub.resolve(model))
     if lender is not None:
         checkpoint = with_list(borrowed(checkpoint, inspect(hub.resolve(lender))))
-    loaded = registry.load(checkpoint, dtype, device, tokens, dummy=False)
+    loaded = registry.load(checkpoint, dtype, device, tokens, activations=activations)
     return Runner(loaded, copies * -(-tokens // PAGE), PAGE)
 
 
