@@ -34,8 +34,8 @@ class Int8Linear:
     def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 2) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
-        `parts`: bytes that our kernels round an input to, 1 or 2; oneDNN always has 2. One is half of the work, and
-        good enough for a draft (docs/performance.md)."""
+        `parts`: bytes that inputs are rounded to, 1 or 2; by oneDNN always to 2. One byte is half of the work, and good
+        enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         groups = weight if isinstance(weight, Groups) else find_groups(weight) or _rounded(weight)

@@ -30,24 +30,27 @@ class Linear:
     def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 0) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
-        `parts`: where a weight of few bits meets a processor with VNNI, inputs are rounded to so many bytes."""
+        `parts`: bytes that inputs are rounded to, if the weight has few bits and the processor VNNI; 0: none are."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         groups = weight if isinstance(weight, Groups) else find_groups(weight)
-        kind = next((kind for kind in (parts, 0) if groups is not None and takes(groups, kind)), None)
-        if isinstance(weight, Groups):
-            weight = weight.dequantized() if kind is None else weight.steps
-        if groups is not None and kind is not None:
-            self.product = grouped_product(groups, bias, kind)
-        elif cpu.multiply_floats(weight):
-            self.product = cpu.float_product(weight, bias)
-        elif _can_pack(weight):
-            self.product = _OneDnnProduct(weight, bias)
+        if groups is not None and takes(groups, parts):
+            self.product = grouped_product(groups, bias, parts)
+        elif groups is not None and takes(groups, 0):
+            self.product = grouped_product(groups, bias)
         else:
-            self.product = partial(F.linear, weight=weight, bias=bias)
+            self.product = _dense_product(weight.dequantized() if isinstance(weight, Groups) else weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
+
+
+def _dense_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if cpu.multiply_floats(weight):
+        return cpu.float_product(weight, bias)
+    if _can_pack(weight):
+        return _OneDnnProduct(weight, bias)
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 class _OneDnnProduct:
