@@ -1,0 +1,157 @@
+"""GGUF's blocks as `Groups`: the same codes, steps and offsets, so that no weight is rounded or expanded.
+
+The layouts are those of llama.cpp's ggml-common.h; bytes are little-endian. Blocks are unpacked as arrays, never one by
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ssd.kernels.groups import Groups
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The numbers of IQ4_NL and IQ4_XS, for codes of 4 bits.
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+class _Unpacked(NamedTuple):
+    """Of blocks [n, bytes]: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups]."""
+
+    codes: np.ndarray
+    steps: np.ndarray
+    offsets: np.ndarray | None = None
+
+
+def _fields(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
+    """Numbers of `bits` in bytes [n, count] -> uint8 [n, 8 / bits * count].
+
+    Of every `run` bytes the lowest bits come first, then the next ones."""
+    import numpy as np
+
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    numbers = packed.reshape(len(packed), -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
+    return numbers.reshape(len(packed), -1)
+
+
+def _halves(packed: np.ndarray) -> np.ndarray:
+    """Bytes [n, 2] -> float32 [n, 1]."""
+    return packed.copy().view("<f2").astype("f4")
+
+
+def _q4_0(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]))
+
+
+def _q4_1(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 4:], 16, 4), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+
+
+def _fifth_bits(blocks: np.ndarray) -> np.ndarray:
+    return _fields(blocks[:, 4:], 16, 4) | _fields(blocks[:, :4], 1, 1) << 4
+
+
+def _q5_0(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_fifth_bits(blocks[:, 2:]), _halves(blocks[:, :2]))
+
+
+def _q5_1(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_fifth_bits(blocks[:, 4:]), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+
+
+def _q8_0(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(blocks[:, 2:] ^ 128, _halves(blocks[:, :2]))
+
+
+def _q2_k(blocks: np.ndarray) -> _Unpacked:
+    scales, d, lowest = blocks[:, :16], _halves(blocks[:, 80:82]), _halves(blocks[:, 82:])
+    return _Unpacked(_fields(blocks[:, 16:80], 32, 2), d * (scales & 15), -(lowest * (scales >> 4)))
+
+
+def _q3_k(blocks: np.ndarray) -> _Unpacked:
+    scales = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << 4
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
+    return _Unpacked(codes, _halves(blocks[:, 108:]) * (scales.astype("f4") - 32))
+
+
+def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The steps and offsets [n, 8] in the first 16 bytes of Q4_K and Q5_K: two halves, then pairs of 6 bits."""
+    import numpy as np
+
+    first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate((first & 63, rest & 15 | first >> 2 & 48), axis=1)
+    lowest = np.concatenate((second & 63, rest >> 4 | second >> 2 & 48), axis=1)
+    return _halves(blocks[:, :2]) * scales, -(_halves(blocks[:, 2:4]) * lowest)
+
+
+def _q4_k(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 16:], 32, 4), *_heads_of_k(blocks))
+
+
+def _q5_k(blocks: np.ndarray) -> _Unpacked:
+    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
+    return _Unpacked(codes, *_heads_of_k(blocks))
+
+
+def _q6_k(blocks: np.ndarray) -> _Unpacked:
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
+    return _Unpacked(codes, _halves(blocks[:, 208:]) * blocks[:, 192:208].view("i1"))
+
+
+def _iq4(codes: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return (np.array(_IQ4_VALUES) + 128).astype(np.uint8)[codes]
+
+
+def _iq4_nl(blocks: np.ndarray) -> _Unpacked:
+    return _Unpacked(_iq4(_fields(blocks[:, 2:], 16, 4)), _halves(blocks[:, :2]))
+
+
+def _iq4_xs(blocks: np.ndarray) -> _Unpacked:
+    scales = _fields(blocks[:, 4:8], 1, 4) | _fields(blocks[:, 2:4], 1, 2) << 4
+    return _Unpacked(_iq4(_fields(blocks[:, 8:], 16, 4)), _halves(blocks[:, :2]) * (scales.astype("f4") - 32))
+
+
+class _Kind(NamedTuple):
+    """`weights` of a block in `bytes`; `zero` is the code of no offset."""
+
+    weights: int
+    bytes: int
+    zero: int
+    unpack: Callable[[np.ndarray], _Unpacked]
+
+
+BLOCKS = {
+    "Q4_0": _Kind(32, 18, 8, _q4_0),
+    "Q4_1": _Kind(32, 20, 0, _q4_1),
+    "Q5_0": _Kind(32, 22, 16, _q5_0),
+    "Q5_1": _Kind(32, 24, 0, _q5_1),
+    "Q8_0": _Kind(32, 34, 128, _q8_0),
+    "Q2_K": _Kind(256, 84, 0, _q2_k),
+    "Q3_K": _Kind(256, 110, 4, _q3_k),
+    "Q4_K": _Kind(256, 144, 0, _q4_k),
+    "Q5_K": _Kind(256, 176, 0, _q5_k),
+    "Q6_K": _Kind(256, 210, 32, _q6_k),
+    "IQ4_NL": _Kind(32, 18, 128, _iq4_nl),
+    "IQ4_XS": _Kind(256, 136, 128, _iq4_xs),
+}
+"""GGUF's name of a type of blocks -> what a block is."""
+
+
+def groups_of(kind: str, rows: np.ndarray) -> Groups:
+    """The weight [out, in] whose blocks of a type of `BLOCKS` are `rows`, uint8 [out, bytes of a row].
+
+    It equals gguf's `dequantize` bit for bit."""
+    import numpy as np
+
+    outputs, blocks = len(rows), BLOCKS[kind]
+    with np.errstate(invalid="ignore"):  # what is not finite is refused by the reader of the tensor
+        parts = blocks.unpack(rows.reshape(-1, blocks.bytes))
+    codes, steps, offsets = (None if part is None else torch.from_numpy(part.reshape(outputs, -1)) for part in parts)
+    assert codes is not None and steps is not None
+    return Groups(codes, steps, offsets, blocks.zero)

@@ -1,0 +1,61 @@
+"""GGUF's blocks as groups: the numbers of gguf's own `dequantize`, and their products."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ssd.kernels import cpu
+from ssd.kernels.groups import grouped_product, takes
+from ssd.models.gguf_blocks import BLOCKS, groups_of
+
+# Where the halves of a block are: its step, and its offset if it has one.
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+
+
+def drawn(kind: str, outputs: int, inputs: int) -> np.ndarray:
+    """Random bytes as blocks with finite steps: uint8 [outputs, bytes of a row]."""
+    generator, block = np.random.default_rng(outputs), BLOCKS[kind]
+    blocks = generator.integers(0, 256, (outputs * inputs // block.weights, block.bytes), dtype=np.uint8)
+    for at in HALVES[kind]:
+        halves = generator.standard_normal((len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = halves.view(np.uint8)
+    return blocks.reshape(outputs, -1)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_bits_of_every_type_are_those_of_gguf(kind: str) -> None:
+    known, rows = gguf.GGMLQuantizationType[kind], drawn(kind, 70, 768)
+    assert gguf.GGML_QUANT_SIZES[known] == (BLOCKS[kind].weights, BLOCKS[kind].bytes)
+    expected, groups = gguf.dequantize(rows, known), groups_of(kind, rows)
+    assert np.isfinite(expected).all()
+    assert groups.shape == (70, 768) and groups.group in (16, 32)
+    assert (groups.dequantized().numpy().view(np.int32) == expected.view(np.int32)).all()
+
+
+@pytest.mark.skipif(not cpu.multiply_rounded(), reason="a processor without AVX-512 and VNNI: there is no such product")
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_products_of_every_type_are_those_of_float32(kind: str) -> None:
+    groups = groups_of(kind, drawn(kind, 70, 768))
+    weight, x = groups.dequantized(), torch.randn(5, 768, generator=torch.Generator().manual_seed(1))
+    # A last channel with more digits than bfloat16 keeps the reference in float32.
+    plain = cpu.float_product(torch.cat((weight, torch.full((1, 768), 1 / 3).cumsum(1))), None)
+    assert takes(groups, 0)
+    assert torch.equal(grouped_product(groups, None)(x), plain(x)[:, :70])
+    sizes = x.abs().amax() * weight.abs().sum(1)
+    assert ((grouped_product(groups, None, 2)(x) - x @ weight.T).abs() <= 1e-4 * sizes).all()
