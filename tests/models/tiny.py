@@ -139,7 +139,8 @@ def oracle(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model of the same checkpoint."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    gguf = {"gguf_file": "model.gguf"} if (directory / "model.gguf").is_file() else {}
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager", **gguf).eval()
 
 
 @torch.inference_mode()
