@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ssd.errors import UsageError
-from ssd.models.gguf_blocks import BLOCKS
 
-SUPPORTED = ("F32", "F16", "BF16", *BLOCKS)
+FLOATS = ("F32", "F16", "BF16")
+SUPPORTED = (
+    *FLOATS,
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 # Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.

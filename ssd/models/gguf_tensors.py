@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from ssd.errors import UsageError
 from ssd.files import read_bounded
-from ssd.kernels.groups import Groups
-from ssd.models.gguf_blocks import BLOCKS, groups_of
-from ssd.models.gguf_header import check_gguf
+from ssd.models.gguf_header import FLOATS, check_gguf
 from ssd.models.header import TensorInfo, parse_object
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+
+    from ssd.kernels.groups import Groups
 
 LINK_FILE, GGUF_FILE = "gguf.json", "model.gguf"
 """In a checkpoint's folder: the file that names a GGUF elsewhere, by path, size and time; or the GGUF itself."""
@@ -35,7 +33,6 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SAMPLE = 64 << 10
 _MAX_LINK = 1 << 16
 
@@ -56,11 +53,16 @@ class GgufTensor(TensorInfo):
 
     def groups(self) -> Groups:
         """A weight [out, in] in blocks."""
+        from ssd.models.gguf_blocks import groups_of
+
         return groups_of(self.dtype, self._rows())
 
     def floats(self) -> Tensor:
         """A tensor in float32, float16 or bfloat16."""
-        return torch.from_numpy(self._rows().copy()).view(_FLOATS[self.dtype]).view(self.shape)
+        import torch
+
+        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.dtype]
+        return torch.from_numpy(self._rows().copy()).view(kind).view(self.shape)
 
     def _rows(self) -> np.ndarray:
         """Its bytes, uint8 [rows, bytes of a row]."""
@@ -99,7 +101,7 @@ def tensors_of(file: Path, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
     heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
     for tensor in check_gguf(file):
         name = hugging_face_name(tensor.name)
-        if tensor.kind in BLOCKS and len(tensor.shape) != 2:
+        if tensor.kind not in FLOATS and len(tensor.shape) != 2:
             raise UsageError(f"{file}: tensor {tensor.name!r} of {tensor.kind} is no matrix")
         permuted = heads.get(name.split(".")[-2], 0)
         if permuted and (len(tensor.shape) != 2 or type(permuted) is not int or tensor.shape[0] % (2 * permuted)):

@@ -14,7 +14,7 @@ from ssd.kernels.groups import Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
-from ssd.models.gguf_blocks import BLOCKS
+from ssd.models.gguf_header import FLOATS
 from ssd.models.gguf_tensors import GgufTensor
 from ssd.models.header import PACKED_DTYPE
 from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, ZERO
@@ -185,7 +185,7 @@ def from_checkpoint(
     def quantised(name: str, shape: tuple[int, ...]) -> Groups | None:
         info = checkpoint.tensors.get(name)
         if isinstance(info, GgufTensor):
-            return blocks(name, shape, info) if info.dtype in BLOCKS else None
+            return None if info.dtype in FLOATS else blocks(name, shape, info)
         if info is not None and info.dtype == "I8" and len(shape) == 2 and checkpoint.config.get(QUANTIZATION):
             codes = stored(name, shape).view(torch.uint8) ^ 128
             scales, zero = stored(name + SCALE, (shape[0], 1)), 128

@@ -10,6 +10,7 @@ import torch
 from ssd.kernels import cpu
 from ssd.kernels.groups import grouped_product, takes
 from ssd.models.gguf_blocks import BLOCKS, groups_of
+from ssd.models.gguf_header import FLOATS, SUPPORTED
 
 # Where the halves of a block are: its step, and its offset if it has one.
 HALVES = {
@@ -36,6 +37,10 @@ def drawn(kind: str, outputs: int, inputs: int) -> np.ndarray:
         halves = generator.standard_normal((len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = halves.view(np.uint8)
     return blocks.reshape(outputs, -1)
+
+
+def test_files_may_have_every_type() -> None:
+    assert (*FLOATS, *BLOCKS) == SUPPORTED
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
