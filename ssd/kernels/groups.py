@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
 import torch
@@ -101,11 +102,20 @@ def takes(weight: Groups, parts: Parts) -> bool:
 
 
 def stacked(weights: Sequence[Groups]) -> Groups | None:
-    """The weights [out, in] one below the other, as one; None if their groups or zeros differ."""
-    first = weights[0]
-    kinds = {(weight.group, weight.zero, weight.offsets is None) for weight in weights}
-    if len(kinds) > 1:
+    """The weights [out, in] one below the other, as one, with the same numbers.
+
+    Its groups divide those of every weight, and its zero is the largest. None if codes would be over 255."""
+    group, zero = gcd(*(weight.group for weight in weights)), max(weight.zero for weight in weights)
+    shifted = any(weight.offsets is not None for weight in weights)
+    if any(weight.zero < zero and int(weight.codes.max()) + zero - weight.zero > 255 for weight in weights):
         return None
-    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-    codes, steps = torch.cat([weight.codes for weight in weights]), torch.cat([weight.steps for weight in weights])
-    return Groups(codes, steps, torch.cat(offsets) if offsets else None, first.zero)
+    codes = torch.cat([weight.codes + (zero - weight.zero) for weight in weights])
+    steps = torch.cat([weight.steps.repeat_interleave(weight.group // group, 1) for weight in weights])
+    offsets = [
+        (torch.zeros_like(weight.steps) if weight.offsets is None else weight.offsets).repeat_interleave(
+            weight.group // group, 1
+        )
+        for weight in weights
+        if shifted
+    ]
+    return Groups(codes, steps, torch.cat(offsets) if shifted else None, zero)

@@ -69,7 +69,7 @@ class Weights:
     def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Groups:
         """The weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
 
-        They are a `Groups` if the checkpoint has all of them in groups of one kind."""
+        They are a `Groups` if the checkpoint has all of them in groups."""
         found = [self._grouped(f"{name}.weight", (outputs, inputs)) for name, outputs in layers]
         whole = [groups for groups in found if groups is not None]
         together = stacked(whole) if len(whole) == len(found) else None

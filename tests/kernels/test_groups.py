@@ -121,12 +121,22 @@ def test_groups_that_do_not_end_with_the_row_are_none() -> None:
     assert find_groups(made("Q4_0", 70, 64)[:, :33]) is None
 
 
-def test_weights_are_stacked_where_their_groups_are_alike() -> None:
-    first, second = drawn(4, 32, True, False), drawn(4, 32, True, False, outputs=33)
-    both = stacked([first, second])
-    assert both is not None
-    assert torch.equal(both.dequantized(), torch.cat((first.dequantized(), second.dequantized())))
-    assert stacked([first, drawn(4, 64, True, False)]) is None
+@pytest.mark.parametrize(
+    "other",
+    [drawn(4, 32, True, False, 33), drawn(4, 64, True, False, 33), drawn(6, 16, False, True, 33)],
+    ids=["alike", "larger groups", "another zero"],
+)
+def test_stacked_weights_keep_their_numbers(other: Groups) -> None:
+    first = drawn(4, 32, True, False)
+    for pair in ([first, other], [other, first]):
+        both = stacked(pair)
+        assert both is not None
+        assert torch.equal(both.dequantized(), torch.cat([weight.dequantized() for weight in pair]))
+
+
+def test_weights_whose_codes_do_not_fit_a_byte_together_are_not_stacked() -> None:
+    wide = Groups(torch.full((2, 32), 255, dtype=torch.uint8), torch.ones(2, 1), None, 0)
+    assert stacked([wide, drawn(4, 32, False, False, inputs=32)]) is None
 
 
 def test_a_part_of_a_weight_ends_with_its_groups() -> None:
