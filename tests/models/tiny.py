@@ -136,11 +136,17 @@ def runner(
 
 
 def oracle(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model of the same checkpoint."""
-    from transformers import AutoModelForCausalLM
+    """transformers' model of the same checkpoint; of a GGUF, with the tensors that we read, in the model's own type."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    gguf = {"gguf_file": "model.gguf"} if (directory / "model.gguf").is_file() else {}
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager", **gguf).eval()
+    if not (directory / "model.gguf").is_file():
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    checkpoint, config = inspect(directory), AutoConfig.from_pretrained(directory)
+    read = from_checkpoint(checkpoint, dtype, CPU)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    found = model.load_state_dict({name: read(name, *t.shape) for name, t in checkpoint.tensors.items()}, strict=False)
+    assert not found.unexpected_keys and set(found.missing_keys) <= {"lm_head.weight"}
+    return model.eval()
 
 
 @torch.inference_mode()
