@@ -47,9 +47,11 @@ class Groups:
         return self.shape[1] // self.steps.shape[1]
 
     def dequantized(self) -> Tensor:
-        """The weight in float32."""
-        numbers = (self.codes.float() - self.zero).view(*self.steps.shape, -1) * self.steps[..., None]
-        return (numbers if self.offsets is None else numbers.add_(self.offsets[..., None])).flatten(1)
+        """The weight in float32, each number with one rounding."""
+        if self.offsets is None:
+            return ((self.codes.float() - self.zero).view(*self.steps.shape, -1) * self.steps[..., None]).flatten(1)
+        numbers = self.codes.double().view(*self.steps.shape, -1) * self.steps[..., None]
+        return numbers.add_(self.offsets[..., None]).float().flatten(1)
 
     def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
         """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""
@@ -104,18 +106,15 @@ def takes(weight: Groups, parts: Parts) -> bool:
 def stacked(weights: Sequence[Groups]) -> Groups | None:
     """The weights [out, in] one below the other, as one, with the same numbers.
 
-    Its groups divide those of every weight, and its zero is the largest. None if codes would be over 255."""
+    Its groups divide those of every weight. None if codes would be over 255."""
     group, zero = gcd(*(weight.group for weight in weights)), max(weight.zero for weight in weights)
     shifted = any(weight.offsets is not None for weight in weights)
-    if any(weight.zero < zero and int(weight.codes.max()) + zero - weight.zero > 255 for weight in weights):
+    if not shifted and any(int(weight.codes.max()) + zero - weight.zero > 255 for weight in weights):
         return None
-    codes = torch.cat([weight.codes + (zero - weight.zero) for weight in weights])
+    codes = torch.cat([weight.codes if shifted else weight.codes + (zero - weight.zero) for weight in weights])
     steps = torch.cat([weight.steps.repeat_interleave(weight.group // group, 1) for weight in weights])
-    offsets = [
-        (torch.zeros_like(weight.steps) if weight.offsets is None else weight.offsets).repeat_interleave(
-            weight.group // group, 1
-        )
-        for weight in weights
-        if shifted
-    ]
-    return Groups(codes, steps, torch.cat(offsets) if shifted else None, zero)
+    if not shifted:
+        return Groups(codes, steps, None, zero)
+    heads = [(weight, -weight.zero * weight.steps if weight.offsets is None else weight.offsets) for weight in weights]
+    offsets = torch.cat([offsets.repeat_interleave(weight.group // group, 1) for weight, offsets in heads])
+    return Groups(codes, steps, offsets)

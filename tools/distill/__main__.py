@@ -83,9 +83,7 @@ class Numbers(click.ParamType):
     show_default=True,
     help="Layout of a head's folder.",
 )
-@click.option(
-    "--begin", help="Begin with the weights of this draft, a folder or a name, of the same shape."
-)
+@click.option("--begin", help="Begin with the weights of this draft, a folder or a name, of the same shape.")
 @click.option("--epochs", type=_POSITIVE, default=4, show_default=True)
 @click.option(
     "--optimizer", type=click.Choice(("adamw", "muon")), help="Default: muon for heads, which begin at random."
