@@ -2,13 +2,16 @@
 
     python -m tools.activations smollm2 docs/design.md docs/algorithm.md --threads 1
 
-For each setting: Kullback-Leibler divergence of the next-token distributions from those of float32 inputs (nats a
-token), the share of positions with the same likeliest token, and the time of a forward by rows after 200 tokens."""
+For each setting: perplexity, the Kullback-Leibler divergence of the next-token distributions from those of float32
+inputs (nats a token), the share of positions with the same likeliest token, and the time of a forward by rows after 200
+tokens. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it reads the same
+file."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -21,27 +24,58 @@ from torch import Tensor
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
-from ssd.layers.linear import PARTS
+from ssd.layers.linear import PARTS, Activations
 from ssd.models import hub, registry
-from ssd.models.checkpoint import inspect
+from ssd.models.checkpoint import Checkpoint, inspect
+from tools.compare_peers.gguf import gguf_of
 
 _TOKENS, _PAGE, _CONTEXT = 400, 16, 200
 _ROWS, _REPEATS = (1, 2, 3, 5, 8), 25
+LLAMA_CPP = "llama.cpp"
+
+Forward = Callable[[list[int], int], Tensor]
+"""(tokens of a sequence, how many of its tokens are in the KV cache) -> logits float32 [tokens, V]."""
 
 
-def logits_of(runner: Runner, texts: Sequence[list[int]]) -> Tensor:
-    """Return the logits [tokens of all texts, V] in float64."""
-    pages = list(range(_TOKENS // _PAGE))
-    return torch.cat([runner.forward([Row(text, 0, pages, outputs=len(text))]) for text in texts]).double()
+def forward_here(checkpoint: Checkpoint, activations: Activations) -> Forward:
+    """Load the model with inputs that are rounded like this."""
+    loaded = registry.load(checkpoint, torch.float32, torch.device("cpu"), _TOKENS, activations=activations)
+    runner, pages = Runner(loaded, _TOKENS // _PAGE, _PAGE), list(range(_TOKENS // _PAGE))
+    return lambda tokens, start: runner.forward([Row(tokens, start, pages, outputs=len(tokens))])
 
 
-def forward_ms(runner: Runner, text: list[int], rows: int) -> float:
+def forward_of_llama_cpp(gguf: Path, threads: int) -> Forward:
+    """Load the model into llama.cpp."""
+    from llama_cpp import Llama
+
+    cores = {"n_threads": threads, "n_threads_batch": threads}
+    model = Llama(str(gguf), n_ctx=_TOKENS, n_batch=_TOKENS, n_ubatch=_TOKENS, logits_all=True, verbose=False, **cores)
+
+    def forward(tokens: list[int], start: int) -> Tensor:
+        model.n_tokens = start
+        model.eval(tokens)
+        return torch.from_numpy(model.scores[start : start + len(tokens)])
+
+    return forward
+
+
+def contestants(model: str, checkpoint: Checkpoint, threads: int) -> Iterator[tuple[str, Forward]]:
+    """Yield every setting, `float32` first, and llama.cpp if it can read the model; each is loaded when it is due."""
+    for activations in PARTS:
+        yield activations, forward_here(checkpoint, activations)
+    gguf = gguf_of(model)
+    if gguf is not None and find_spec("llama_cpp"):
+        yield LLAMA_CPP, forward_of_llama_cpp(gguf, threads)
+
+
+def forward_ms(forward: Forward, text: list[int], rows: int) -> float:
     """Return the median time of a forward of so many tokens of one sequence, all with logits."""
-    row, times = Row(text[_CONTEXT : _CONTEXT + rows], _CONTEXT, list(range(_TOKENS // _PAGE)), outputs=rows), []
+    forward(text[:_CONTEXT], 0)
+    times = []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
-        runner.forward([row])
-        times.append(1e3 * (time.perf_counter() - start))
+        begin = time.perf_counter()
+        forward(text[_CONTEXT : _CONTEXT + rows], _CONTEXT)
+        times.append(1e3 * (time.perf_counter() - begin))
     return median(times)
 
 
@@ -57,19 +91,20 @@ def main(model: str, texts: tuple[Path, ...], threads: int) -> None:
     ids = [tokenizer.encode(text.read_text())[:_TOKENS] for text in texts]
     if min(map(len, ids)) < _CONTEXT + max(_ROWS):
         raise click.UsageError(f"a text has fewer than {_CONTEXT + max(_ROWS)} tokens")
-    table = Table("activations", "KL", "largest", "same likeliest", *(f"{rows} rows, ms" for rows in _ROWS))
+    targets = torch.cat([torch.tensor(text[1:]) for text in ids])
+    predicting = torch.cat([torch.arange(len(text)) < len(text) - 1 for text in ids])
+    columns = ("perplexity", "KL", "largest", "same likeliest", *(f"{rows} rows, ms" for rows in _ROWS))
+    table = Table("activations", *columns)
     exact: Tensor | None = None
-    for activations in PARTS:
-        loaded = registry.load(checkpoint, torch.float32, torch.device("cpu"), _TOKENS, activations=activations)
-        runner = Runner(loaded, _TOKENS // _PAGE, _PAGE)
-        found = logits_of(runner, ids)
+    for name, forward in contestants(model, checkpoint, threads):
+        found = torch.cat([forward(text, 0).double() for text in ids]).log_softmax(-1)
         exact = found if exact is None else exact
-        expected = exact.log_softmax(-1)
-        divergence = (expected.exp() * (expected - found.log_softmax(-1))).sum(-1)
+        divergence = (exact.exp() * (exact - found)).sum(-1)
         same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
-        times = [f"{forward_ms(runner, ids[0], rows):.1f}" for rows in _ROWS]
-        table.add_row(activations, f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}", *times)
-    Console(width=120).print(table)
+        perplexity = (-found[predicting].gather(1, targets[:, None])).mean().exp()
+        figures = [f"{perplexity:.3f}", f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}"]
+        table.add_row(name, *figures, *[f"{forward_ms(forward, ids[0], rows):.1f}" for rows in _ROWS])
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

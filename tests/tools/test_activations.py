@@ -19,7 +19,7 @@ def test_every_setting_has_a_row(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     rows = [line.split("│")[1:-1] for line in shown.output.splitlines() if line.startswith("│")]
     assert [row[0].strip() for row in rows] == list(PARTS)
-    assert [cell.strip() for cell in rows[0][1:4]] == ["0.0e+00", "0.0e+00", "100.00%"]
+    assert [cell.strip() for cell in rows[0][2:5]] == ["0.0e+00", "0.0e+00", "100.00%"]
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:

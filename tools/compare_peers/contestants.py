@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ssd.config.engine import Activations
+
 _CONTEXT = 2048  # tokens: what this engine makes room for by default
 
 Tell: TypeAlias = Callable[[list[int]], None]
@@ -173,9 +175,11 @@ def _gguf(lookup: int = 0) -> Contestant:
     return Contestant(partial(_llama_cpp, lookup=lookup), "{blocks}, 8-bit activations", "llama_cpp")
 
 
-def _ours(mode: str, quantize: str = "none") -> Contestant:
-    reads = "{blocks}, fp32 arithmetic" if quantize == "none" else "8-bit integers, 16-bit activations"
-    return Contestant(partial(_ssd, mode=mode, quantize=quantize), reads, drafts=mode not in ("ar", "ngram"))
+def _ours(mode: str, quantize: str = "none", activations: Activations = "int16") -> Contestant:
+    weights = "{blocks}" if quantize == "none" else "8-bit integers"
+    inputs = "fp32 arithmetic" if activations == "float32" else f"{activations.removeprefix('int')}-bit activations"
+    options = {"mode": mode, "quantize": quantize, "activations": activations}
+    return Contestant(partial(_ssd, **options), f"{weights}, {inputs}", drafts=mode not in ("ar", "ngram"))
 
 
 REFERENCE = "transformers"
@@ -189,4 +193,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp-lookup10": _gguf(lookup=10),
     **{mode: _ours(mode) for mode in ("ar", "ngram", "sd", "ssd", "auto")},
     **{f"{mode}-int8": _ours(mode, "int8") for mode in ("ar", "sd", "ssd")},
+    "ar-float32-activations": _ours("ar", activations="float32"),
+    "ar-int8-activations": _ours("ar", activations="int8"),
 }
