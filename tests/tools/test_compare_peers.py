@@ -131,7 +131,7 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     assert {row["same_ids"] for row in report["rows"]} == {None} and set(report["ratios"]["ar"]) == set(asked[1:4:2])
     reads = {row["engine"]: row["reads"] for row in report["rows"]}
     assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations"
-    assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", fp32 arithmetic")
+    assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", 16-bit activations")
     assert report["environment"]["packages"] == {"llama_cpp": "0.3"}
 
 
