@@ -72,7 +72,7 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
     for (int last = parts * planes - 1, piece = last; piece >= 0; piece--) {
         const int part = piece / planes, plane = piece % planes;
         partial own[ROWS][2] = {0};
-#pragma GCC unroll 8
+#pragma GCC unroll 2
         for (int64_t i = 0; i < chunk; i += 4) {
             plane_of(weight + i * CHANNELS * bits / 8, pair, bits, plane, codes);
             EACH_ROW {
@@ -132,22 +132,34 @@ INLINED void rounded_rows(const product_t *by, const char *x, const char *weight
                  y + row * by->outputs, channel, chunk, bits, parts, offsets)
 }
 
-#define KNOWN(BITS, PARTS, OFFSETS)                                                                                    \
-    if (chunk == CHUNK && by->bits == BITS && by->parts == PARTS && by->offsets == OFFSETS) {                           \
-        rounded_rows(by, x, weight, y, rows, channel, CHUNK, BITS, PARTS, OFFSETS);                                     \
-        return;                                                                                                        \
+/* Rows of one block with a kind of weight that the compiler knows. */
+#define KIND(BITS, PARTS, OFFSETS)                                                                                     \
+    static void rows_##BITS##_##PARTS##_##OFFSETS(const product_t *by, const char *x, const char *weight, float *y,    \
+                                                  int64_t rows, int64_t channel) {                                     \
+        rounded_rows(by, x, weight, y, rows, channel, CHUNK, BITS, PARTS, OFFSETS);                                    \
     }
 
-/* The compiler knows the common kinds. A weight has a zero or offsets, not both. */
+KIND(4, 1, 0)
+KIND(4, 1, 1)
+KIND(4, 2, 0)
+KIND(4, 2, 1)
+KIND(8, 1, 0)
+KIND(8, 2, 0)
+
+/* A weight has a zero or offsets, not both. */
 static void rounded_channels(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
                              int64_t channel, int64_t chunk) {
-    KNOWN(4, 1, 0)
-    KNOWN(4, 1, 1)
-    KNOWN(4, 2, 0)
-    KNOWN(4, 2, 1)
-    KNOWN(8, 1, 0)
-    KNOWN(8, 2, 0)
-    rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
+    const int kind = chunk != CHUNK ? 0 : (int)(by->bits * 100 + by->parts * 10 + by->offsets);
+    switch (kind) {
+    case 410: rows_4_1_0(by, x, weight, y, rows, channel); break;
+    case 411: rows_4_1_1(by, x, weight, y, rows, channel); break;
+    case 420: rows_4_2_0(by, x, weight, y, rows, channel); break;
+    case 421: rows_4_2_1(by, x, weight, y, rows, channel); break;
+    case 810: rows_8_1_0(by, x, weight, y, rows, channel); break;
+    case 820: rows_8_2_0(by, x, weight, y, rows, channel); break;
+    default:
+        rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
+    }
 }
 
 void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
