@@ -21,7 +21,7 @@ log = logging.getLogger("ssd.kernels")
 _HERE = Path(__file__).parent
 _SOURCES, _HEADERS = sorted(_HERE.glob("*.c")), sorted(_HERE.glob("*.h"))
 # Floating-point flags and traps would keep loops from becoming vectors. The order of sums is kept.
-_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 180  # a compiler may have to share the machine
 _COMPILERS = ("cc", "gcc", "clang")
 
@@ -36,20 +36,17 @@ def library() -> Path | None:
         log.warning("found no C compiler: torch has to do without our kernels, which is slower")
         return None
     try:
-        return compiled(shlex.split(command))
+        return _compiled(shlex.split(command))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         cause = getattr(error, "stderr", None) or str(error)
         log.warning("%s did not compile our kernels, torch has to do without: %s", command, cause.strip())
         return None
 
 
-def compiled(compiler: list[str], processor: str = "native") -> Path:
-    """Compile for a processor (as `-march` names it), unless it was done before; returns the library's path.
-
-    Raises what writing a file and running a compiler raise, and `OSError` if the library does not load here."""
-    flags = (f"-march={processor}", *_FLAGS)
+def _compiled(compiler: list[str]) -> Path:
+    """Compile, unless it was done before. Raises what writing a file and running a compiler raise."""
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
-    parts += [" ".join((*compiler, *flags)).encode(), _processor().encode()]
+    parts += [" ".join((*compiler, *_FLAGS)).encode(), _processor().encode()]
     folder = cache_dir() / "kernels"
     final = folder / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     if final.exists():
@@ -57,7 +54,7 @@ def compiled(compiler: list[str], processor: str = "native") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / final.name
-        command = [*compiler, *flags, "-o", str(made), *map(str, _SOURCES), "-lm"]
+        command = [*compiler, *_FLAGS, "-o", str(made), *map(str, _SOURCES), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
         ctypes.CDLL(str(made))  # a file that does not load is not kept
         made.replace(final)

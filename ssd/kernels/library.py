@@ -6,7 +6,6 @@ import ctypes
 from array import array
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -140,11 +139,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 def functions() -> ctypes.PyDLL | None:
     """The compiled library, None if there is none. Its functions keep the GIL while they run."""
     path = build.library()
-    return None if path is None else load(path)
-
-
-def load(path: Path) -> ctypes.PyDLL:
-    """The functions of a compiled library."""
+    if path is None:
+        return None
     found = ctypes.PyDLL(str(path))
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)

@@ -8,6 +8,8 @@
 
 enum { OUTPUTS = 70, INPUTS = 192, MOST_ROWS = 8 };
 
+int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, uint8_t *codes, float *steps,
+                float *offsets);
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed);
 
 static uint32_t state = 1;
@@ -21,6 +23,22 @@ static uint64_t hash_of(const float *y, int64_t count) {
     uint64_t hash = 14695981039346656037u;
     for (int64_t i = 0; i < count; i++) hash = (hash ^ (uint32_t)bits_of(y[i])) * 1099511628211u;
     return hash;
+}
+
+/* Finds the groups of a weight of GGUF's kind again. */
+static void found_of(int bits) {
+    static uint8_t codes[OUTPUTS * INPUTS];
+    static float weight[OUTPUTS * INPUTS], steps[OUTPUTS * INPUTS / 32], offsets[OUTPUTS * INPUTS / 32];
+    float step = 0.0f;
+    for (int i = 0; i < OUTPUTS * INPUTS; i++) {
+        if (i % 32 == 0) step = number(0);
+        const int code = i % 32 < 2 ? i % 32 * (bits == 4 ? 15 : 254) : (int)(drawn() % (1 << bits));
+        weight[i] = step * (float)(bits == 4 ? code : code % 255 - 127);
+    }
+    const int found = find_groups(weight, OUTPUTS, INPUTS, bits, codes, steps, offsets);
+    uint64_t hash = hash_of(steps, OUTPUTS * INPUTS / 32) ^ hash_of(offsets, OUTPUTS * INPUTS / 32);
+    for (int i = 0; i < OUTPUTS * INPUTS; i++) hash = (hash ^ codes[i]) * 1099511628211u;
+    printf("found %d of %d bits: %016" PRIx64 "\n", found, bits, hash);
 }
 
 static void products_of(product_t by) {
@@ -50,5 +68,7 @@ int main(void) {
                     const int zero = kind & 1 ? 0 : 1 << (bits - 1);
                     products_of((product_t){INPUTS, OUTPUTS, 0, bits, group, zero, kind & 1, kind >> 1, parts});
                 }
+    found_of(4);
+    found_of(8);
     return 0;
 }

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 
-from ssd.kernels import build, cpu, library
+from ssd.kernels import cpu
 from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, stacked
 
 pytestmark = pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
-# Processors whose programs this one may run, and one feature of /proc/cpuinfo that tells.
-OTHERS = {"haswell": "avx2", "x86-64-v4": "avx512bw"} if platform.machine() == "x86_64" else {"armv8-a": "asimd"}
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 SHAPES = ((70, 64), (32, 32), (5, 96), (200, 1536))
 COUNTS = (1, 2, 5, 6, 7, 18, 19, 40)
-
-
-@cache
-def compiled_for(processor: str) -> Path:
-    """The kernels for another processor, in the cache beside our own."""
-    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")))
-    return build.compiled([compiler], processor)
-
-
-def use(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the kernels those of a processor; "native" is this one."""
-    if processor == "native":
-        return
-    if OTHERS[processor] not in Path("/proc/cpuinfo").read_text().split():
-        pytest.skip(f"this processor does not run programs for {processor}")
-    functions = library.load(compiled_for(processor))
-    monkeypatch.setattr(library, "functions", lambda: functions)
-
-
-@pytest.fixture(autouse=True, params=["native", *OTHERS])
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The instructions that the kernels use."""
-    use(request.param, monkeypatch)
-    assert cpu.multiply_floats(torch.empty(1, 1))
-    return str(request.param)
 
 
 def made(kind: str, outputs: int, inputs: int) -> Tensor:

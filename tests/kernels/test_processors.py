@@ -1,5 +1,5 @@
 """The products have the same bits on every processor: a C program with the kernels is compiled for each, and run here
-or by an emulator."""
+or by an emulator. `test_groups.py` compares the bits of this processor with those that are right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 def hashes(compiler: str, processor: str, folder: Path, *emulator: str) -> list[str]:
     """What the program prints: a line for each kind of product."""
     program = str(folder / f"{compiler}-{processor}")
-    flags = ("-O3", f"-march={processor}", "-static", "-fno-math-errno", "-fno-trapping-math", f"-I{KERNELS}")
+    flags = ("-O1", f"-march={processor}", "-static", "-fno-math-errno", "-fno-trapping-math", f"-I{KERNELS}")
     subprocess.run([compiler, *flags, "-o", program, *map(str, SOURCES), "-lm"], check=True)
     printed = subprocess.run([*emulator, program], check=True, capture_output=True, text=True).stdout
     return printed.splitlines()
@@ -33,7 +33,7 @@ def hashes(compiler: str, processor: str, folder: Path, *emulator: str) -> list[
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     found = hashes("cc", "native", tmp_path_factory.mktemp("native"))
-    assert len(found) == len(set(found)) > 100
+    assert len(found) == len(set(found)) > 100 and found[-1].startswith("found 1 of 8 bits")
     return found
 
 
