@@ -6,9 +6,27 @@
 
 #define KEYS LANES /* whose products are added up together */
 #define QUERIES 4  /* of one token, with the same keys, that are computed together */
-#define PART 4     /* vectors of a value that stay in registers */
 
-/* The sums of KEYS vectors, each added up in the same order. */
+/* The vector of one register, and how many of a value's stay in registers. */
+#if defined(__AVX512F__)
+typedef lanes piece;
+#define PART 4
+#elif defined(__AVX__)
+typedef float piece __attribute__((vector_size(32)));
+#define PART 2
+#else
+typedef float piece __attribute__((vector_size(16)));
+#define PART 2
+#endif
+#define SIZE (int64_t)(sizeof(piece) / sizeof(float))
+
+static inline piece piece_at(const float *x) {
+    piece v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+/* The products of q with KEYS keys: those of every 16th number, then their sums, are added up in the same order. */
 #ifdef __AVX512F__
 #include <immintrin.h>
 
@@ -22,13 +40,6 @@ static inline lanes sums_of(const lanes v[KEYS]) {
     for (int i = 0; i < 2; i++) x[i] = JOIN(_mm512_shuffle_ps, 0x44, 0xee, x[i], x[i + 2]);
     return (lanes)_mm512_permutexvar_ps(order, JOIN(_mm512_shuffle_ps, 0x88, 0xdd, x[0], x[1]));
 }
-#else
-static inline lanes sums_of(const lanes v[KEYS]) {
-    float all[KEYS];
-    for (int i = 0; i < KEYS; i++) all[i] = sum(v[i]);
-    return load(all);
-}
-#endif
 
 static inline __attribute__((always_inline)) lanes products(const float *q, const float *const k[KEYS], int64_t dim) {
     lanes sums[KEYS] = {0};
@@ -39,6 +50,30 @@ static inline __attribute__((always_inline)) lanes products(const float *q, cons
         for (int j = 0; j < KEYS; j++) sums[j] += load_some(q + i, dim - i) * load_some(k[j] + i, dim - i);
     return sums_of(sums);
 }
+#else
+#define FEW 4 /* keys whose sums stay in registers */
+
+static inline __attribute__((always_inline)) void few_products(const float *q, const float *const k[FEW], int64_t dim,
+                                                               float *found) {
+    piece sums[FEW][LANES / SIZE] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES)
+        for (int b = 0; b < LANES / SIZE; b++)
+            for (int j = 0; j < FEW; j++) sums[j][b] += piece_at(q + i + b * SIZE) * piece_at(k[j] + i + b * SIZE);
+    for (int j = 0; j < FEW; j++) {
+        lanes all;
+        memcpy(&all, sums[j], sizeof all);
+        if (i < dim) all += load_some(q + i, dim - i) * load_some(k[j] + i, dim - i);
+        found[j] = sum(all);
+    }
+}
+
+static inline __attribute__((always_inline)) lanes products(const float *q, const float *const k[KEYS], int64_t dim) {
+    float found[KEYS];
+    for (int j = 0; j < KEYS; j += FEW) few_products(q, k + j, dim, found + j);
+    return load(found);
+}
+#endif
 
 /* scores[r][j] = q[r] . key j for `queries` rows of q [.., dim] and of scores [.., most]; the keys lie in `slots` of a
    store of rows. */
@@ -68,17 +103,16 @@ static inline __attribute__((always_inline)) void weigh_some(const float *weight
                                                              int64_t stride, const int64_t *slots, int64_t count,
                                                              int64_t dim, float *out, int queries) {
     int64_t i = 0;
-    for (; i + PART * LANES <= dim; i += PART * LANES) {
-        lanes sums[QUERIES][PART];
+    for (; i + PART * SIZE <= dim; i += PART * SIZE) {
+        piece sums[QUERIES][PART];
         for (int r = 0; r < queries; r++)
-            for (int b = 0; b < PART; b++) sums[r][b] = load(out + r * dim + i + b * LANES);
+            for (int b = 0; b < PART; b++) sums[r][b] = piece_at(out + r * dim + i + b * SIZE);
         for (int64_t j = 0; j < count; j++) {
             const float *v = values + slots[j] * stride + i;
             for (int b = 0; b < PART; b++)
-                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * most + j] * load(v + b * LANES);
+                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * most + j] * piece_at(v + b * SIZE);
         }
-        for (int r = 0; r < queries; r++)
-            for (int b = 0; b < PART; b++) store(out + r * dim + i + b * LANES, sums[r][b]);
+        for (int r = 0; r < queries; r++) memcpy(out + r * dim + i, sums[r], sizeof sums[r]);
     }
     for (; i < dim; i++)
         for (int r = 0; r < queries; r++)

@@ -31,13 +31,8 @@ def serve(tensor: Tensor) -> bool:
 
 
 def multiply_floats(weight: Tensor) -> bool:
-    """True if `float_product` takes this weight on this processor."""
-    return serve(weight) and bool(call().has_float_product())
-
-
-def multiply_rounded() -> bool:
-    """True if `grouped_product` can round inputs on this processor."""
-    return library.functions() is not None and bool(call().has_rounded_product())
+    """True if `float_product` takes this weight on this processor: one with AVX2, or an ARM of 64 bits."""
+    return serve(weight) and bool(call().has_products())
 
 
 def check(x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Weights of few bits in groups, and their products (groups.c)."""
+"""Weights of few bits in groups, and their products (groups.c, grouped.c, rounded.c)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.cpu import CHANNELS, Product, multiply_floats, multiply_rounded, whole_blocks
+from ssd.kernels.cpu import CHANNELS, Product, multiply_floats, whole_blocks
 from ssd.kernels.library import call, pointer
 
 Parts = Literal[0, 1, 2]
@@ -82,7 +82,7 @@ def grouped_product(weight: Groups, bias: Tensor | None, parts: Parts = 0) -> Pr
     """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
 
     Without `parts` the bits are those of the dequantised weight's `float_product`. Else inputs are rounded to 8 or 16
-    bits, with a scale for every 32 of them; see `takes`."""
+    bits, with a scale for every 32 of them; all processors give the same bits. See `takes`."""
     outputs, inputs = weight.shape
     bits = 4 if int(weight.codes.max()) < 16 else 8
     heads = [part.contiguous() for part in (weight.steps, weight.offsets) if part is not None]
@@ -98,9 +98,9 @@ def grouped_product(weight: Groups, bias: Tensor | None, parts: Parts = 0) -> Pr
     return Product(struct, packed, bias)
 
 
-def takes(weight: Groups, parts: Parts) -> bool:
-    """True if `grouped_product` takes this weight, and so many parts, on this processor."""
-    return weight.group % 4 == 0 and (multiply_rounded() if parts else multiply_floats(weight.steps))
+def takes(weight: Groups) -> bool:
+    """True if `grouped_product` takes this weight on this processor."""
+    return weight.group % 4 == 0 and multiply_floats(weight.steps)
 
 
 def stacked(weights: Sequence[Groups]) -> Groups | None:

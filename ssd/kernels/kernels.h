@@ -46,7 +46,7 @@ void dots(const float *x, int64_t size, const float *table, const int64_t *place
           int64_t rows);
 
 /* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of so many `bytes`, float32 or
-   bfloat16. groups.c: in codes of so many `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
+   bfloat16. groups.h: in codes of so many `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
    with 0 parts stay float32. What is not so is 0. */
 typedef struct {
     int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts;

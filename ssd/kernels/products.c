@@ -2,13 +2,9 @@
 
 #include "tile.h"
 
-int has_float_product(void) {
-#ifdef __AVX512F__
-    return 1; /* elsewhere there are not registers enough */
-#else
-    return 0;
-#endif
-}
+#ifdef WIDTH
+
+int has_products(void) { return 1; }
 
 /* The weight is packed as [blocks of CHANNELS, inputs, CHANNELS]. */
 static void float_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
@@ -28,3 +24,10 @@ void multiply(const product_t *by, const float *x, int64_t stride, float *y, int
     else if (!by->parts) grouped_product(by, x, stride, y, rows);
     else rounded_product(by, x, stride, y, rows, scratch);
 }
+
+#else
+
+int has_products(void) { return 0; }
+void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {}
+
+#endif

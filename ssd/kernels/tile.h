@@ -1,9 +1,11 @@
-/* What products.c and groups.c share: the product of a few rows with one block of output channels, whose weights are
-   read once. */
+/* What the products share: the product of a few rows with one block of output channels, whose weights are read once.
+   Beside each other run two vectors of channels, `pair` and `pair` + PAIRS of a block's: their codes of 4 bits lie in
+   the same bytes. */
 
 #pragma once
 
 #include "kernels.h"
+#include "simd.h"
 
 #define CHANNELS 32 /* output channels side by side in a packed weight */
 #define ROWS 6      /* rows whose sums stay in registers */
@@ -19,46 +21,67 @@
     case 5: function(__VA_ARGS__, 5); break;                                                                           \
     default: function(__VA_ARGS__, ROWS);                                                                              \
     }
+#define INLINED static inline __attribute__((always_inline))
+#define EACH_ROW _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)
+#define EACH_HALF _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
 
-static inline void finish(lanes result, const float *bias, float *y, int64_t channel, int64_t outputs) {
-    if (channel >= outputs) return;
-    if (bias) result += load(bias + channel);
-    memcpy(y + channel, &result, sizeof(float) * (outputs - channel < LANES ? outputs - channel : LANES));
+#ifdef WIDTH
+
+#define HALF (CHANNELS / 2)
+#define PAIRS (HALF / WIDTH)
+#define EACH_PAIR for (int pair = 0; pair < PAIRS; pair++)
+
+/* The sums of some rows; `sums_of` a pair are taken out while they are added to, so that they stay in registers. */
+typedef struct {
+    floats of[ROWS][2];
+} pair_t;
+
+INLINED void finish(const pair_t sums[PAIRS], const float *bias, float *y, int64_t channel, int64_t outputs, int rows) {
+    EACH_PAIR EACH_ROW EACH_HALF {
+        const int64_t to = channel + half * HALF + pair * WIDTH, left = outputs - to;
+        floats result = sums[pair].of[r][half];
+        if (left <= 0) continue;
+        if (bias) result += floats_at((const char *)(bias + to));
+        memcpy(y + r * outputs + to, &result, sizeof(float) * (left < WIDTH ? left : WIDTH));
+    }
 }
 
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+INLINED floats numbers_at(const char *weight, int bytes) { return bytes == 4 ? floats_at(weight) : bfloats_at(weight); }
 
-/* LANES numbers of a weight in `bytes` each, 4 or 2: the first half of a float32 is a bfloat16. */
-static inline lanes numbers(const char *weight, int bytes) {
-    if (bytes == 4) return load((const float *)weight);
-    halves half;
-    memcpy(&half, weight, sizeof half);
-    return (lanes)(__builtin_convertvector(half, words) << 16);
-}
-
-static inline __attribute__((always_inline)) void float_block(const float *x, int64_t stride, const char *weight,
-                                                              int bytes, const float *bias, float *y, int64_t inputs,
-                                                              int64_t outputs, int64_t channel, int rows) {
-    lanes sums[ROWS][2] = {0};
+/* Adds the products with so many inputs of a weight in numbers of 2 or 4 `bytes`, [inputs, CHANNELS]. */
+INLINED void float_pair(const float *x, int64_t stride, const char *weight, int bytes, int64_t inputs, int rows,
+                        pair_t *sums) {
+    pair_t own = *sums;
     for (int64_t k = 0; k < inputs; k++, weight += CHANNELS * bytes) {
-        const lanes first = numbers(weight, bytes), second = numbers(weight + LANES * bytes, bytes);
+        const floats first = numbers_at(weight, bytes), second = numbers_at(weight + HALF * bytes, bytes);
         __builtin_prefetch(weight + AHEAD);
-        if (bytes == 4) __builtin_prefetch(weight + AHEAD + 64);
-        for (int r = 0; r < rows; r++) {
-            sums[r][0] += x[r * stride + k] * first;
-            sums[r][1] += x[r * stride + k] * second;
+        if (bytes == 4 && WIDTH == 16) __builtin_prefetch(weight + AHEAD + 64);
+        EACH_ROW {
+            own.of[r][0] = fused(alike(x[r * stride + k]), first, own.of[r][0]);
+            own.of[r][1] = fused(alike(x[r * stride + k]), second, own.of[r][1]);
         }
     }
-    for (int r = 0; r < rows; r++) {
-        finish(sums[r][0], bias, y + r * outputs, channel, outputs);
-        finish(sums[r][1], bias, y + r * outputs, channel + LANES, outputs);
-    }
+    *sums = own;
 }
 
-static inline __attribute__((always_inline)) void float_rows(const float *x, int64_t stride, const char *weight,
-                                                             int bytes, const float *bias, float *y, int64_t rows,
-                                                             int64_t inputs, int64_t outputs, int64_t channel) {
+/* Inputs that all pairs take in turn: their weights stay in the nearest cache. */
+#define STRIP (PAIRS == 1 ? INT64_MAX : 64)
+
+INLINED void float_block(const float *x, int64_t stride, const char *weight, int bytes, const float *bias, float *y,
+                         int64_t inputs, int64_t outputs, int64_t channel, int rows) {
+    pair_t sums[PAIRS] = {0};
+    for (int64_t k = 0, some; k < inputs; k += some, weight += some * CHANNELS * bytes) {
+        some = inputs - k < STRIP ? inputs - k : STRIP;
+        EACH_PAIR float_pair(x + k, stride, weight + pair * WIDTH * bytes, bytes, some, rows, sums + pair);
+    }
+    finish(sums, bias, y, channel, outputs, rows);
+}
+
+INLINED void float_rows(const float *x, int64_t stride, const char *weight, int bytes, const float *bias, float *y,
+                        int64_t rows, int64_t inputs, int64_t outputs, int64_t channel) {
     for (int64_t row = 0; row < rows; row += ROWS)
         UNROLLED(rows - row, float_block, x + row * stride, stride, weight, bytes, bias, y + row * outputs, inputs,
                  outputs, channel)
 }
+
+#endif

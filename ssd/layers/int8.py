@@ -39,7 +39,7 @@ class Int8Linear:
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         groups = weight if isinstance(weight, Groups) else find_groups(weight) or _rounded(weight)
-        if takes(groups, parts):
+        if takes(groups):
             self.product = grouped_product(groups, bias, parts)
         else:
             dense = weight.dequantized() if isinstance(weight, Groups) else weight

@@ -30,14 +30,12 @@ class Linear:
     def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 0) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
-        `parts`: bytes that inputs are rounded to, if the weight has few bits and the processor VNNI; 0: none are."""
+        `parts`: bytes that inputs are rounded to, if the weight has few bits and `takes` it; 0: none are."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         groups = weight if isinstance(weight, Groups) else find_groups(weight)
-        if groups is not None and takes(groups, parts):
+        if groups is not None and takes(groups):
             self.product = grouped_product(groups, bias, parts)
-        elif groups is not None and takes(groups, 0):
-            self.product = grouped_product(groups, bias)
         else:
             self.product = _dense_product(weight.dequantized() if isinstance(weight, Groups) else weight, bias)
 

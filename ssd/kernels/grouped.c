@@ -1,0 +1,105 @@
+/* The product with a weight of few bits in float32. Its numbers are made float32 again in registers, so the bits are
+   those of `float_product` with the dequantised weight. */
+
+#include <stdlib.h>
+
+#include "groups.h"
+
+#ifdef WIDTH
+
+/* As `head_of`, with the zero in the offsets. */
+INLINED void float_head(const product_t *by, const char *weight, int pair, floats step[2], floats offset[2]) {
+    head_of(by, weight, pair, step, offset);
+    EACH_HALF if (!by->offsets) offset[half] = step[half] * (float)-by->zero;
+}
+
+/* The numbers of the channels for the `i`-th of the four inputs of `codes`, each with one rounding. */
+INLINED void numbers_of(const bytes codes[2], int i, const floats step[2], const floats offset[2], floats numbers[2]) {
+    EACH_HALF {
+        const ints code = (ints)((ints)codes[half] >> 8 * i) & 255;
+        numbers[half] = fused(step[half], __builtin_convertvector(code, floats), offset[half]);
+    }
+}
+
+/* Adds the products with a group's inputs. */
+INLINED void group_pair(const product_t *by, const float *x, int64_t stride, const char *weight, int pair, int bits,
+                        int rows, pair_t *sums) {
+    pair_t own = *sums;
+    floats step[2], offset[2], numbers[2];
+    bytes codes[2];
+    float_head(by, weight, pair, step, offset);
+    weight += head_bytes(by);
+    for (int64_t k = 0; k < by->group; k += 4, weight += CHANNELS * bits / 2) {
+        codes_of(weight, pair, bits, codes);
+        for (int i = 0; i < 4; i++) {
+            numbers_of(codes, i, step, offset, numbers);
+            EACH_ROW {
+                const floats own_x = alike(x[r * stride + k + i]);
+                EACH_HALF own.of[r][half] = fused(own_x, numbers[half], own.of[r][half]);
+            }
+        }
+    }
+    *sums = own;
+}
+
+INLINED void group_block(const product_t *by, const float *x, int64_t stride, const char *weight, float *y,
+                         int64_t channel, int bits, int rows) {
+    pair_t sums[PAIRS] = {0};
+    for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by)) {
+        prefetch_group(weight, group_bytes(by));
+        EACH_PAIR group_pair(by, x + k, stride, weight, pair, bits, rows, sums + pair);
+    }
+    finish(sums, by->bias, y, channel, by->outputs, rows);
+}
+
+/* A block in float32, [inputs, CHANNELS]. */
+static void unpack(const product_t *by, const char *weight, int bits, float *to) {
+    floats step[2], offset[2], numbers[2];
+    bytes codes[2];
+    for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by), to += by->group * CHANNELS)
+        EACH_PAIR {
+            const char *from = weight + head_bytes(by);
+            float_head(by, weight, pair, step, offset);
+            for (int64_t i = 0; i < by->group; i += 4) {
+                codes_of(from + i * CHANNELS * bits / 8, pair, bits, codes);
+                for (int j = 0; j < 4; j++) {
+                    numbers_of(codes, j, step, offset, numbers);
+                    float *at = to + (i + j) * CHANNELS + pair * WIDTH;
+                    EACH_HALF memcpy(at + half * HALF, numbers + half, sizeof *numbers);
+                }
+            }
+        }
+}
+
+/* From so many rows on, a block is made float32 once, and not once for every ROWS rows. */
+#define MANY (3 * ROWS + 1)
+
+void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
+    const int64_t inputs = by->inputs, outputs = by->outputs, size = inputs / by->group * group_bytes(by);
+#pragma omp parallel
+    {
+        float *stored = rows >= MANY ? malloc(inputs * CHANNELS * sizeof *stored) : NULL;
+#pragma omp for schedule(static)
+        for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
+            const char *block = by->weight + channel / CHANNELS * size;
+            if (stored) {
+                unpack(by, block, by->bits, stored);
+                float_rows(x, stride, (const char *)stored, 4, by->bias, y, rows, inputs, outputs, channel);
+                continue;
+            }
+            for (int64_t row = 0; row < rows; row += ROWS) {
+                const float *from = x + row * stride;
+                float *to = y + row * outputs;
+                if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 4)
+                else UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 8)
+            }
+        }
+        free(stored);
+    }
+}
+
+#else
+
+void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {}
+
+#endif

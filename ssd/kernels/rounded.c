@@ -1,0 +1,177 @@
+/* The product with a weight of few bits whose inputs are rounded to integers of 8 or 16 bits, with a scale for every
+   chunk of at most CHUNK inputs. Within a chunk it sums products of integers, which are exact: so all processors, and
+   all numbers of rows, give the same bits. */
+
+#include "groups.h"
+
+#ifdef WIDTH
+
+/* A chunk of inputs: their scale, their sum, the sum of their integers, and the integers; of 16 bits all last bytes come
+   before the others. Rows are rounded in tiles: a tile's chunks follow each other, each with all its rows. */
+typedef struct {
+    float scale, sum;
+    int32_t total, unused;
+    int8_t integers[];
+} chunk_t;
+
+static int64_t chunk_of(const product_t *by) {
+    for (int64_t chunk = CHUNK;; chunk /= 2)
+        if (by->group % chunk == 0) return chunk;
+}
+
+/* Rows of a tile: as many in all tiles, or one less in the last. */
+static int64_t tile_of(int64_t rows) {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    return (rows + tiles - 1) / tiles;
+}
+
+INLINED void round_chunk(const float *x, int64_t size, int64_t parts, chunk_t *to) {
+    const float levels = parts == 1 ? 127.0f : 32639.0f; /* 127 * 256 + 127 */
+    int32_t most = 0, total = 0, rounded[CHUNK]; /* the order of sizes is that of their bits; NaN is the largest */
+    for (int64_t i = 0; i < size; i++) {
+        const int32_t magnitude = bits_of(x[i]) & INT32_MAX;
+        most = magnitude > most ? magnitude : most;
+    }
+    const float largest = float_of(most), factor = levels / largest, by = factor < INFINITY ? factor : 0.0f;
+    for (int64_t i = 0; i < size; i++) rounded[i] = (int32_t)rintf(x[i] * by);
+    for (int64_t i = 0; i < size; i++) total += rounded[i];
+    for (int64_t i = 0; i < size; i++) to->integers[i] = (int8_t)rounded[i];
+    if (parts == 2)
+        for (int64_t i = 0; i < size; i++) to->integers[size + i] = (int8_t)((rounded[i] + 128) >> 8);
+    to->scale = largest / levels;
+    to->total = total;
+    to->sum = to->scale * (float)total;
+}
+
+static void round_rows(const product_t *by, const float *x, int64_t stride, int64_t rows, int64_t chunk, char *to) {
+    const int64_t chunks = by->inputs / chunk, size = sizeof(chunk_t) + by->parts * chunk;
+    for (int64_t row = 0, tile = tile_of(rows); row < rows; row += tile) {
+        const int64_t some = rows - row < tile ? rows - row : tile;
+        for (int64_t i = 0; i < chunks; i++)
+            for (int64_t r = 0; r < some; r++, to += size) {
+                const float *from = x + (row + r) * stride + i * chunk;
+                if (chunk == CHUNK) round_chunk(from, CHUNK, by->parts, (chunk_t *)to);
+                else round_chunk(from, chunk, by->parts, (chunk_t *)to);
+            }
+    }
+}
+
+/* A pair's codes as `dot4` takes them: one of the planes of CODE_BITS bits that they consist of. */
+INLINED void plane_of(const char *weight, int pair, int bits, int plane, bytes codes[2]) {
+    codes_of(weight, pair, bits, codes);
+    if (bits > CODE_BITS) EACH_HALF codes[half] = plane ? codes[half] >> 4 : codes[half] & 15;
+}
+
+/* sums[r][half]: the integers of one chunk of each row times a pair's codes. */
+INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chunk, int bits, int parts, int rows,
+                        ints sums[ROWS][2]) {
+    const int64_t size = sizeof(chunk_t) + parts * chunk;
+    const int planes = bits > CODE_BITS ? 2 : 1;
+    bytes codes[2];
+#pragma GCC unroll 4
+    for (int last = parts * planes - 1, piece = last; piece >= 0; piece--) {
+        const int part = piece / planes, plane = piece % planes;
+        partial own[ROWS][2] = {0};
+#pragma GCC unroll 2
+        for (int64_t i = 0; i < chunk; i += 4) {
+            plane_of(weight + i * CHANNELS * bits / 8, pair, bits, plane, codes);
+            EACH_ROW {
+                int32_t four;
+                memcpy(&four, x + r * size + sizeof(chunk_t) + part * chunk + i, sizeof four);
+                EACH_HALF own[r][half] = dot4(own[r][half], codes[half], four);
+            }
+        }
+        EACH_ROW EACH_HALF {
+            const ints found = whole(own[r][half]);
+            sums[r][half] = piece == last ? found : (sums[r][half] << (8 / planes)) + found;
+        }
+    }
+}
+
+/* Adds the products with one chunk of each row. */
+INLINED void chunk_pair(const product_t *by, const char *x, const char *weight, int pair, int64_t chunk, int bits,
+                        int parts, int offsets, int rows, const floats step[2], const floats offset[2], pair_t *sums) {
+    const int64_t size = sizeof(chunk_t) + parts * chunk;
+    ints integers[ROWS][2];
+    chunk_sums(x, weight, pair, chunk, bits, parts, rows, integers);
+    EACH_ROW {
+        const chunk_t *own = (const chunk_t *)(x + r * size);
+        const ints shift = every((int32_t)by->zero * own->total);
+        EACH_HALF {
+            const ints exact = offsets ? integers[r][half] : integers[r][half] - shift;
+            floats sum = sums->of[r][half];
+            sum = fused(step[half] * own->scale, __builtin_convertvector(exact, floats), sum);
+            sums->of[r][half] = offsets ? fused(offset[half], alike(own->sum), sum) : sum;
+        }
+    }
+}
+
+INLINED void rounded_block(const product_t *by, const char *x, const char *weight, float *y, int64_t channel,
+                           int64_t chunk, int bits, int parts, int offsets, int rows) {
+    const int64_t size = sizeof(chunk_t) + parts * chunk, line = group_bytes(by), head = head_bytes(by);
+    floats step[PAIRS][2], offset[PAIRS][2] = {0};
+    pair_t sums[PAIRS] = {0};
+    for (int64_t k = 0; k < by->inputs;) {
+        prefetch_group(weight, line);
+        EACH_PAIR head_of(by, weight, pair, step[pair], offset[pair]);
+        weight += head;
+        for (const int64_t end = k + by->group; k < end; k += chunk, x += rows * size) {
+            EACH_PAIR chunk_pair(by, x, weight, pair, chunk, bits, parts, offsets, rows, step[pair], offset[pair], sums + pair);
+            weight += CHANNELS * chunk * bits / 8;
+        }
+    }
+    finish(sums, by->bias, y, channel, by->outputs, rows);
+}
+
+/* All rows of one block. */
+INLINED void rounded_rows(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
+                          int64_t channel, int64_t chunk, int bits, int parts, int offsets) {
+    const int64_t bytes = by->inputs / chunk * (sizeof(chunk_t) + parts * chunk);
+    for (int64_t row = 0, tile = tile_of(rows); row < rows; row += tile)
+        UNROLLED(rows - row < tile ? rows - row : tile, rounded_block, by, x + row * bytes, weight,
+                 y + row * by->outputs, channel, chunk, bits, parts, offsets)
+}
+
+/* Rows of one block with a kind of weight that the compiler knows. */
+#define KIND(BITS, PARTS, OFFSETS)                                                                                     \
+    static void rows_##BITS##_##PARTS##_##OFFSETS(const product_t *by, const char *x, const char *weight, float *y,    \
+                                                  int64_t rows, int64_t channel) {                                     \
+        rounded_rows(by, x, weight, y, rows, channel, CHUNK, BITS, PARTS, OFFSETS);                                    \
+    }
+
+KIND(4, 1, 0)
+KIND(4, 1, 1)
+KIND(4, 2, 0)
+KIND(4, 2, 1)
+KIND(8, 1, 0)
+KIND(8, 2, 0)
+
+/* A weight has a zero or offsets, not both. */
+static void rounded_channels(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
+                             int64_t channel, int64_t chunk) {
+    const int kind = chunk != CHUNK ? 0 : (int)(by->bits * 100 + by->parts * 10 + by->offsets);
+    switch (kind) {
+    case 410: rows_4_1_0(by, x, weight, y, rows, channel); break;
+    case 411: rows_4_1_1(by, x, weight, y, rows, channel); break;
+    case 420: rows_4_2_0(by, x, weight, y, rows, channel); break;
+    case 421: rows_4_2_1(by, x, weight, y, rows, channel); break;
+    case 810: rows_8_1_0(by, x, weight, y, rows, channel); break;
+    case 820: rows_8_2_0(by, x, weight, y, rows, channel); break;
+    default:
+        rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
+    }
+}
+
+void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
+    const int64_t chunk = chunk_of(by), size = by->inputs / by->group * group_bytes(by);
+    round_rows(by, x, stride, rows, chunk, scratch);
+#pragma omp parallel for schedule(static)
+    for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS)
+        rounded_channels(by, scratch, by->weight + channel / CHANNELS * size, y, rows, channel, chunk);
+}
+
+#else
+
+void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {}
+
+#endif

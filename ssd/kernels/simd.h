@@ -1,0 +1,136 @@
+/* The vectors of the products, and the instructions that the compiler's own vectors lack: the only place that differs
+   between processors. WIDTH is missing where there are no such instructions, and with it all products.
+
+   `dot4` multiplies codes (4 bytes for each of WIDTH channels, CODE_BITS bits used of each) by four signed bytes, and
+   adds up a channel's four products. Its `partial` sums hold 8 calls, and `whole` makes them sums of 32 bits. */
+
+#pragma once
+
+#include "common.h"
+
+#if defined(__AVX512BW__)
+#define WIDTH 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define WIDTH 8
+#elif defined(__aarch64__)
+#define WIDTH 4
+#endif
+
+#ifdef WIDTH
+
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint8_t bytes __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH)));
+
+static inline bytes bytes_at(const char *x) {
+    bytes v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static inline floats floats_at(const char *x) {
+    floats v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static inline floats bfloats_at(const char *x) { /* the first half of a float32 */
+    shorts v;
+    memcpy(&v, x, sizeof v);
+    return (floats)(__builtin_convertvector(v, ints) << 16);
+}
+
+static inline ints every(int32_t x) { return (ints){0} + x; }
+static inline floats alike(float x) { return (floats)every(bits_of(x)); }
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+static inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
+static inline uint16_t to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+#if WIDTH == 16
+static inline floats fused(floats a, floats b, floats c) {
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+static inline floats halves_at(const char *x) { return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)x)); }
+#else
+static inline floats fused(floats a, floats b, floats c) {
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+static inline floats halves_at(const char *x) { return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)x)); }
+#endif
+
+#if defined(__AVX512VNNI__) || (WIDTH == 8 && defined(__AVXVNNI__))
+#define CODE_BITS 8
+typedef ints partial;
+static inline partial dot4(partial sums, bytes codes, int32_t four) {
+#if WIDTH == 16
+    return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, (__m512i)every(four));
+#else
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)every(four));
+#endif
+}
+static inline ints whole(partial sums) { return sums; }
+#else
+#define CODE_BITS 4 /* so 16 products of at most 15 * 128 are a sum of 16 bits */
+typedef int16_t partial __attribute__((vector_size(4 * WIDTH)));
+static inline partial dot4(partial sums, bytes codes, int32_t four) {
+#if WIDTH == 16
+    return sums + (partial)_mm512_maddubs_epi16((__m512i)codes, (__m512i)every(four));
+#else
+    return sums + (partial)_mm256_maddubs_epi16((__m256i)codes, (__m256i)every(four));
+#endif
+}
+static inline ints whole(partial sums) { return ((ints)sums << 16 >> 16) + ((ints)sums >> 16); }
+#endif
+
+#else
+#include <arm_neon.h>
+
+static inline float from_half(uint16_t x) {
+    __fp16 half;
+    memcpy(&half, &x, sizeof half);
+    return half;
+}
+
+static inline uint16_t to_half(float x) {
+    const __fp16 half = (__fp16)x;
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+}
+
+static inline floats fused(floats a, floats b, floats c) {
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+static inline floats halves_at(const char *x) { return (floats)vcvt_f32_f16(vld1_f16((const void *)x)); }
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define CODE_BITS 8
+typedef ints partial;
+static inline partial dot4(partial sums, bytes codes, int32_t four) {
+    return (ints)vusdotq_s32((int32x4_t)sums, (uint8x16_t)codes, (int8x16_t)every(four));
+}
+static inline ints whole(partial sums) { return sums; }
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define CODE_BITS 4
+typedef ints partial;
+static inline partial dot4(partial sums, bytes codes, int32_t four) {
+    return (ints)vdotq_s32((int32x4_t)sums, (int8x16_t)codes, (int8x16_t)every(four));
+}
+static inline ints whole(partial sums) { return sums; }
+#else
+#define CODE_BITS 4 /* so 8 products of at most 15 * 128 are a sum of 16 bits */
+typedef struct {
+    int16x8_t low, high;
+} partial;
+static inline partial dot4(partial sums, bytes codes, int32_t four) {
+    const int8x16_t x = (int8x16_t)codes, y = (int8x16_t)every(four);
+    return (partial){vmlal_s8(sums.low, vget_low_s8(x), vget_low_s8(y)), vmlal_high_s8(sums.high, x, y)};
+}
+static inline ints whole(partial sums) { return (ints)vpaddq_s32(vpaddlq_s16(sums.low), vpaddlq_s16(sums.high)); }
+#endif
+#endif
+
+#endif
