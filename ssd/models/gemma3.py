@@ -13,7 +13,7 @@ from ssd.errors import UsageError
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, mapping, number, refuse
 from ssd.layers.norm import OffsetRMSNorm
-from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.head import head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import FULL, SLIDING, SPLITS, FeedForward, output_table, shape_of, window_of
@@ -73,7 +73,9 @@ class Gemma3:
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)
         self._rotary = {
-            kind: Rotary(inverse_frequencies(self.shape.head_dim, rope(config, kind)).to(device), max_position, dtype)
+            kind: Rotary(
+                frequencies(self.shape.head_dim, rope(config, kind), max_position), max_position, dtype, device
+            )
             for kind in set(kinds)
         }
         width, model = int(config["hidden_size"]), _text(weights)
@@ -134,4 +136,8 @@ def rope(config: Config, kind: str) -> Config:
         raise UsageError("rope_parameters and rope_scaling contradict each other: remove one of them")
     if not parameters.keys() <= {FULL, SLIDING}:
         raise UsageError(f"rope_parameters must be those of {FULL} and of {SLIDING}")
-    return {"rope_theta": theta, "rope_parameters": parameters.get(kind) or (scaling if kind == FULL else None)}
+    return {
+        "rope_theta": theta,
+        "rope_parameters": parameters.get(kind) or (scaling if kind == FULL else None),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+    }

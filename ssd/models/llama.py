@@ -18,7 +18,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.ranks import Embedding
-from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.head import Head, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB
@@ -220,6 +220,7 @@ class Llama:
 
     attention: type[Attention] = Attention
     slides = False  # whether layers may have windows
+    partly_rotated = False  # whether heads may be
     defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
     refused: tuple[str, ...] = ()  # fields of other families that must not be set
     splits = SPLITS
@@ -231,8 +232,8 @@ class Llama:
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         self.check(config)
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)
-        self._rotary = Rotary(frequencies, max_position, dtype)
+        turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
+        self._rotary = Rotary(turned, max_position, dtype, device)
         model = weights.below("model")
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._layers = [
@@ -240,7 +241,8 @@ class Llama:
         ]
         whole = [layer.whole() for layer in self._layers]
         kernels = [layer for layer in whole if layer is not None]
-        self._decoder = Decoder(kernels, self._rotary.tables) if len(kernels) == len(whole) else None
+        served = len(kernels) == len(whole) and 2 * turned.inverse.shape[0] == self.shape.head_dim
+        self._decoder = Decoder(kernels, self._rotary.tables) if served else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
         table = output_table(config, weights, self._embedding, tied=False)
         self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)

@@ -13,6 +13,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# Long for the texts of the tests: one of a single token is the same either way.
+LONGROPE = THETA | {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 6,
+}
 LINEAR = THETA | {"rope_type": "linear", "factor": 4.0}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -44,6 +52,10 @@ FAMILIES: Knobs = {
     "llama theta": ("llama", {"rope_parameters": DEFAULT | {"rope_theta": 100.0}}),
     "llama linear rope": ("llama", {"rope_parameters": LINEAR}),
     "llama llama3 rope": ("llama", {"rope_parameters": THETA | LLAMA3}),
+    "llama yarn rope": ("llama", {"rope_parameters": YARN}),
+    "llama dynamic rope": ("llama", {"rope_parameters": THETA | {"rope_type": "dynamic", "factor": 4.0}}),
+    "llama longrope": ("llama", {"rope_parameters": LONGROPE}),
+    "llama longrope, short": ("llama", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 256}}),
     "llama sharded": ("llama", {"shards": True, "num_hidden_layers": 3}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral head_dim": ("mistral", {"sliding_window": None, "head_dim": 20}),
@@ -95,6 +107,7 @@ FAMILIES: Knobs = {
         "gemma3_text",
         GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
     ),
+    "gemma3_text yarn": ("gemma3_text", GEMMA3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
 }
 
 # Families that have no file: transformers' own models over the engine's cache.
