@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.layers.fields import Config
 from ssd.layers.norm import LayerNorm
-from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import shape_of
 from ssd.models.weights import LinearLayer, Weights
@@ -50,10 +50,9 @@ class Layer:
 
     def __call__(self, x: Tensor, rotary: Rotary, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         normed = self._norm(x)
-        heads, rotated = self._shape.heads, table[0].shape[-1]
+        heads = self._shape.heads
         qkv = self._qkv(normed).view(x.shape[0], -1, self._shape.head_dim)
-        qk, v = qkv[:, : heads + self._shape.kv_heads], qkv[:, heads + self._shape.kv_heads :]
-        qk = torch.cat((rotary(qk[..., :rotated], table), qk[..., rotated:]), dim=-1)
+        qk, v = rotary(qkv[:, : heads + self._shape.kv_heads], table), qkv[:, heads + self._shape.kv_heads :]
         attended = x + self._out(context.attend(self._layer, qk[:, :heads], qk[:, heads:], v))
         gate, up = self._gate_up(normed if self._second is None else self._second(attended)).chunk(2, dim=-1)
         return attended + self._down(F.silu(gate) * up)
@@ -70,7 +69,8 @@ class StableLM:
         if config.get("qk_layernorm"):
             raise UsageError("qk_layernorm is not supported")
         self.shape, self.dtype, self.device = shape_of(config, max_position), dtype, device
-        self._rotary = self._rotation(dict(config), max_position)
+        turned = frequencies(self.shape.head_dim, {"partial_rotary_factor": 0.25, **config}, max_position, partly=True)
+        self._rotary = Rotary(turned, max_position, dtype, device)
         width, model = int(config["hidden_size"]), weights.below("model")
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._layers = [
@@ -80,14 +80,6 @@ class StableLM:
         tied = config.get("tie_word_embeddings", False)
         head = self._embedding if tied else weights("lm_head.weight", self.shape.vocab_size, width)
         self._head = weights.linear(head, None)
-
-    def _rotation(self, config: dict[str, object], max_position: int) -> Rotary:
-        """Rotary positions for the part of a head that is rotated; the field of its size is in one place or another."""
-        rope = dict(config.pop("rope_parameters", None) or {})  # type: ignore[call-overload]
-        part = rope.pop("partial_rotary_factor", config.pop("partial_rotary_factor", 0.25))
-        rotated = int(self.shape.head_dim * part)
-        frequencies = inverse_frequencies(rotated, config | ({"rope_parameters": rope} if rope else {}))
-        return Rotary(frequencies.to(self.device), max_position, self.dtype)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x, table = self._embedding[token_ids], self._rotary.at(context.positions)

@@ -24,7 +24,7 @@ _COMMANDS = {
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Fetch a model before it is needed."),
-    "models": ("ssd.cli.models:models", "List what can be run here."),
+    "models": ("ssd.cli.models:models", "List what can be run here, or say what a checkpoint is."),
 }
 _ALIASES = {"serve": "launch"}
 

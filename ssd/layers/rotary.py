@@ -4,65 +4,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels import cpu
-from ssd.layers.fields import Config, mapping, number
+from ssd.layers.fields import Config, count, flag, mapping, number
+
+SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Inverse frequencies float32 [rotated / 2], and the factor of cosines and sines.
+
+    The first `rotated` numbers of a head are turned; that is head_dim, but for partly rotated heads."""
+
+    inverse: Tensor
+    attention_factor: float = 1.0
 
 
 class Rotary:
-    """Owns `tables` of cosines and signed sines, each [max_position, head_dim]."""
+    """Owns `tables` of cosines and signed sines, each [max_position, rotated]."""
 
-    def __init__(self, inverse_frequencies: Tensor, max_position: int, dtype: torch.dtype) -> None:
-        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse_frequencies.float().cpu()
-        cos, sin = angles.cos(), angles.sin()
-        device = inverse_frequencies.device
+    def __init__(
+        self, frequencies: Frequencies, max_position: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * frequencies.inverse.float().cpu()
+        cos, sin = (part * frequencies.attention_factor for part in (angles.cos(), angles.sin()))
         self.tables = (
             torch.cat((cos, cos), dim=-1).to(device, dtype),
             torch.cat((-sin, sin), dim=-1).to(device, dtype),
         )
-        self._half = inverse_frequencies.shape[0]
+        self._half = frequencies.inverse.shape[0]
         self._kernel = cpu.serve(self.tables[0])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (cos, sin), each [n, 1, head_dim], for `positions` int64 [n]."""
+        """Return (cos, sin), each [n, 1, rotated], for `positions` int64 [n]."""
         cos, sin = self.tables
         return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate x [n, heads, head_dim]; number i of a head is paired with number i + head_dim / 2."""
+        """Rotate x [n, heads, head_dim]; number i of a head is paired with number i + rotated / 2."""
         cos, sin = table
+        if (rotated := 2 * self._half) < x.shape[-1]:
+            return torch.cat((self(x[..., :rotated], table), x[..., rotated:]), dim=-1)
         if self._kernel:
             return cpu.rotate(x, cos, sin)
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
 
 
-def inverse_frequencies(head_dim: int, config: Config) -> Tensor:
-    """The inverse frequencies float32 [head_dim / 2] by a config. Raises `UsageError` for unknown scalings.
+def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:
+    """The frequencies that a config asks for, of a model whose sequences have at most `max_position` tokens.
 
-    Old configs have `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`."""
+    They are those of transformers' `modeling_rope_utils`. Where these depend on the length of a sequence (dynamic,
+    longrope), `max_position` counts as the length of all: keys in a cache cannot be rotated again. Old configs have
+    `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`. `frequency_factors`, a list of
+    head_dim / 2 numbers, divides the frequencies of the kind "default" (`rope_freqs.weight` of a GGUF).
+
+    Raises `UsageError` for unknown scalings, and for partly rotated heads unless the family has them (`partly`)."""
     scaling = rope_parameters(config)
-    theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UsageError("rope_parameters that differ by kind of layer are not supported in this family")
-    if (part := scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UsageError(f"partial_rotary_factor {part} is not supported: heads are rotated whole")
-    if head_dim < 2 or head_dim % 2:
-        raise UsageError(f"heads of {head_dim} numbers cannot be rotated in pairs")
-    plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if kind == "default":
-        return plain
-    if kind == "linear":
-        return plain / number(scaling, "factor")
-    if kind == "llama3":
-        # transformers prefers the one outside of the scaling.
-        known = number(config, "original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
-        return _llama3(plain, scaling, known)
-    raise UsageError(f"rope scaling {kind!r} is not supported (default, linear, llama3 are)")
+    rotated = _rotated(head_dim, scaling, config, partly)
+    theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    plain, kind = 1.0 / theta**exponents, scaling.get("rope_type", scaling.get("type", "default"))
+    if "frequency_factors" in scaling and kind != "default":
+        raise UsageError(f"frequency_factors are not supported beside the rope scaling {kind!r}")
+    match kind:
+        case "default":
+            return Frequencies(plain / _factors(scaling, "frequency_factors", rotated, 1.0))
+        case "linear":
+            return Frequencies(plain / number(scaling, "factor"))
+        case "dynamic":
+            return Frequencies(1.0 / _dynamic(theta, rotated, scaling, config, max_position) ** exponents)
+        case "llama3":
+            return Frequencies(_llama3(plain, scaling, _trained_on(scaling, config)))
+        case "yarn":
+            return _yarn(theta, theta**exponents, scaling, config)
+        case "longrope":
+            return _longrope(theta**exponents, scaling, config, max_position)
+    raise UsageError(f"rope scaling {kind!r} is not supported ({', '.join(SCALINGS)} are)")
 
 
 def rope_parameters(config: Config) -> Config:
@@ -75,6 +100,47 @@ def rope_parameters(config: Config) -> Config:
     return new or old
 
 
+def _rotated(head_dim: int, scaling: Config, config: Config, partly: bool) -> int:
+    """How many numbers of a head are rotated."""
+    part = number(scaling, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
+    if part != 1.0 and not partly:
+        raise UsageError(f"partial_rotary_factor {part} is not supported in this family: heads are rotated whole")
+    rotated = int(head_dim * part)
+    if not 2 <= rotated <= head_dim or rotated % 2:
+        raise UsageError(f"{rotated} numbers of heads of {head_dim} cannot be rotated in pairs")
+    return rotated
+
+
+def _trained_on(scaling: Config, config: Config) -> int:
+    """How many positions the model was trained on. transformers prefers the number outside of the scaling."""
+    name = "original_max_position_embeddings"
+    return count(config, name, scaling.get(name) or config.get("max_position_embeddings"))
+
+
+def _stretch(scaling: Config, config: Config, known: int) -> float:
+    """The factor of a scaling; where it has none, that by which the config's context is longer than `known`."""
+    return number(scaling, "factor", count(config, "max_position_embeddings", known) / known)
+
+
+def _factors(scaling: Config, name: str, rotated: int, default: float | None = None) -> Tensor:
+    """A list of rotated / 2 positive numbers; `default` for each if it is missing."""
+    values = scaling.get(name)
+    if values is None and default is not None:
+        return torch.tensor(default)
+    if not isinstance(values, list) or len(values) != rotated // 2:
+        raise UsageError(f"{name} must be a list of {rotated // 2} numbers")
+    return torch.tensor([number({name: value}, name) for value in values])
+
+
+def _dynamic(theta: float, rotated: int, scaling: Config, config: Config, max_position: int) -> float:
+    """The base of dynamic NTK: that of the config while sequences are no longer than the config's own context."""
+    known, factor = count(config, "max_position_embeddings", max_position), number(scaling, "factor")
+    if rotated < 4:
+        raise UsageError(f"rope scaling 'dynamic' needs heads with more than {rotated} rotated numbers")
+    stretch = factor * max(max_position, known) / known - (factor - 1)
+    return theta * stretch ** (rotated / (rotated - 2))
+
+
 def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
     """Llama 3.1's scaling of a model trained on `known` positions.
 
@@ -85,3 +151,47 @@ def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
     waves_in_context = known * plain / (2 * math.pi)
     smooth = ((waves_in_context - low) / (high - low)).clamp(0, 1)
     return plain / factor * (1 - smooth) + plain * smooth
+
+
+def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequencies:
+    """YaRN (Peng et al., arXiv 2309.00071, section 3.2).
+
+    Numbers that turn more than `beta_fast` times in the trained context keep their frequency, those that turn less
+    than `beta_slow` times are slowed by the factor, those between interpolated. Cosines and sines are multiplied by
+    0.1 ln(factor) + 1 (equation 22), or by DeepSeek's quotient of two such numbers, or by `attention_factor`."""
+    known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
+    factor = _stretch(scaling, config, known)
+
+    def scale(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention_factor = scale()
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        attention_factor = scale(number(scaling, "mscale")) / scale(number(scaling, "mscale_all_dim"))
+
+    def place(turns: float) -> float:
+        """Which pair turns so many times."""
+        return rotated * math.log(known / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = place(number(scaling, "beta_fast", 32.0)), place(number(scaling, "beta_slow", 1.0))
+    if flag(scaling, "truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp = (torch.arange(rotated // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    inverse = 1.0 / (factor * waves) * (1 - kept) + 1.0 / waves * kept
+    return Frequencies(inverse, number(scaling, "attention_factor", attention_factor))
+
+
+def _longrope(waves: Tensor, scaling: Config, config: Config, max_position: int) -> Frequencies:
+    """LongRoPE (Ding et al., arXiv 2402.13753): a factor for each frequency, one list of them for sequences up to the
+    trained context and one for longer ones. As in vLLM, the long list serves all if any sequence may be longer."""
+    known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
+    factors = {name: _factors(scaling, name, rotated) for name in ("short_factor", "long_factor")}
+    factor, attention_factor = _stretch(scaling, config, known), 1.0
+    if factor > 1 and scaling.get("attention_factor") is None:
+        if known < 2:
+            raise UsageError("original_max_position_embeddings must be above 1 without an attention_factor")
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(known))
+    inverse = 1.0 / (factors["long_factor" if max_position > known else "short_factor"] * waves)
+    return Frequencies(inverse, number(scaling, "attention_factor", attention_factor))

@@ -17,7 +17,7 @@ from ssd.kernels.decoder import Decoder, DecoderLayer
 from ssd.kernels.guess import GuessStep
 from ssd.layers.fields import Config, flag, number
 from ssd.layers.norm import RMSNorm
-from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.head import Head, check_ids
 from ssd.models.interface import ForwardContext
 from ssd.models.llama import Attention, FeedForward, guess_step, shape_of
@@ -52,7 +52,7 @@ class Eagle3:
         self.shape = replace(shape, layers=1)
         self.dtype, self.device = dtype, device
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        self._rotary = Rotary(inverse_frequencies(shape.head_dim, config).to(device), max_position, dtype)
+        self._rotary = Rotary(frequencies(shape.head_dim, config, max_position), max_position, dtype, device)
         own = weights.has(EMBEDDING)
         self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
         self.fused = FUSED * target_width(config)

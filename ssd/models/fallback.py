@@ -8,7 +8,6 @@ attention. Code that comes with a checkpoint is never run."""
 from __future__ import annotations
 
 import copy
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -17,27 +16,17 @@ from torch import Tensor, nn
 from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import check_finite, check_type
 
-_OLDEST = 5  # version of transformers
-HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 _NAME = "ssd"  # of the attention below, among those that transformers knows
 _PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
 # Scalings whose frequencies depend on the length of the text, so that cached keys would have to be turned again.
 _MOVING_ROPE = {"dynamic", "longrope"}
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-
-
-def installed() -> str | None:
-    """The version of transformers, None without one that is new enough."""
-    try:
-        found = version("transformers")
-    except PackageNotFoundError:
-        return None
-    return found if int(found.split(".")[0]) >= _OLDEST else None
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:

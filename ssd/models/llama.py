@@ -18,7 +18,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.ranks import Embedding
-from ssd.layers.rotary import Rotary, inverse_frequencies
+from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.head import Head, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB
@@ -112,7 +112,7 @@ class Attention:
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
+        parts = self.parts(q_size, kv_size)
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
         self._qkv = weights.linear(weights.stacked(parts, self.inputs * width), torch.cat(biases) if biases else None)
         self._out = weights.row_linear(
@@ -144,6 +144,11 @@ class Attention:
         return None
 
     @staticmethod
+    def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
+        """The tensors that project to queries, keys and values, in this order, and how many numbers each gives."""
+        return ("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)
+
+    @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
         """Whether (the projections to queries, keys and values, the one to the output) have biases."""
         bias = flag(config, "attention_bias")
@@ -157,16 +162,17 @@ class Attention:
 class FeedForward:
     """down(silu(gate(x)) * up(x)), gate and up as one projection."""
 
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # the tensors of that projection
+    in_one_call = True  # see `Attention`
+
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
         """`summed`: the result is the sum over all ranks, else this rank's part of it."""
         width = int(config["hidden_size"])
         inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
         bias = flag(config, "mlp_bias")
-        biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
-        self._gate_up = weights.linear(
-            weights.stacked([(name, inner) for name in ("gate_proj", "up_proj")], width),
-            torch.cat(biases) if biases else None,
-        )
+        parts = [(name, 2 * inner // len(self.gate_up)) for name in self.gate_up]
+        biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
+        self._gate_up = weights.linear(weights.stacked(parts, width), torch.cat(biases) if biases else None)
         self._down = (weights.row_linear if summed else weights.partial_linear)(
             weights.stacked([("down_proj", width)], inner), optional_bias(weights, "down_proj", width, bias)
         )
@@ -199,9 +205,9 @@ class Layer:
         if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
             return None
         first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
-        if first is None or second is None or type(feed_forward) is not FeedForward:
+        if first is None or second is None or not isinstance(feed_forward, FeedForward):
             return None
-        if "in_one_call" not in vars(type(self._attention)):
+        if not all("in_one_call" in vars(type(part)) for part in (self._attention, feed_forward)):
             return None
         products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
         if len(products) < 4:
@@ -219,7 +225,10 @@ class Llama:
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Attention
+    layer: type[Layer] = Layer
+    norms = "input_layernorm", "post_attention_layernorm"  # that of attention, that of the feed-forward
     slides = False  # whether layers may have windows
+    partly_rotated = False  # whether heads may be
     defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
     refused: tuple[str, ...] = ()  # fields of other families that must not be set
     splits = SPLITS
@@ -231,8 +240,8 @@ class Llama:
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         self.check(config)
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        frequencies = inverse_frequencies(self.shape.head_dim, config).to(device)
-        self._rotary = Rotary(frequencies, max_position, dtype)
+        turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
+        self._rotary = Rotary(turned, max_position, dtype, device)
         model = weights.below("model")
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._layers = [
@@ -240,7 +249,8 @@ class Llama:
         ]
         whole = [layer.whole() for layer in self._layers]
         kernels = [layer for layer in whole if layer is not None]
-        self._decoder = Decoder(kernels, self._rotary.tables) if len(kernels) == len(whole) else None
+        served = len(kernels) == len(whole) and 2 * turned.inverse.shape[0] == self.shape.head_dim
+        self._decoder = Decoder(kernels, self._rotary.tables) if served else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
         table = output_table(config, weights, self._embedding, tied=False)
         self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
@@ -258,10 +268,11 @@ class Llama:
             raise UsageError(f"layer_types has {len(kinds)} layers, num_hidden_layers says {self.shape.layers}")
 
     def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
-        return Layer(
-            RMSNorm(weights("input_layernorm.weight", width), eps),
+        first, second = (RMSNorm(weights(f"{name}.weight", width), eps) for name in self.norms)
+        return self.layer(
+            first,
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
-            RMSNorm(weights("post_attention_layernorm.weight", width), eps),
+            second,
             self.feed_forward(config, weights.below("mlp"), index),
         )
 

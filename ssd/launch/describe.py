@@ -1,0 +1,129 @@
+"""Describes a checkpoint for `ssd models NAME`, by its config and headers alone: no weights, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ssd.config.engine import ITEM_BYTES
+from ssd.errors import UsageError
+from ssd.launch import memory
+from ssd.launch.options import EngineOptions
+from ssd.models import hub, pairs, registry, sizes
+from ssd.models.checkpoint import Checkpoint, inspect, read_json
+from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
+from ssd.models.quantization import SCALE
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint. Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU."""
+
+    directory: str
+    model_type: str
+    family: str
+    parameters: int
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+    tensors: dict[str, int]
+    bits_per_weight: float
+    disk_bytes: int
+    context: int
+    rope: str
+    chat_template: bool
+    dtype: str
+    weight_bytes: int
+    sequences: int
+    tokens: int
+    cache_bytes: int
+    draft: str | None = None
+    draft_fits: bool | None = None
+    draft_why_not: str | None = None
+
+
+def describe(options: EngineOptions) -> Description:
+    """Return what `options.target` is, what it takes for `max_num_seqs` sequences of `max_model_len` tokens (by default
+    the model's context), and whether the draft fits it. Raises UsageError for a checkpoint that cannot be read."""
+    model = inspect(hub.resolve(options.target))
+    found, count = sizes.ModelSizes.of(model), sizes.weights(model)
+    tokens = options.max_model_len or found.context
+    types = Counter(info.dtype for name, info in model.tensors.items() if not name.endswith(SCALE))
+    draft, why_not = options.draft[0] if options.draft else None, None
+    if draft is not None:
+        why_not = _why_not(model, inspect(hub.resolve(draft)))
+    return Description(
+        directory=str(model.directory),
+        model_type=str(model.config.get("model_type")),
+        family=_family(model),
+        parameters=count,
+        layers=found.layers,
+        width=found.width,
+        heads=found.heads,
+        key_heads=found.kv_heads,
+        head_dim=found.head_dim,
+        vocabulary=found.vocab_size,
+        tensors=dict(types.most_common()),
+        bits_per_weight=round(8 * model.nbytes / count, 2),
+        disk_bytes=model.nbytes,
+        context=found.context,
+        rope=_rope(model.config),
+        chat_template=_has_chat_template(model),
+        dtype=options.dtype,
+        weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], "none"),
+        sequences=options.max_num_seqs,
+        tokens=tokens,
+        cache_bytes=options.max_num_seqs * tokens * found.kv_values_per_token * ITEM_BYTES[options.dtype],
+        draft=draft,
+        draft_fits=None if draft is None else why_not is None,
+        draft_why_not=why_not,
+    )
+
+
+def _family(model: Checkpoint) -> str:
+    """Where the family comes from, or why it is not supported."""
+    if pairs.is_head(model):
+        return "EAGLE-3 head: a draft only"
+    known = registry.families().get(str(model.config.get("model_type")))
+    if known is not None:
+        return known
+    found = installed()
+    return f"fallback, if transformers {found} runs it" if found else f"not supported: {HOW_TO_INSTALL}"
+
+
+def _rope(config: Mapping[str, Any]) -> str:
+    """The kind of rope scaling and its factor; of each kind of layer if they differ."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        return "unknown"
+    nested = {kind: part for kind, part in scaling.items() if isinstance(part, Mapping)}
+    if nested:
+        return ", ".join(f"{kind}: {_rope({'rope_parameters': part})}" for kind, part in nested.items())
+    kind, factor = str(scaling.get("rope_type", scaling.get("type", "default"))), scaling.get("factor")
+    return kind if factor is None else f"{kind}, factor {factor}"
+
+
+def _has_chat_template(model: Checkpoint) -> bool:
+    if (model.directory / "chat_template.jinja").is_file():
+        return True
+    file = model.directory / "tokenizer_config.json"
+    return file.is_file() and bool(read_json(file).get("chat_template"))
+
+
+def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:
+    """Why `draft` cannot draft for `target`; None if it can."""
+    try:
+        if pairs.is_head(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
+            raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
+        pairs.check_pair(target, draft)
+        pairs.borrowed(draft, target)
+        if pairs.is_head(draft):
+            pairs.check_head(draft, target)
+    except UsageError as error:
+        return str(error)
+    return None

@@ -1,0 +1,101 @@
+"""`ssd models NAME`: what a checkpoint is, by its headers alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from ssd.cli.main import main
+from tests.models import ggufs, heads, tiny
+from tests.models.knobs import FALLBACK, FAMILIES
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["models", *map(str, arguments)])
+
+
+def described(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    kind, knobs = FAMILIES["olmo3 yarn"]
+    directory = tiny.tokenizer(tiny.model(kind, tmp_path, **knobs))
+    tensors = load_file(directory / "model.safetensors")
+    found = described(directory, "--max-num-seqs", "3", "--max-model-len", "50")
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    assert (found["model_type"], found["family"], found["chat_template"]) == ("olmo3", "built in", True)
+    assert (found["parameters"], found["tensors"]) == (numbers, {"F32": len(tensors)})
+    assert (found["disk_bytes"], found["bits_per_weight"], found["weight_bytes"]) == (4 * numbers, 32.0, 4 * numbers)
+    sizes = [found[name] for name in ("layers", "width", "heads", "key_heads", "head_dim", "vocabulary", "context")]
+    assert sizes == [2, 32, 4, 2, 8, 131, 256]
+    assert "full_attention: yarn, factor 4.0" in found["rope"] and "sliding_attention: default" in found["rope"]
+    assert found["cache_bytes"] == 3 * 50 * 2 * 2 * 2 * 8 * 4  # keys and values of 2 layers, 2 heads of 8 numbers
+
+
+def test_as_text(tmp_path: Path) -> None:
+    told = run(tiny.model("phi3", tmp_path, **FAMILIES["phi3 longrope"][1])).output
+    assert "phi3 (built in)" in told and "longrope" in told and "F32" in told and "chat template" in told
+
+
+def test_a_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    source = tiny.tokenizer(tiny.llama(tmp_path / "source", vocab_size=300))
+    ggufs.write(tmp_path / "x.gguf", "Q4_1", source)
+    found = described(tmp_path / "x.gguf")
+    assert found["model_type"] == "llama" and found["tensors"] == {"Q4_1": 16, "F32": 5}
+    assert 5 < found["bits_per_weight"] < 5.5
+
+
+def test_an_eagle_head(tmp_path: Path) -> None:
+    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head")
+    assert described(head)["family"] == "EAGLE-3 head: a draft only"
+    assert described(target, "--draft", head)["draft_fits"] is True
+    assert "can only be a draft" in described(head, "--draft", target)["draft_why_not"]
+
+
+def test_families_that_are_not_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny.model("starcoder2", tmp_path, **FALLBACK["starcoder2"][1])
+    assert described(directory)["family"].startswith("fallback, if transformers 5")
+    monkeypatch.setattr("ssd.launch.describe.installed", lambda: None)
+    assert described(directory)["family"].startswith("not supported: ")
+
+
+def test_a_draft_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
+    target, other = (tiny.tokenizer(tiny.llama(tmp_path / str(n), vocab_size=n), n) for n in (300, 280))
+    same = described(target, "--draft", target)
+    assert same["draft_fits"] is True and same["draft_why_not"] is None
+    found = described(target, "--draft", other)
+    assert found["draft_fits"] is False and "different tokenizers" in found["draft_why_not"]
+    assert "does not fit: " in run(target, "--draft", other).output
+
+
+def test_torch_is_not_loaded(tmp_path: Path) -> None:
+    script = (
+        "import sys; from click.testing import CliRunner; from ssd.cli.main import main\n"
+        "done = CliRunner().invoke(main, ['models', sys.argv[1]])\n"
+        "assert done.exit_code == 0, done.output\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tiny.llama(tmp_path))], check=True)
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--draft", "x"], ["--max-num-seqs", "2"]])
+def test_options_need_a_name(option: list[str]) -> None:
+    result = run(*option)
+    assert result.exit_code == 2 and "need the NAME of a model" in result.output
+
+
+def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+    result = run(tiny.edit(tiny.llama(tmp_path), auto_map={"AutoModel": "evil.Model"}))
+    assert result.exit_code == 2 and "auto_map" in result.output
