@@ -4,13 +4,13 @@
 
 For each setting: perplexity, the Kullback-Leibler divergence of the next-token distributions from those of float32
 inputs (nats a token), the share of positions with the same likeliest token, and the time of a forward by rows after 200
-tokens. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it reads the same
-file."""
+tokens, by turns. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it reads the
+same file."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ from ssd.models.checkpoint import Checkpoint, inspect
 from tools.compare_peers.gguf import gguf_of
 
 _TOKENS, _PAGE, _CONTEXT = 400, 16, 200
-_ROWS, _REPEATS = (1, 2, 3, 5, 8), 25
+_ROWS, _REPEATS = (1, 2, 3, 4, 5, 6, 7, 8), 25
 LLAMA_CPP = "llama.cpp"
 
 Forward = Callable[[list[int], int], Tensor]
@@ -60,7 +60,7 @@ def forward_of_llama_cpp(gguf: Path, threads: int) -> Forward:
 
 
 def contestants(model: str, checkpoint: Checkpoint, threads: int) -> Iterator[tuple[str, Forward]]:
-    """Yield every setting, `float32` first, and llama.cpp if it can read the model; each is loaded when it is due."""
+    """Yield every setting, `float32` first, and llama.cpp if it can read the model."""
     for activations in PARTS:
         yield activations, forward_here(checkpoint, activations)
     gguf = gguf_of(model)
@@ -68,15 +68,17 @@ def contestants(model: str, checkpoint: Checkpoint, threads: int) -> Iterator[tu
         yield LLAMA_CPP, forward_of_llama_cpp(gguf, threads)
 
 
-def forward_ms(forward: Forward, text: list[int], rows: int) -> float:
-    """Return the median time of a forward of so many tokens of one sequence, all with logits."""
-    forward(text[:_CONTEXT], 0)
-    times = []
+def forward_ms(forwards: Sequence[Forward], text: list[int], rows: int) -> list[float]:
+    """Return the median time of a forward of so many tokens of one sequence, all with logits. They take turns."""
+    times: list[list[float]] = [[] for _ in forwards]
+    for forward in forwards:
+        forward(text[:_CONTEXT], 0)
     for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        forward(text[_CONTEXT : _CONTEXT + rows], _CONTEXT)
-        times.append(1e3 * (time.perf_counter() - begin))
-    return median(times)
+        for forward, own in zip(forwards, times, strict=True):
+            begin = time.perf_counter()
+            forward(text[_CONTEXT : _CONTEXT + rows], _CONTEXT)
+            own.append(1e3 * (time.perf_counter() - begin))
+    return [median(own) for own in times]
 
 
 @click.command(help=__doc__)
@@ -93,8 +95,8 @@ def main(model: str, texts: tuple[Path, ...], threads: int) -> None:
         raise click.UsageError(f"a text has fewer than {_CONTEXT + max(_ROWS)} tokens")
     targets = torch.cat([torch.tensor(text[1:]) for text in ids])
     predicting = torch.cat([torch.arange(len(text)) < len(text) - 1 for text in ids])
-    columns = ("perplexity", "KL", "largest", "same likeliest", *(f"{rows} rows, ms" for rows in _ROWS))
-    table = Table("activations", *columns)
+    lines: list[list[str]] = []
+    forwards: list[Forward] = []
     exact: Tensor | None = None
     for name, forward in contestants(model, checkpoint, threads):
         found = torch.cat([forward(text, 0).double() for text in ids]).log_softmax(-1)
@@ -102,9 +104,13 @@ def main(model: str, texts: tuple[Path, ...], threads: int) -> None:
         divergence = (exact.exp() * (exact - found)).sum(-1)
         same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
         perplexity = (-found[predicting].gather(1, targets[:, None])).mean().exp()
-        figures = [f"{perplexity:.3f}", f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}"]
-        table.add_row(name, *figures, *[f"{forward_ms(forward, ids[0], rows):.1f}" for rows in _ROWS])
-    Console(width=140).print(table)
+        lines.append([name, f"{perplexity:.3f}", f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}"])
+        forwards.append(forward)
+    table = Table("activations", "perplexity", "KL", "largest", "same likeliest", *(f"{n} rows, ms" for n in _ROWS))
+    times = [forward_ms(forwards, ids[0], rows) for rows in _ROWS]
+    for line, own in zip(lines, zip(*times, strict=True), strict=True):
+        table.add_row(*line, *(f"{ms:.1f}" for ms in own))
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":
