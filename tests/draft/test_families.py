@@ -61,7 +61,21 @@ def check_chains(family: str, base: int, tmp_path: Path, attention: PagedAttenti
         assert (logits - wanted).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("family", ["mistral window", "qwen2", "qwen3_moe", "gpt2", "gemma3_text", "gemma2", "olmo3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "mistral window",
+        "qwen2",
+        "qwen3_moe",
+        "gpt2",
+        "gemma3_text",
+        "gemma2",
+        "olmo3",
+        "granite",
+        "phi3 longrope",
+        "phi3 partly rotated",
+    ],
+)
 def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path) -> None:
     """Keys and values stay right from round to round: every draft token is accepted, every outcome prepared."""
     kind, knobs = ALL[family]

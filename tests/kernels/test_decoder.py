@@ -14,7 +14,6 @@ from ssd.kernels import cpu
 from ssd.kernels.decoder import Decoder
 from ssd.layers.attention import Scores
 from ssd.layers.norm import RMSNorm
-from ssd.models import llama
 from ssd.models.llama import Attention, Layer, Llama
 from ssd.models.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
@@ -120,8 +119,8 @@ class ShiftedLayer(Layer):
         ("llama", (Llama, "attention"), Halved),
         ("llama", (Llama, "attention"), Capped),
         ("qwen2", (Qwen2, "attention"), Doubled),
-        ("llama", (llama, "Layer"), ShiftedLayer),
-        ("llama", (llama, "Layer"), RaisedLayer),
+        ("llama", (Llama, "layer"), ShiftedLayer),
+        ("llama", (Llama, "layer"), RaisedLayer),
     ],
     ids=["normalised", "scores", "call", "norm", "layer"],
 )
