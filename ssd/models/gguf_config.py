@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.models.gguf_architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import GGUFReader, ReaderTensor
 
 # Metadata below the architecture's name that is read, or says nothing about what is computed.
 _SIZES = {
@@ -54,8 +54,8 @@ class _Metadata:
         return f"{self._kind}.{name}"
 
 
-def config_of(reader: GGUFReader) -> dict[str, Any]:
-    """The config.json of the model in a GGUF.
+def config_of(reader: GGUFReader, tensors: Sequence[ReaderTensor]) -> dict[str, Any]:
+    """The config.json of the model whose metadata `reader` has, and whose `tensors` may be in several files.
 
     Raises UsageError for another architecture, for metadata that may ask for another computation, and where metadata
     and tensors disagree; KeyError, TypeError or ValueError for metadata that describes no model."""
@@ -64,10 +64,13 @@ def config_of(reader: GGUFReader) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UsageError(f"GGUF architecture {kind!r} is not supported ({known} are)")
+    for key, count in {"split.tensors.count": len(tensors), "split.no": 0}.items():
+        if fields.get(key, count) != count:
+            raise UsageError(f"{key} {fields[key]!r} is not that of the files: {count}")
     arch = ARCHITECTURES[kind]
     _refuse_what_is_not_read(fields, arch)
     said = _Metadata(fields, kind)
-    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in tensors}
     hidden, heads, layers = said["embedding_length"], said["attention.head_count"], said["block_count"]
     turned = said.get("rope.dimension_count", hidden // heads)
     head_dim = said.get("attention.key_length", hidden // heads if arch.partly else turned)
@@ -100,7 +103,7 @@ def config_of(reader: GGUFReader) -> dict[str, Any]:
     }
     _check_eps(config, said, arch)
     if arch.rope:
-        rope = _rope(reader, said, arch, head_dim)
+        rope = _rope(tensors, said, arch, head_dim)
         config |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
         if trained := rope.get("original_max_position_embeddings"):
             config["original_max_position_embeddings"] = trained
@@ -141,7 +144,7 @@ def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -
             raise KeyError(said.key(name))
 
 
-def _rope(reader: GGUFReader, said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
+def _rope(tensors: Sequence[ReaderTensor], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
     """The `rope_parameters` of the metadata.
 
     llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by those of the metadata."""
@@ -149,14 +152,14 @@ def _rope(reader: GGUFReader, said: _Metadata, arch: Architecture, head_dim: int
     turned = said.get("rope.dimension_count", head_dim)
     if turned != head_dim:
         rope["partial_rotary_factor"] = turned / head_dim
-    names = {tensor.name for tensor in reader.tensors}
+    names = {tensor.name for tensor in tensors}
     attention_factor = said.get("rope.scaling.attn_factor", 1.0) * said.get("rope.scaling.yarn_attn_factor", 1.0)
     # llama.cpp's custom where nothing is said
     scaling = said.get("rope.scaling.type", "linear" if "rope.scaling.factor" in said else "none")
     if names & {LONG, SHORT} and scaling in ("none", "longrope"):
         known = said["rope.scaling.original_context_length"]
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": known}
-        rope |= {"long_factor": _factors(reader, LONG, turned), "short_factor": _factors(reader, SHORT, turned)}
+        rope |= {"long_factor": _factors(tensors, LONG, turned), "short_factor": _factors(tensors, SHORT, turned)}
         return rope | ({"attention_factor": attention_factor} if "rope.scaling.attn_factor" in said else {})
     if scaling == "yarn":
         factor = said["rope.scaling.factor"]
@@ -174,13 +177,13 @@ def _rope(reader: GGUFReader, said: _Metadata, arch: Architecture, head_dim: int
     if (tables := names & {FREQS, LONG, SHORT}) and scaling != "none":
         raise UsageError(f"tensor {min(tables)!r} is not supported beside rope scaling {scaling!r}")
     if FREQS in names:
-        rope["frequency_factors"] = _factors(reader, FREQS, turned)
+        rope["frequency_factors"] = _factors(tensors, FREQS, turned)
     return rope
 
 
-def _factors(reader: GGUFReader, name: str, turned: int) -> list[float]:
+def _factors(tensors: Sequence[ReaderTensor], name: str, turned: int) -> list[float]:
     """The numbers, one for each pair of a head, of a tensor by which frequencies are divided."""
-    tensor = next((tensor for tensor in reader.tensors if tensor.name == name), None)
+    tensor = next((tensor for tensor in tensors if tensor.name == name), None)
     if tensor is None:
         raise UsageError(f"tensor {name!r} is missing")
     if tensor.tensor_type.name != "F32" or list(tensor.shape) != [turned // 2]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from ssd.errors import UsageError
 from ssd.files import cache_dir
 from ssd.models.download import building, lock, progress_bar
 from ssd.models.gguf_config import config_of
-from ssd.models.gguf_header import check_gguf
+from ssd.models.gguf_header import check_gguf, shards_of
 from ssd.models.gguf_tensors import LINK_FILE, link_to, tensors_of
 from ssd.models.gguf_tokenizer import FILES, write_tokenizer
 
@@ -20,19 +21,20 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
 
 
-def import_gguf(reader: GGUFReader, file: Path, directory: Path) -> None:
-    """Write config.json for the model in a GGUF `file` into the existing folder `directory`.
+def import_gguf(reader: GGUFReader, files: Sequence[Path], directory: Path) -> None:
+    """Write config.json for the model in GGUF `files`, `reader` of the first, into the existing folder `directory`.
 
     Raises UsageError when it is of an architecture that is not read, or has other tensors than that has."""
     try:
-        config = config_of(reader)
+        tensors = [tensor for one in (reader, *map(read_gguf, files[1:])) for tensor in one.tensors]
+        config = config_of(reader, tensors)
         (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
-        tensors_of(file, config)
     except UsageError as error:
         raise UsageError(f"{reader.data.filename}: {error}") from error
     except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{reader.data.filename} {cause}") from error
+    tensors_of(files, config)
 
 
 def read_gguf(source: Path) -> GGUFReader:
@@ -49,10 +51,11 @@ def read_gguf(source: Path) -> GGUFReader:
 def checkpoint_of(file: Path) -> Path:
     """The folder that names `file` as its weights, with its config, and the tokenizer files beside it if there are any.
 
-    It is made again when one of these has changed. Raises UsageError for a file that is no GGUF of a known
-    architecture, and when the cache cannot be written."""
+    Of a model in several files, `file` is the first. The folder is made again when one of these has changed. Raises
+    UsageError for a file that is no GGUF of a known architecture, and when the cache cannot be written."""
     beside = [path for name in FILES if (path := file.with_name(name)).is_file()]
-    final = cache_dir() / "gguf" / f"{file.stem}-{_state([file, *beside])}"
+    shards = shards_of(file)
+    final = cache_dir() / "gguf" / f"{file.stem}-{_state([*shards, *beside])}"
     if (final / "config.json").is_file():
         return final
     try:
@@ -65,8 +68,8 @@ def checkpoint_of(file: Path) -> Path:
                             shutil.copyfile(path, fresh / path.name)
                     else:
                         write_tokenizer(reader, fresh)
-                    import_gguf(reader, file, fresh)
-                    (fresh / LINK_FILE).write_text(json.dumps(link_to(file)))
+                    import_gguf(reader, shards, fresh)
+                    (fresh / LINK_FILE).write_text(json.dumps(link_to(shards)))
     except OSError as error:
         raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error}") from error
     return final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,18 +85,22 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, count // heads // 2, 2, width).swapaxes(1, 2).reshape(count, width)
 
 
-def tensors_of(file: Path, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """The tensors of a checked file, by Hugging Face's names; experts in a stack are tensors of their own.
+def tensors_of(files: Sequence[Path], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """The tensors of a model in checked files, by Hugging Face's names; experts in a stack are tensors of their own.
 
-    Raises UsageError for what the architecture does not have."""
+    Raises UsageError for what the architecture does not have, and for what is in two files."""
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
-    for tensor in check_gguf(file):
-        if tensor.name in (FREQS, LONG, SHORT):
-            continue  # config.json has them
-        try:
-            found |= _placed(tensor, file, arch, config)
-        except UsageError as error:
-            raise UsageError(f"{file}: {error}") from None
+    for file in files:
+        for tensor in check_gguf(file):
+            if tensor.name in (FREQS, LONG, SHORT):
+                continue  # config.json has them
+            try:
+                placed = _placed(tensor, file, arch, config)
+            except UsageError as error:
+                raise UsageError(f"{file}: {error}") from None
+            if placed.keys() & found.keys():
+                raise UsageError(f"{file}: tensor {tensor.name!r} is in another file too")
+            found |= placed
     return found
 
 
@@ -149,27 +153,34 @@ def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
     return heads
 
 
-def gguf_of(directory: Path) -> Path | None:
-    """The GGUF file that has the weights of a checkpoint's folder; None if they are in safetensors.
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files that have the weights of a checkpoint's folder; none if they are in safetensors.
 
-    Raises UsageError if the file is no longer the one that the folder was made for."""
+    Raises UsageError if they are no longer those that the folder was made for."""
     link = directory / LINK_FILE
     if not link.is_file():
         own = directory / GGUF_FILE
-        return own if own.is_file() and not (directory / "model.safetensors").is_file() else None
+        return [own] if own.is_file() and not (directory / "model.safetensors").is_file() else []
     said = parse_object(read_bounded(link, _MAX_LINK), link)
-    if not isinstance(said.get("path"), str):
+    parts = [said, *(said.get("shards") or [])] if isinstance(said.get("shards", []), list) else []
+    if not parts or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in parts):
         raise UsageError(f"{link} names no GGUF file")
-    file = Path(said["path"])
-    if not file.is_file():
-        raise UsageError(f"{file} is gone: {directory} has the config of this GGUF file, but none of its weights")
-    if link_to(file) != said:
-        raise UsageError(f"{file} has changed since {directory} was made for it: name the GGUF file itself")
-    return file
+    files = [Path(part["path"]) for part in parts]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{file} is gone: {directory} has the config of this GGUF file, but none of its weights")
+    if link_to(files) != said:
+        raise UsageError(f"{files[0]} has changed since {directory} was made for it: name the GGUF file itself")
+    return files
 
 
-def link_to(file: Path) -> dict[str, Any]:
-    """What `LINK_FILE` says of a GGUF file as it is now."""
+def link_to(files: Sequence[Path]) -> dict[str, Any]:
+    """What `LINK_FILE` says of the files of a model as they are now."""
+    first, *shards = (_stat(file) for file in files)
+    return {**first, "shards": shards} if shards else first
+
+
+def _stat(file: Path) -> dict[str, Any]:
     stat = file.stat()
     return {"path": str(file.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 

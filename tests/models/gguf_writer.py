@@ -50,19 +50,25 @@ def write_gguf(
     kind: str,
     tokenizer: Path | None = None,
     metadata: Mapping[str, str | float] | None = None,
+    tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> None:
     """Write the checkpoint in `directory`, tables as `kind` ("F32", "Q8_0", ...), norms as F32, with the tokenizer of
-    another folder if one is given, and with other `metadata`. A table whose rows are no whole blocks is F32."""
+    another folder if one is given, with other `metadata`, and with other `tensors` (None: without that one).
+
+    A table whose rows are no whole blocks is F32."""
     model = inspect(directory)
     config, arch = model.config, KINDS[model.config["model_type"]]
     writer = gguf.GGUFWriter(file, arch)
     for key, value in _metadata(config).items():
-        writer.add_key_value(f"{arch}.{key}", value, _type(value))
+        if f"{arch}.{key}" not in (metadata or {}):
+            writer.add_key_value(f"{arch}.{key}", value, _type(value))
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer)
     for key, value in (metadata or {}).items():
         writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(key, value)
-    for name, array in (*_tensors(model), *_factors(config)):
+    for name, array in {**dict(_tensors(model)), **dict(_factors(config)), **(tensors or {})}.items():
+        if array is None:
+            continue
         fits = (
             array.ndim > 1
             and "ffn_gate_inp" not in name

@@ -23,10 +23,18 @@ def write(file: Path, kind: str = "F32", tokenizer: Path | None = None, seed: in
     return directory
 
 
-def write_model(file: Path, model_type: str, kind: str = "F32", seed: int = 0, **config: Any) -> Path:
-    """The same of another `model_type`, with fields of its config."""
-    directory = tiny.model(model_type, file.with_suffix(".from"), seed=seed, **SIZES | config)
-    write_gguf(directory, file, kind)
+def write_model(
+    file: Path,
+    model_type: str,
+    kind: str = "F32",
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray | None] | None = None,
+    **config: Any,
+) -> Path:
+    """The same of another `model_type`, with fields of its `config`; with other `metadata`, and other `tensors` in F32
+    (None: without that one)."""
+    directory = tiny.model(model_type, file.with_suffix(".from"), **SIZES | config)
+    write_gguf(directory, file, kind, metadata=metadata, tensors=tensors)
     return directory
 
 
