@@ -28,6 +28,9 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
+# Families whose checkpoints name the code that ran them before transformers knew them. The code is not run.
+_CODE_IS_OURS = ("phi3",)
+
 LIST_FILE = "draft_vocab.safetensors"
 """The file beside a draft's weights that lists the ids that it predicts, likeliest first."""
 
@@ -145,7 +148,7 @@ def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
-    if config.get("auto_map") is not None:
+    if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS:
         raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
     if config.get("compression_config") is not None:
         raise UsageError(f"{file} has compression_config: quantised weights are not read")

@@ -5,6 +5,8 @@ their own."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +18,7 @@ from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.head import head_of
 from ssd.models.interface import ForwardContext, Shape
-from ssd.models.llama import FULL, SLIDING, SPLITS, FeedForward, output_table, shape_of, window_of
+from ssd.models.llama import FULL, SLIDING, SPLITS, Attention, FeedForward, output_table, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
@@ -46,11 +48,11 @@ class Gemma3FeedForward(FeedForward):
 class Layer:
     """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
 
-    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+    def __init__(self, config: Config, weights: Weights, attention: Attention) -> None:
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         self._norms = [OffsetRMSNorm(weights(f"{name}_layernorm.weight", width), eps) for name in names]
-        self._attention = Gemma3Attention(config, shape, weights.below("self_attn"), layer, rotary)
+        self._attention = attention
         self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
@@ -62,36 +64,45 @@ class Layer:
 class Gemma3:
     """A Gemma 3 decoder; see `ssd.models.interface.Model`."""
 
+    attention: type[Attention] = Gemma3Attention
+    defaults: ClassVar[Config] = {"sliding_window": 4096}
+    refused: tuple[str, ...] = _REFUSED
     splits = SPLITS
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
+        config = {**self.defaults, **config}
         if (activation := config.get("hidden_activation", _ACTIVATION)) != _ACTIVATION:
             raise UsageError(f"activation {activation!r} is not supported ({_ACTIVATION} is)")
-        refuse(config, _REFUSED)
+        refuse(config, self.refused)
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)
         self._rotary = {
             kind: Rotary(
-                frequencies(self.shape.head_dim, rope(config, kind), max_position), max_position, dtype, device
+                frequencies(self.shape.head_dim, self.rope(config, kind), max_position), max_position, dtype, device
             )
             for kind in set(kinds)
         }
         width, model = int(config["hidden_size"]), _text(weights)
         self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
         self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
-        typed = {"sliding_window": 4096, **config, "layer_types": kinds, "use_sliding_window": True}
-        self._layers = [
-            Layer(typed, self.shape, model.below(f"layers.{index}"), index, self._rotary[kind])
-            for index, kind in enumerate(kinds)
-        ]
+        typed = {**config, "layer_types": kinds, "use_sliding_window": True}
+        self._layers = [self._layer(typed, model.below(f"layers.{index}"), index) for index in range(len(kinds))]
         self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
         table = output_table(config, weights, self._embedding, tied=True)
         self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
         self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
+
+    def _layer(self, config: Config, weights: Weights, index: int) -> Layer:
+        rotary = self._rotary[self._kinds[index]]
+        return Layer(config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary))
+
+    def rope(self, config: Config, kind: str) -> Config:
+        """Hook for families whose layers rotate alike."""
+        return rope(config, kind)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x = self._embed(token_ids) * self._scale

@@ -112,7 +112,7 @@ class Attention:
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
+        parts = self.parts(q_size, kv_size)
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
         self._qkv = weights.linear(weights.stacked(parts, self.inputs * width), torch.cat(biases) if biases else None)
         self._out = weights.row_linear(
@@ -144,6 +144,11 @@ class Attention:
         return None
 
     @staticmethod
+    def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
+        """The tensors that project to queries, keys and values, in this order, and how many numbers each gives."""
+        return ("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)
+
+    @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
         """Whether (the projections to queries, keys and values, the one to the output) have biases."""
         bias = flag(config, "attention_bias")
@@ -157,16 +162,17 @@ class Attention:
 class FeedForward:
     """down(silu(gate(x)) * up(x)), gate and up as one projection."""
 
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # the tensors of that projection
+    in_one_call = True  # see `Attention`
+
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
         """`summed`: the result is the sum over all ranks, else this rank's part of it."""
         width = int(config["hidden_size"])
         inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
         bias = flag(config, "mlp_bias")
-        biases = [weights(f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if bias else None
-        self._gate_up = weights.linear(
-            weights.stacked([(name, inner) for name in ("gate_proj", "up_proj")], width),
-            torch.cat(biases) if biases else None,
-        )
+        parts = [(name, 2 * inner // len(self.gate_up)) for name in self.gate_up]
+        biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
+        self._gate_up = weights.linear(weights.stacked(parts, width), torch.cat(biases) if biases else None)
         self._down = (weights.row_linear if summed else weights.partial_linear)(
             weights.stacked([("down_proj", width)], inner), optional_bias(weights, "down_proj", width, bias)
         )
@@ -199,9 +205,9 @@ class Layer:
         if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
             return None
         first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
-        if first is None or second is None or type(feed_forward) is not FeedForward:
+        if first is None or second is None or not isinstance(feed_forward, FeedForward):
             return None
-        if "in_one_call" not in vars(type(self._attention)):
+        if not all("in_one_call" in vars(type(part)) for part in (self._attention, feed_forward)):
             return None
         products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
         if len(products) < 4:
@@ -219,6 +225,8 @@ class Llama:
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Attention
+    layer: type[Layer] = Layer
+    norms = "input_layernorm", "post_attention_layernorm"  # that of attention, that of the feed-forward
     slides = False  # whether layers may have windows
     partly_rotated = False  # whether heads may be
     defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
@@ -260,10 +268,11 @@ class Llama:
             raise UsageError(f"layer_types has {len(kinds)} layers, num_hidden_layers says {self.shape.layers}")
 
     def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
-        return Layer(
-            RMSNorm(weights("input_layernorm.weight", width), eps),
+        first, second = (RMSNorm(weights(f"{name}.weight", width), eps) for name in self.norms)
+        return self.layer(
+            first,
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
-            RMSNorm(weights("post_attention_layernorm.weight", width), eps),
+            second,
             self.feed_forward(config, weights.below("mlp"), index),
         )
 

@@ -17,17 +17,21 @@ class Split(NamedTuple):
     """Along which dimensions weight and bias of a layer are split; None: every rank has all of it.
 
     `keys`: by key heads, of which there may be fewer than ranks; then neighbours have the same. `vocabulary`: by token
-    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor."""
+    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor. `fused`: it has those of
+    queries, of keys and of values, split by query and by key heads."""
 
     weight: int
     bias: int | None
     keys: bool = False
     vocabulary: bool = False
     blocks: int = 1
+    fused: bool = False
 
 
 COLUMN = Split(0, 0)  # weights [out, in], split by outputs
 KEYS = Split(0, 0, keys=True)
+FUSED_QKV = Split(0, 0, fused=True)
+FUSED_GATE_UP = Split(0, 0, blocks=2)
 ROW = Split(1, None)  # by inputs
 VOCABULARY = Split(0, None, vocabulary=True)
 
@@ -38,10 +42,12 @@ Piece = tuple[slice, ...]
 
 
 class Share:
-    """One rank's part of a model of `key_heads` key heads."""
+    """One rank's part of a model of so many `heads` of queries and of keys."""
 
-    def __init__(self, ranks: Ranks = SINGLE, splits: Splits | None = None, key_heads: int = 1) -> None:
-        self.ranks, self._splits = ranks, splits or {}
+    def __init__(
+        self, ranks: Ranks = SINGLE, splits: Splits | None = None, key_heads: int = 1, heads: int | None = None
+    ) -> None:
+        self.ranks, self._splits, self._heads = ranks, splits or {}, (heads or key_heads, key_heads)
         self._key_parts = min(ranks.size, key_heads)
 
     @classmethod
@@ -52,8 +58,8 @@ class Share:
             return WHOLE
         if "splits" not in vars(family):
             raise UsageError(f"{family.__name__} has no table of splits over ranks: use --tensor-parallel-size 1")
-        key_heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
-        return cls(ranks, vars(family)["splits"], key_heads)
+        heads = int(config["num_attention_heads"])
+        return cls(ranks, vars(family)["splits"], int(config.get("num_key_value_heads") or heads), heads)
 
     def size(self, count: int, name: str) -> int:
         """This rank's part of `count`. Raises `UsageError` where that is no whole number."""
@@ -85,12 +91,20 @@ class Share:
         if split.vocabulary:
             mine = self.ranks.part(shape[dimension])
             return shape, [(*before, slice(mine.start, mine.stop))]
-        parts = self._key_parts if split.keys else self.ranks.size
-        here = self.ranks.rank * parts // self.ranks.size
-        whole = (*shape[:dimension], shape[dimension] * parts, *shape[dimension + 1 :])
-        width = shape[dimension] // split.blocks
-        starts = [(block * parts + here) * width for block in range(split.blocks)]
-        return whole, [(*before, slice(start, start + width)) for start in starts]
+        pieces, start = [], 0
+        for width, parts in self._blocks(split, shape[dimension]):
+            here = start + self.ranks.rank * parts // self.ranks.size * width
+            pieces.append((*before, slice(here, here + width)))
+            start += width * parts
+        return (*shape[:dimension], start, *shape[dimension + 1 :]), pieces
+
+    def _blocks(self, split: Split, size: int) -> list[tuple[int, int]]:
+        """For each matrix side by side in a tensor, of which this rank has `size`: the size of a part; how many."""
+        if not split.fused:
+            return [(size // split.blocks, self._key_parts if split.keys else self.ranks.size)] * split.blocks
+        queries, keys = self._heads[0] // self.ranks.size, self._heads[1] // self._key_parts
+        dim = size // (queries + 2 * keys)
+        return [(queries * dim, self.ranks.size), *[(keys * dim, self._key_parts)] * 2]
 
 
 WHOLE = Share()

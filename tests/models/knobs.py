@@ -11,15 +11,15 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 24,
 }
-YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
 # Long for the texts of the tests: one of a single token is the same either way.
 LONGROPE = THETA | {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.0, 2.0, 4.0, 8.0],
-    "original_max_position_embeddings": 6,
+    "original_max_position_embeddings": 2,
 }
 LINEAR = THETA | {"rope_type": "linear", "factor": 4.0}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -34,6 +34,16 @@ GEMMA3 = {
     "layer_types": [SLIDING, FULL, SLIDING],
     "tie_word_embeddings": True,
 }
+GEMMA2 = GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GRANITE = {
+    "embedding_multiplier": 4.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 3.0,
+}
+OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
+PHI3 = {"sliding_window": None, "pad_token_id": 0}
+PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
 
 Knobs = dict[str, tuple[str, dict[str, Any]]]
 """Name -> model_type and fields of the config."""
@@ -108,19 +118,37 @@ FAMILIES: Knobs = {
         GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
     ),
     "gemma3_text yarn": ("gemma3_text", GEMMA3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2 uncapped, untied, bias": (
+        "gemma2",
+        GEMMA2
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        | {"tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma2 every second layer, linear rope": ("gemma2", GEMMA2 | {"layer_types": None, "rope_parameters": LINEAR}),
+    "granite": ("granite", GRANITE),
+    "granite tied, bias, eps": (
+        "granite",
+        GRANITE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.1},
+    ),
+    "granite yarn": ("granite", GRANITE | {"rope_parameters": YARN}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 with one key head": ("olmo2", {"num_key_value_heads": 1}),
+    "olmo2 tied, bias, eps": ("olmo2", {"tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 0.1}),
+    "olmo3": ("olmo3", OLMO3),
+    "olmo3 yarn": ("olmo3", OLMO3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
+    "olmo3 every fourth layer": ("olmo3", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "phi3": ("phi3", PHI3),
+    "phi3 window, tied": ("phi3", PHI3 | {"sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3 without GQA": ("phi3", PHI3 | {"num_key_value_heads": 4}),
+    "phi3 longrope": ("phi3", PHI3_LONG),
+    "phi3 partly rotated": ("phi3", PHI3 | {"rope_parameters": DEFAULT | THETA | {"partial_rotary_factor": 0.75}}),
 }
 
 # Families that have no file: transformers' own models over the engine's cache.
 FALLBACK: Knobs = {
-    "gemma2": (
-        "gemma2",
-        GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-    ),
     "gpt_neox": ("gpt_neox", {}),
-    "granite": ("granite", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 5}),
-    "olmo3": ("olmo3", {"sliding_window": 5, "layer_types": [SLIDING, FULL]}),
     "opt": ("opt", {"ffn_dim": 52, "word_embed_proj_dim": 32}),
-    "phi3": ("phi3", {"sliding_window": 5, "pad_token_id": 0}),
     "starcoder2": ("starcoder2", {"sliding_window": 5}),
 }

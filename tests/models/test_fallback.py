@@ -48,22 +48,22 @@ def test_models_that_attend_otherwise_are_refused_by_name(
 
 def test_frequencies_that_move_with_the_length_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "'dynamic'" in refusal(tiny.edit(tiny.model("olmo2", tmp_path), rope_parameters=rope))
+    assert "'dynamic'" in refusal(tiny.edit(tiny.model("olmo", tmp_path), rope_parameters=rope))
 
 
-@pytest.mark.parametrize("fields", [{"model_type": "no_such"}, {"model_type": None}, {"model_type": ["olmo2"]}])
+@pytest.mark.parametrize("fields", [{"model_type": "no_such"}, {"model_type": None}, {"model_type": ["olmo"]}])
 def test_what_transformers_does_not_know_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
-    assert "does not know it" in refusal(tiny.edit(tiny.model("olmo2", tmp_path), **fields))
+    assert "does not know it" in refusal(tiny.edit(tiny.model("olmo", tmp_path), **fields))
 
 
 def test_a_config_that_describes_no_model_is_refused(tmp_path: Path) -> None:
-    directory = tiny.edit(tiny.model("olmo2", tmp_path), num_attention_heads=0)
+    directory = tiny.edit(tiny.model("olmo", tmp_path), num_attention_heads=0)
     assert "transformers" in refusal(directory)
 
 
 def test_missing_and_misshapen_tensors_are_refused(tmp_path: Path) -> None:
     """transformers would fill them with random numbers."""
-    file = tiny.model("olmo2", tmp_path) / "model.safetensors"
+    file = tiny.model("olmo", tmp_path) / "model.safetensors"
     tensors = load_file(file)
     moved = tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, file, metadata={"format": "pt"})
@@ -74,29 +74,29 @@ def test_missing_and_misshapen_tensors_are_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_beside_the_model_is_refused(tmp_path: Path) -> None:
     """It may name a model elsewhere, which would be fetched."""
-    tiny.model("olmo2", tmp_path)
+    tiny.model("olmo", tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/other"}))
     assert "adapter" in refusal(tmp_path)
 
 
 def test_a_draft_over_its_targets_tensors_is_refused(tmp_path: Path) -> None:
-    directory = tiny.edit(tiny.model("olmo2", tmp_path), shared_with_target=[])
+    directory = tiny.edit(tiny.model("olmo", tmp_path), shared_with_target=[])
     assert "shared_with_target" in refusal(directory)
 
 
 def test_without_transformers_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = tiny.model("olmo2", tmp_path)
+    directory = tiny.model("gpt_neox", tmp_path)
     monkeypatch.setattr(fallback, "installed", lambda: None)
     assert "pip install 'transformers" in refusal(directory)
 
 
 def test_a_window_that_the_family_does_not_know_is_noticed(tmp_path: Path) -> None:
-    assert "does not reach the layers" in refusal(tiny.edit(tiny.model("olmo2", tmp_path), sliding_window=100))
+    assert "does not reach the layers" in refusal(tiny.edit(tiny.model("olmo", tmp_path), sliding_window=100))
 
 
 def test_target_and_draft_generate_through_all_processes(tmp_path: Path) -> None:
-    options = FALLBACK["gemma2"][1] | {"vocab_size": 300}
-    target = tiny.tokenizer(tiny.model("gemma2", tmp_path / "target", **options))
+    options = FALLBACK["starcoder2"][1] | {"vocab_size": 300, "eos_token_id": 2}
+    target = tiny.tokenizer(tiny.model("starcoder2", tmp_path / "target", **options))
     draft = tiny.tokenizer(tiny.noisy_copy(target, tmp_path / "draft", noise=0.002))
     asked = SamplingParams(max_tokens=30, ignore_eos=True)
     with LLM(str(target), [str(draft)], dtype="float32") as llm:

@@ -188,7 +188,7 @@ def test_dummy_weights_are_parts_of_the_same_model(tmp_path: Path) -> None:
         (2, "llama", {"intermediate_size": 51}, "intermediate_size 51 cannot be divided among 2 ranks"),
         (2, "gpt2", {"n_inner": 51}, "n_inner 51 cannot be divided among 2 ranks"),
         (2, "llama", {"vocab_size": 1}, "a vocabulary of 1 cannot be divided among 2 ranks"),
-        (2, *FALLBACK["granite"], "'granite' runs through transformers, which is not split over ranks"),
+        (2, *FALLBACK["opt"], "'opt' runs through transformers, which is not split over ranks"),
     ],
 )
 def test_what_cannot_be_split_is_refused(
