@@ -14,7 +14,7 @@ from typing import Any
 from ssd import files
 from ssd.errors import UsageError
 from ssd.layers import fields
-from ssd.models.gguf_tensors import gguf_of, sample_gguf, tensors_of
+from ssd.models.gguf_tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
 
@@ -78,11 +78,12 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
     config = read_config(directory)
     tensors: dict[str, TensorInfo] = {}
     running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    gguf = gguf_of(directory) if weights else None
-    if gguf is not None:
-        tensors = tensors_of(gguf, config)
+    ggufs = gguf_files(directory) if weights else []
+    if ggufs:
+        tensors = tensors_of(ggufs, config)
+    for gguf in ggufs:
         running.update(sample_gguf(gguf))
-    for file in safetensors_files(directory) if weights and gguf is None else []:
+    for file in safetensors_files(directory) if weights and not ggufs else []:
         found = check_safetensors(file)
         if twice := tensors.keys() & found.keys():
             raise UsageError(f"{directory}: tensor {min(twice)!r} is in more than one file, {file.name} among them")
@@ -90,7 +91,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         running.update(sample(file))
     if (listed := directory / LIST_FILE).is_file():
         running.update(sample(listed))
-    if weights and gguf is None:
+    if weights and not ggufs:
         _check_index(directory, tensors)
     tensors = named(tensors)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())

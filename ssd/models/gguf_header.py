@@ -7,6 +7,7 @@ dimensions, type, offset); then the tensors from the next aligned byte on. The g
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 _MAX_HEADER, _MAX_ENTRIES = 256 << 20, 1 << 20
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class Span(NamedTuple):
@@ -35,6 +37,24 @@ class Span(NamedTuple):
     name: str
     shape: tuple[int, ...]
     kind: str
+
+
+def shards_of(file: Path) -> list[Path]:
+    """The files of a model that llama.cpp's gguf-split wrote, of which `file` is the first; else `file` alone.
+
+    Raises UsageError for another of them, and when one is missing."""
+    if (found := _SPLIT.fullmatch(file.name)) is None:
+        return [file]
+    name, number, count = found[1], int(found[2]), int(found[3])
+    shards = [file.with_name(f"{name}-{index:05}-of-{count:05}.gguf") for index in range(1, count + 1)]
+    if number != 1:
+        raise UsageError(
+            f"{file} is part {number} of a model in {count} files: name the first, ...-00001-of-{found[3]}.gguf"
+        )
+    for shard in shards:
+        if not shard.is_file():
+            raise UsageError(f"{file.parent} has no {shard.name}: {file.name} is the first of {count} files")
+    return shards
 
 
 def check_gguf(path: Path) -> list[Span]:

@@ -1,16 +1,17 @@
-"""The tensors of a Llama in a GGUF file under Hugging Face's names, read from the file as they are wanted."""
+"""The tensors of a GGUF file under Hugging Face's names, read from the file as they are wanted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.files import read_bounded
-from ssd.models.gguf_header import FLOATS, check_gguf
+from ssd.models.gguf_architectures import FREQS, LONG, SHORT, Architecture, architecture_of
+from ssd.models.gguf_header import FLOATS, Span, check_gguf
 from ssd.models.header import TensorInfo, parse_object
 
 if TYPE_CHECKING:
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
 
 LINK_FILE, GGUF_FILE = "gguf.json", "model.gguf"
 """In a checkpoint's folder: the file that names a GGUF elsewhere, by path, size and time; or the GGUF itself."""
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_MAX_EXPERTS = 4096
 _SAMPLE = 64 << 10
 _MAX_LINK = 1 << 16
 
@@ -41,18 +31,21 @@ _MAX_LINK = 1 << 16
 class GgufTensor(TensorInfo):
     """A tensor whose bytes begin at `offset` of its file. `dtype` is GGUF's name of it.
 
-    `heads`: llama.cpp's order of rows within so many heads has to be undone; 0: it is as Hugging Face's."""
+    `heads`: llama.cpp's order of rows within so many heads has to be undone; 0: it is as Hugging Face's. `added` was
+    added to its numbers. `transposed`: Hugging Face's `shape` is [in, out], the file's [out, in]."""
 
     offset: int
     size: int
-    heads: int
+    heads: int = 0
+    added: float = 0.0
+    transposed: bool = False
 
     @property
     def nbytes(self) -> int:
         return self.size
 
     def groups(self) -> Groups:
-        """A weight [out, in] in blocks."""
+        """A weight [out, in] in blocks, whatever its `shape` says."""
         from ssd.models.gguf_blocks import groups_of
 
         return groups_of(self.dtype, self._rows())
@@ -62,13 +55,20 @@ class GgufTensor(TensorInfo):
         import torch
 
         kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.dtype]
-        return torch.from_numpy(self._rows().copy()).view(kind).view(self.shape)
+        stored = torch.from_numpy(self._rows().copy()).view(kind).view(self._stored)
+        if self.added:
+            stored = stored.float() - self.added
+        return stored.t().contiguous() if self.transposed else stored
+
+    @property
+    def _stored(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
 
     def _rows(self) -> np.ndarray:
         """Its bytes, uint8 [rows, bytes of a row]."""
         import numpy as np
 
-        rows = self.shape[0] if len(self.shape) > 1 else 1
+        rows = self._stored[0] if len(self.shape) > 1 or self.heads else 1
         try:
             stored = np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
         except (OSError, ValueError) as error:
@@ -85,53 +85,102 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, count // heads // 2, 2, width).swapaxes(1, 2).reshape(count, width)
 
 
-def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; UsageError for a tensor no Llama has."""
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in LAYER:
-            return f"model.layers.{layer}.{LAYER[part]}.weight"
-        case [part, "weight"] if part in TOP:
-            return f"{TOP[part]}.weight"
-    raise UsageError(f"GGUF tensor {name!r} is not part of a plain Llama")
+def tensors_of(files: Sequence[Path], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """The tensors of a model in checked files, by Hugging Face's names; experts in a stack are tensors of their own.
 
-
-def tensors_of(file: Path, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """The tensors of a checked file, by Hugging Face's names. Raises UsageError for what no Llama has."""
-    found: dict[str, TensorInfo] = {}
-    heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
-    for tensor in check_gguf(file):
-        name = hugging_face_name(tensor.name)
-        if tensor.kind not in FLOATS and len(tensor.shape) != 2:
-            raise UsageError(f"{file}: tensor {tensor.name!r} of {tensor.kind} is no matrix")
-        permuted = heads.get(name.split(".")[-2], 0)
-        if permuted and (len(tensor.shape) != 2 or type(permuted) is not int or tensor.shape[0] % (2 * permuted)):
-            raise UsageError(f"{file}: tensor {tensor.name!r} of shape {tensor.shape} is not that of {permuted} heads")
-        size = tensor.stop - tensor.start
-        found[name] = GgufTensor(tensor.kind, tensor.shape, file, tensor.start, size, permuted or 0)
+    Raises UsageError for what the architecture does not have, and for what is in two files."""
+    arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
+    for file in files:
+        for tensor in check_gguf(file):
+            if tensor.name in (FREQS, LONG, SHORT):
+                continue  # config.json has them
+            try:
+                placed = _placed(tensor, file, arch, config)
+            except UsageError as error:
+                raise UsageError(f"{file}: {error}") from None
+            if placed.keys() & found.keys():
+                raise UsageError(f"{file}: tensor {tensor.name!r} is in another file too")
+            found |= placed
     return found
 
 
-def gguf_of(directory: Path) -> Path | None:
-    """The GGUF file that has the weights of a checkpoint's folder; None if they are in safetensors.
+def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """One tensor of a file by its name, or by those of its parts."""
+    part, kind, name = _part(tensor.name, arch, config)
+    stack = "{}" in name
+    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != 2 + stack:
+        raise UsageError(f"tensor {tensor.name!r} of {tensor.kind} is no {'stack of matrices' if stack else 'matrix'}")
+    size = tensor.stop - tensor.start
+    if stack:
+        count = tensor.shape[0]
+        if count != config.get("num_experts") or count > _MAX_EXPERTS:
+            raise UsageError(f"tensor {tensor.name!r} has {count} experts, the metadata {config.get('num_experts')}")
+        each = size // count
+        starts = range(tensor.start, tensor.stop, each)
+        return {
+            name.format(index): GgufTensor(tensor.kind, tensor.shape[1:], file, start, each)
+            for index, start in enumerate(starts)
+        }
+    heads = _heads(part, tensor, config) if arch.permuted else 0
+    transposed = kind == "weight" and part in arch.transposed and len(tensor.shape) == 2
+    shape = tensor.shape[::-1] if transposed else tensor.shape
+    added = arch.norm_offset if part.endswith("norm") else 0.0
+    return {name: GgufTensor(tensor.kind, shape, file, tensor.start, size, heads, added, transposed)}
 
-    Raises UsageError if the file is no longer the one that the folder was made for."""
+
+def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str, str, str]:
+    """`blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
+    match name.split("."):
+        case ["blk", layer, part, ("weight" | "bias") as kind] if part in arch.layer:
+            placed = f"{arch.layers}.{layer}.{arch.layer[part]}.{kind}"
+        case [part, ("weight" | "bias") as kind] if part in arch.top:
+            placed = f"{arch.top[part]}.{kind}"
+        case _:
+            raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+    if kind == "bias" and part not in arch.biased and not config.get(arch.optional.get(part, "")):
+        raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+    return part, kind, placed
+
+
+def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
+    """Within how many heads the rows of a projection are in llama.cpp's order; 0 where they are not."""
+    names = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    if part not in names:
+        return 0
+    heads = config.get(names[part])
+    if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
+        raise UsageError(f"tensor {tensor.name!r} of shape {tensor.shape} is not that of {heads} heads")
+    return heads
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files that have the weights of a checkpoint's folder; none if they are in safetensors.
+
+    Raises UsageError if they are no longer those that the folder was made for."""
     link = directory / LINK_FILE
     if not link.is_file():
         own = directory / GGUF_FILE
-        return own if own.is_file() and not (directory / "model.safetensors").is_file() else None
+        return [own] if own.is_file() and not (directory / "model.safetensors").is_file() else []
     said = parse_object(read_bounded(link, _MAX_LINK), link)
-    if not isinstance(said.get("path"), str):
+    parts = [said, *(said.get("shards") or [])] if isinstance(said.get("shards", []), list) else []
+    if not parts or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in parts):
         raise UsageError(f"{link} names no GGUF file")
-    file = Path(said["path"])
-    if not file.is_file():
-        raise UsageError(f"{file} is gone: {directory} has the config of this GGUF file, but none of its weights")
-    if link_to(file) != said:
-        raise UsageError(f"{file} has changed since {directory} was made for it: name the GGUF file itself")
-    return file
+    files = [Path(part["path"]) for part in parts]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{file} is gone: {directory} has the config of this GGUF file, but none of its weights")
+    if link_to(files) != said:
+        raise UsageError(f"{files[0]} has changed since {directory} was made for it: name the GGUF file itself")
+    return files
 
 
-def link_to(file: Path) -> dict[str, Any]:
-    """What `LINK_FILE` says of a GGUF file as it is now."""
+def link_to(files: Sequence[Path]) -> dict[str, Any]:
+    """What `LINK_FILE` says of the files of a model as they are now."""
+    first, *shards = (_stat(file) for file in files)
+    return {**first, "shards": shards} if shards else first
+
+
+def _stat(file: Path) -> dict[str, Any]:
     stat = file.stat()
     return {"path": str(file.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 

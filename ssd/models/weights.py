@@ -212,7 +212,9 @@ def from_checkpoint(
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         if (groups := quantised(name, shape)) is not None:
-            tensor = groups.dequantized()[piece or ...].to(dtype)
+            tensor, stored_as = groups.dequantized(), checkpoint.tensors[name]
+            whole = tensor.t() if isinstance(stored_as, GgufTensor) and stored_as.transposed else tensor
+            tensor = whole[piece or ...].to(dtype)
         else:
             if (info := checkpoint.tensors.get(name)) is not None:
                 check_type(name, info)

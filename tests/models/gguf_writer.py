@@ -1,8 +1,10 @@
-"""Writes a Llama checkpoint as a GGUF file: what `ssd.models.gguf_tensors` reads, the other way round."""
+"""Writes a checkpoint as a GGUF file, by the conventions of llama.cpp's convert_hf_to_gguf.py."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,36 @@ from typing import Any
 import gguf
 import numpy as np
 
-from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.gguf_tensors import LAYER, TOP
+
+# `model_type` -> architecture of a GGUF.
+KINDS = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+}
+GEMMA, PERMUTED = ("gemma2", "gemma3_text"), ("llama", "mistral", "granite")
+# Metadata of some families, as convert_hf_to_gguf.py names it.
+_OWN = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 
 def write_gguf(
@@ -21,36 +50,108 @@ def write_gguf(
     kind: str,
     tokenizer: Path | None = None,
     metadata: Mapping[str, str | float] | None = None,
+    tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> None:
     """Write the checkpoint in `directory`, tables as `kind` ("F32", "Q8_0", ...), norms as F32, with the tokenizer of
-    another folder if one is given, and with other `metadata`. UsageError for what is no plain Llama."""
+    another folder if one is given, with other `metadata`, and with other `tensors` (None: without that one).
+
+    A table whose rows are no whole blocks is F32."""
     model = inspect(directory)
-    config, heads = model.config, model.config["num_attention_heads"]
-    rope = config.get("rope_parameters") or config
-    if config.get("model_type") != "llama" or rope.get("rope_type", "default") != "default":
-        raise UsageError(f"{directory} is no plain Llama: only those are written as GGUF")
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
+    config, arch = model.config, KINDS[model.config["model_type"]]
+    writer = gguf.GGUFWriter(file, arch)
+    for key, value in _metadata(config).items():
+        if f"{arch}.{key}" not in (metadata or {}):
+            writer.add_key_value(f"{arch}.{key}", value, _type(value))
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer)
     for key, value in (metadata or {}).items():
         writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(key, value)
-    for name, array in _tensors(model):
-        known = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
-        writer.add_tensor(name, gguf.quantize(array, known), raw_dtype=known)
+    for name, array in {**dict(_tensors(model)), **dict(_factors(config)), **(tensors or {})}.items():
+        if array is None:
+            continue
+        fits = (
+            array.ndim > 1
+            and "ffn_gate_inp" not in name
+            and array.shape[-1] % gguf.GGML_QUANT_SIZES[_known(kind)][0] == 0
+        )
+        known = _known(kind if fits else "F32")
+        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(array), known), raw_dtype=known)
     finish(writer)
+
+
+def _known(kind: str) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[kind]
+
+
+def _type(value: Any) -> gguf.GGUFValueType:
+    return gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+
+
+def head_dim_of(config: Mapping[str, Any]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata below the architecture's name."""
+    heads, head_dim, kind = config["num_attention_heads"], head_dim_of(config), config["model_type"]
+    found = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"]
+        if kind != "gpt2"
+        else config["n_inner"] or 4 * config["hidden_size"],
+        "attention.head_count": heads,
+    }
+    if kind == "gpt2":
+        return found | {"attention.layer_norm_epsilon": config["layer_norm_epsilon"]}
+    found["attention.head_count_kv"] = config.get("num_key_value_heads", heads)
+    found["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    if kind not in ("phi3", "qwen2"):
+        found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if kind in (*PERMUTED, "phi3", "olmo2"):
+        found |= {"vocab_size": config["vocab_size"]}
+    if kind in (*PERMUTED, "phi3"):
+        part = (config.get("rope_parameters") or config).get("partial_rotary_factor") or 1.0
+        found |= {"rope.dimension_count": int(part * head_dim)}
+    own = {key: config[field] for key, field in _OWN.items() if config.get(field) is not None}
+    if kind in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe"):
+        own.pop("attention.sliding_window", None)
+    return found | own | _rope(config)
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or config
+    rope = rope.get("full_attention") or rope
+    found: dict[str, Any] = {"rope.freq_base": float(rope.get("rope_theta", 10000.0))}
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    known = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if kind in ("yarn", "longrope"):
+        found["rope.scaling.original_context_length"] = known
+    if kind == "longrope":
+        stretch = config["max_position_embeddings"] / known
+        found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(stretch) / math.log(known))
+    return found
+
+
+def _factors(config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Tensors by which frequencies are divided."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            yield f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32)
+    if rope.get("rope_type") == "llama3":
+        low, high, factor = (rope[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
+        size = head_dim_of(config)
+        turns = (
+            rope["original_max_position_embeddings"]
+            * rope["rope_theta"] ** (-np.arange(0, size, 2) / size)
+            / (2 * math.pi)
+        )
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        yield "rope_freqs.weight", (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -80,30 +181,36 @@ def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, pre: str = "gpt-2") 
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's order of the rows of a q or k projection, [heads * head_dim, hidden]: its rotary embedding turns
     neighbours, Hugging Face's turns halves of a head."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _tensors(model: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by llama.cpp's name, in float32 and in its row order."""
+    """Every tensor by llama.cpp's name, in float32 and in its order."""
     from safetensors import safe_open
 
-    heads = {"attn_q": model.config["num_attention_heads"]}
-    heads["attn_k"] = model.config.get("num_key_value_heads", heads["attn_q"])
-    for name, theirs in _names(model.config).items():
-        if name not in model.tensors:
-            raise UsageError(f"{model.directory} is no plain Llama: it has no {name}")
+    config, kind = model.config, model.config["model_type"]
+    arch = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[KINDS[kind]]
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config.get("num_key_value_heads")}
+    stacks: dict[str, list[np.ndarray]] = {}
+    for name in sorted(model.tensors, key=lambda name: [int(p) if p.isdigit() else 0 for p in name.split(".")]):
         with safe_open(model.tensors[name].file, framework="pt") as source:  # numpy knows no bfloat16
             array = source.get_tensor(name).float().numpy()
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        expert = re.fullmatch(r"(.*\.experts)\.\d+(\..*)", name)
+        theirs = names.get_name("".join(expert.groups()) if expert else name, (".weight", ".bias"))
+        assert theirs is not None, name
         part = theirs.split(".")[-2]
-        yield theirs, permute(array, heads[part]) if part in heads else array
-
-
-def _names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Hugging Face's name -> llama.cpp's; a tied head is the embedding."""
-    names = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in TOP.items()}
-    if config.get("tie_word_embeddings"):
-        del names["lm_head.weight"]
-    for layer in range(config["num_hidden_layers"]):
-        names |= {f"model.layers.{layer}.{ours}.weight": f"blk.{layer}.{part}.weight" for part, ours in LAYER.items()}
-    return names
+        if part in heads and kind in PERMUTED:
+            array = permute(array, heads[part])
+        if name.endswith("norm.weight") and kind in GEMMA:
+            array = array + 1
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            array = array.T
+        if expert:
+            stacks.setdefault(theirs, []).append(array)
+        else:
+            yield theirs, array
+    for theirs, arrays in stacks.items():
+        yield theirs, np.stack(arrays)

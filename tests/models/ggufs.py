@@ -1,8 +1,9 @@
-"""A tiny random Llama as a GGUF file, in any of the types that are read."""
+"""Tiny random models as GGUF files, in any of the types that are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,6 +20,21 @@ def write(file: Path, kind: str = "F32", tokenizer: Path | None = None, seed: in
     `__` for `.`. -> the checkpoint it is made from, in a folder beside it."""
     directory = tiny.llama(file.with_suffix(".from"), seed=seed, **SIZES)
     write_gguf(directory, file, kind, tokenizer, {name.replace("__", "."): value for name, value in fields.items()})
+    return directory
+
+
+def write_model(
+    file: Path,
+    model_type: str,
+    kind: str = "F32",
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray | None] | None = None,
+    **config: Any,
+) -> Path:
+    """The same of another `model_type`, with fields of its `config`; with other `metadata`, and other `tensors` in F32
+    (None: without that one)."""
+    directory = tiny.model(model_type, file.with_suffix(".from"), **SIZES | config)
+    write_gguf(directory, file, kind, metadata=metadata, tensors=tensors)
     return directory
 
 

@@ -145,7 +145,8 @@ def test_a_tokenizer_of_another_kind_needs_a_file_beside_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"llama__rope__scaling__type": "yarn"}, "rope scaling 'yarn'"),
+        ({"llama__rope__scaling__type": "su"}, "rope scaling 'su'"),
+        ({"llama__rope__scaling__type": "yarn"}, "lacks 'llama.rope.scaling.factor'"),
         ({"llama__rope__scaling__type": "linear"}, "lacks 'llama.rope.scaling.factor'"),
         ({"llama__embedding_length": "wide"}, "does not describe a model"),
         ({"llama__attention__head_count": 0.0}, "does not describe a model"),

@@ -13,7 +13,8 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
-from tests.models import tiny
+from ssd.models.checkpoint import inspect
+from tests.models import ggufs, tiny
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -73,6 +74,59 @@ def test_a_cached_hub_model_needs_no_hub(tmp_path: Path) -> None:
     assert hub.resolve("org/name", revision=COMMIT) == snapshot
     with pytest.raises(UsageError, match="cannot get 'org/name'"):
         hub.resolve("org/name", revision="other")
+
+
+def cached(tmp_path: Path, *files: str) -> Path:
+    """A hub's repository in the cache, with a tiny GGUF under each of these names."""
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    tiny.tokenizer(snapshot)
+    for name in files:
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        ggufs.write(snapshot / name)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+def test_a_type_names_a_gguf_file_of_a_repository(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "name.Q4_K_M.gguf", "name-q8_0.gguf", "mmproj-name-q8_0.gguf", "UD-Q4_K_XL.gguf")
+    for quant, file in (("Q4_K_M", "name.Q4_K_M.gguf"), ("Q8_0", "name-q8_0.gguf"), ("UD-Q4_K_XL", "UD-Q4_K_XL.gguf")):
+        directory = hub.resolve(f"org/name:{quant}")
+        assert {info.file for info in inspect(directory).tensors.values()} == {snapshot / file}
+        assert directory == hub.resolve(f"org/name:{quant}", revision=COMMIT) == hub.resolve(str(snapshot / file))
+
+
+def test_a_type_that_names_no_file_or_several_is_refused(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "a.Q4_0.gguf", "b-Q4_0.gguf")
+    with pytest.raises(
+        UsageError, match=r"more than one GGUF file: say more of the name \(a\.Q4_0\.gguf, b-Q4_0\.gguf"
+    ):
+        hub.resolve("org/name:Q4_0")
+    with pytest.raises(UsageError, match=r"no GGUF file there ends in Q4_K_M\.gguf"):
+        hub.resolve("org/name:Q4_K_M")
+    with pytest.raises(UsageError, match=r"no config\.json; .* as in org/name:Q4_K_M"):
+        hub.resolve("org/name")
+    assert not (snapshot / "config.json").exists()
+
+
+@pytest.mark.parametrize("quant", ["Q4_K_M", "q4_k_m"])
+def test_of_a_repository_only_the_files_of_the_type_are_fetched(quant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = ["a-Q4_K_M.gguf", "sub/a-Q4_K_M-00001-of-00002.gguf", "a-Q4_K_S.gguf", "a.safetensors", "tokenizer.json"]
+    kept: list[str] = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        kept.extend(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        raise OSError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(UsageError, match="cannot get 'org/name' from the hub: org/name"):
+        hub.resolve(f"org/name:{quant}")
+    assert kept == [files[0], files[1], files[4]]
 
 
 def test_target_and_drafts_have_revisions_of_their_own(tmp_path: Path) -> None:

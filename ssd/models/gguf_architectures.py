@@ -1,0 +1,215 @@
+"""How llama.cpp stores each architecture that is read: a table, in the terms of Hugging Face's configs and checkpoints.
+
+Names of tensors are those of gguf-py's `tensor_mapping`, conventions those of llama.cpp's convert_hf_to_gguf.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+"""Tensors that divide the frequencies of rotary embeddings: in every text, in long ones, in short ones."""
+_EPS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_GEMMA_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture: its config in Hugging Face's terms, and where its tensors go.
+
+    `fields` are copied from metadata to config; `constants` are in every config. `as_without` is metadata that may be
+    there with just this value. `biased` parts must have a bias; if `optional` names a config field for a part, that
+    field says whether it has one. `freq_factors` allows `rope_freqs.weight`."""
+
+    kind: str
+    model_type: str
+    class_name: str
+    layer: Mapping[str, str]  # a name with {} is that of each expert in a stack
+    fields: Mapping[str, str] = field(default_factory=lambda: _EPS)
+    constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    as_without: Mapping[str, Any] = field(default_factory=dict)
+    top: Mapping[str, str] = field(default_factory=lambda: _TOP)
+    layers: str = "model.layers"
+    biased: frozenset[str] = frozenset()
+    optional: Mapping[str, str] = field(default_factory=dict)
+    permuted: bool = False  # q and k are in the order of llama.cpp's rotary embedding
+    norm_offset: float = 0.0  # what is added to the norms
+    transposed: frozenset[str] = frozenset()  # parts that Hugging Face has as [in, out]
+    rope: bool = True
+    freq_factors: bool = False
+    long_factors: bool = False  # longrope, by two tensors of factors
+    partly: bool = False  # heads may be rotated in part
+    pattern: int = 0  # each so-many-th layer sees everything, the others a window
+    large: int = 0  # with so many layers, Gemma's scores are scaled by hidden_size / heads
+
+
+_LLAMA = Architecture(
+    "llama",
+    "llama",
+    "LlamaForCausalLM",
+    _NORMS | _ATTENTION | _FEED_FORWARD,
+    as_without={"logit_scale": 1.0},
+    optional=dict.fromkeys(_ATTENTION, "attention_bias") | dict.fromkeys(_FEED_FORWARD, "mlp_bias"),
+    permuted=True,
+    freq_factors=True,
+)
+_QWEN2 = Architecture(
+    "qwen2",
+    "qwen2",
+    "Qwen2ForCausalLM",
+    _NORMS | _ATTENTION | _FEED_FORWARD,
+    constants={"hidden_act": "silu", "use_sliding_window": False},
+    biased=frozenset(("attn_q", "attn_k", "attn_v")),
+    freq_factors=True,
+)
+_QWEN3 = replace(
+    _QWEN2,
+    kind="qwen3",
+    model_type="qwen3",
+    class_name="Qwen3ForCausalLM",
+    layer=_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
+    constants={**_QWEN2.constants, "attention_bias": False},
+    biased=frozenset(),
+)
+_QWEN3_MOE = replace(
+    _QWEN3,
+    kind="qwen3moe",
+    model_type="qwen3_moe",
+    class_name="Qwen3MoeForCausalLM",
+    layer=_NORMS | _HEAD_NORMS | _ATTENTION | _EXPERTS,
+    fields={
+        **_EPS,
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    # llama.cpp divides the chosen experts' probabilities by their sum in every file.
+    constants={**_QWEN3.constants, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    freq_factors=False,
+)
+_GEMMA2 = Architecture(
+    "gemma2",
+    "gemma2",
+    "Gemma2ForCausalLM",
+    _GEMMA_NORMS | _ATTENTION | _FEED_FORWARD,
+    fields={
+        **_EPS,
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "attention.sliding_window": "sliding_window",
+    },
+    constants=_GEMMA,
+    norm_offset=1.0,
+    pattern=2,
+    large=46,
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    kind="gemma3",
+    model_type="gemma3_text",
+    class_name="Gemma3ForCausalLM",
+    layer=_GEMMA_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
+    pattern=6,
+    large=62,
+)
+_GPT2 = Architecture(
+    "gpt2",
+    "gpt2",
+    "GPT2LMHeadModel",
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    fields={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    constants={"activation_function": "gelu_new"},
+    top={
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    layers="transformer.h",
+    biased=frozenset(("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down", "output_norm")),
+    transposed=frozenset(("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
+    rope=False,
+)
+_PHI3 = Architecture(
+    "phi3",
+    "phi3",
+    "Phi3ForCausalLM",
+    {
+        **_NORMS,
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    fields={**_EPS, "attention.sliding_window": "sliding_window"},
+    long_factors=True,
+    partly=True,
+)
+_OLMO2 = Architecture(
+    "olmo2",
+    "olmo2",
+    "Olmo2ForCausalLM",
+    {
+        **_ATTENTION,
+        **_HEAD_NORMS,
+        **_FEED_FORWARD,
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    constants={"hidden_act": "silu", "attention_bias": False},
+)
+_GRANITE = replace(
+    _LLAMA,
+    kind="granite",
+    model_type="granite",
+    class_name="GraniteForCausalLM",
+    fields={
+        **_EPS,
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    as_without={"rope.scaling.finetuned": True},  # llama.cpp's name for "positions are rotated" here
+    freq_factors=False,
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    one.kind: one for one in (_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _PHI3, _OLMO2, _GRANITE)
+}
+"""`general.architecture` of a GGUF -> what it means."""
+
+
+def architecture_of(model_type: object) -> Architecture:
+    """The architecture that a GGUF beside a config of this `model_type` has: llama for families of the same tensors."""
+    return next((one for one in ARCHITECTURES.values() if one.model_type == model_type), _LLAMA)

@@ -1,0 +1,268 @@
+"""GGUF files of every architecture: logits of the model that each was made of, in transformers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from ssd import LLM, SamplingParams
+from ssd.errors import UsageError
+from ssd.execution.batch import Row
+from ssd.kernels.groups import Groups
+from ssd.models import checkpoint, hub
+from ssd.models.weights import from_checkpoint
+from tests.models import ggufs, tiny
+from tests.models.gguf_writer import finish
+from tests.models.knobs import FULL, LINEAR, LLAMA3, SLIDING, THETA
+
+YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = THETA | {"rope_type": "longrope", "original_max_position_embeddings": 32}
+LONGROPE |= {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0 + 0.5 * i for i in range(8)]}
+MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+GEMMA2 = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 9,
+    "layer_types": [SLIDING, FULL],
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+GEMMA3 = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 9,
+    "num_hidden_layers": 7,
+    "layer_types": [SLIDING] * 5 + [FULL, SLIDING],
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        FULL: LINEAR | {"rope_theta": 1e6},
+        SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+GRANITE = {
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 2.0,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama of 3.1": ("llama", {"rope_parameters": THETA | LLAMA3}),
+    "llama head_dim": ("llama", {"head_dim": 32}),
+    "mistral": ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 yarn": ("qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_moe": ("qwen3_moe", MOE | {"head_dim": 16}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
+    "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 9}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", GRANITE),
+}
+TYPES = ("F32", "Q8_0", "Q4_0", "Q5_1")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+
+
+def logits_of(directory: Path, text: list[int]) -> Any:
+    return tiny.runner(directory).forward([Row(text, 0, range(16), len(text))])
+
+
+def rounded(made_of: Path, kind: str) -> None:
+    """Round the tables of a checkpoint as its GGUF has them."""
+
+    def table(name: str, weight: np.ndarray) -> np.ndarray:
+        if weight.ndim != 2 or name.endswith("mlp.gate.weight"):
+            return weight
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            return np.ascontiguousarray(ggufs.rounded(np.ascontiguousarray(weight.T), kind).T)
+        return ggufs.rounded(weight, kind)
+
+    weights = load_file(made_of / "model.safetensors")
+    save_file({name: table(name, w) for name, w in weights.items()}, made_of / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_checkpoint_rounded(name: str, tmp_path: Path) -> None:
+    """Each in one type of blocks and in float32, so that no type is left out."""
+    model_type, config = MODELS[name]
+    tiny.tokenizer(tmp_path)
+    text = tiny.token_ids(60, 0, 300)
+    for kind in ("F32", TYPES[1 + list(MODELS).index(name) % 3]):
+        made_of = ggufs.write_model(tmp_path / f"{kind}.gguf", model_type, kind, **config)
+        rounded(made_of, kind)
+        logits = logits_of(hub.resolve(str(tmp_path / f"{kind}.gguf")), text)
+        expected = tiny.oracle_logits(tiny.oracle(made_of), text)
+        assert (logits - expected).abs().max() <= 1e-4 * max(1.0, expected.std())
+        assert expected.std() > 0.1
+
+
+def test_factors_of_longrope_are_those_of_the_file(tmp_path: Path) -> None:
+    """Partly rotated heads, short and long factors, the trained context and the factor of cosines."""
+    rope = LONGROPE | {"partial_rotary_factor": 0.5}
+    rope |= {name: rope[name][:4] for name in ("short_factor", "long_factor")}
+    tiny.tokenizer(tmp_path)
+    fields = {"pad_token_id": 0, "rope_parameters": rope, "original_max_position_embeddings": 32}
+    ggufs.write_model(tmp_path / "x.gguf", "phi3", **fields)
+    found = checkpoint.read_config(hub.resolve(str(tmp_path / "x.gguf")))
+    assert found["original_max_position_embeddings"] == 32
+    read = found["rope_parameters"]
+    assert (read["rope_type"], read["rope_theta"], read["partial_rotary_factor"]) == ("longrope", 10000.0, 0.5)
+    for name in ("short_factor", "long_factor"):
+        assert read[name] == pytest.approx(rope[name])
+    assert read["attention_factor"] == pytest.approx((1 + np.log(8) / np.log(32)) ** 0.5)
+
+
+def test_a_gguf_and_a_folder_are_a_pair_either_way(tmp_path: Path) -> None:
+    """Of two architectures; ids are those of the target alone."""
+    tiny.tokenizer(tmp_path)
+    qwen = ggufs.write_model(tmp_path / "qwen.gguf", "qwen3", "Q8_0", head_dim=16)
+    gpt2 = ggufs.write_model(tmp_path / "gpt2.gguf", "gpt2", "Q8_0")
+    for folder in (qwen, gpt2):
+        tiny.tokenizer(folder)
+    asked = SamplingParams(max_tokens=8, ignore_eos=True)
+    with LLM(str(tmp_path / "qwen.gguf"), mode="ar", dtype="float32") as llm:
+        alone = llm.generate(["A tiny model"], [asked])[0].token_ids
+    for draft in (tmp_path / "gpt2.gguf", qwen):
+        with LLM(str(tmp_path / "qwen.gguf"), [str(draft)], mode="sd", dtype="float32") as llm:
+            assert llm.generate(["A tiny model"], [asked])[0].token_ids == alone
+
+
+def test_experts_stay_blocks(tmp_path: Path) -> None:
+    tiny.tokenizer(tmp_path)
+    ggufs.write_model(tmp_path / "x.gguf", "qwen3_moe", "Q8_0", **MOE)
+    found = checkpoint.inspect(hub.resolve(str(tmp_path / "x.gguf")))
+    below = from_checkpoint(found, torch.float32, tiny.CPU).below("model.layers.1.mlp.experts.5")
+    weight = below.stacked([("gate_proj", 32), ("up_proj", 32)], 64)
+    assert isinstance(weight, Groups) and weight.shape == (64, 64)
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    tiny.tokenizer(tmp_path)
+    made_of = ggufs.write_model(tmp_path / "x.gguf", "qwen2")
+    first, *rest = split(tmp_path / "x.gguf", 3)
+    text = tiny.token_ids(40, 0, 300)
+    directory = hub.resolve(str(first))
+    expected = tiny.oracle_logits(tiny.oracle(made_of), text)
+    assert (logits_of(directory, text) - expected).abs().max() <= 1e-4
+    digest = checkpoint.inspect(directory).digest
+    with pytest.raises(UsageError, match=r"part 2 of a model in 3 files: name the first"):
+        hub.resolve(str(rest[0]))
+    stat = rest[1].stat()
+    os.utime(rest[1], ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    with pytest.raises(UsageError, match="has changed"):
+        checkpoint.inspect(directory)
+    assert checkpoint.inspect(hub.resolve(str(first))).digest == digest
+    shutil.copyfile(rest[0], rest[1])
+    with pytest.raises(UsageError, match=r"is not that of the files|is in another file too"):
+        hub.resolve(str(first))
+    rest[1].unlink()
+    with pytest.raises(UsageError, match=r"has no x-00003-of-00003\.gguf"):
+        hub.resolve(str(first))
+
+
+def split(file: Path, count: int) -> list[Path]:
+    """The parts of a file as gguf-split writes them: metadata in the first, tensors in all."""
+    whole, shards = gguf.GGUFReader(file), []
+    names = [tensor.name for tensor in whole.tensors]
+    for index in range(count):
+        shards.append(file.with_name(f"{file.stem}-{index + 1:05}-of-{count:05}.gguf"))
+        arch = whole.fields["general.architecture"].contents()
+        writer = gguf.GGUFWriter(shards[-1], arch)
+        if not index:
+            for key, field in whole.fields.items():
+                if key.startswith(f"{arch}."):
+                    writer.add_key_value(key, field.contents(), field.types[0])
+        writer.add_uint16("split.no", index)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(names))
+        for tensor in whole.tensors[index::count]:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        finish(writer)
+    return shards
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen2", {"qwen2.attention.sliding_window": 9.0}, "qwen2.attention.sliding_window 9.0 is not supported"),
+    ("qwen3", {"qwen3.expert_count": 4.0}, "qwen3.expert_count 4.0 is not supported"),
+    ("qwen3_moe", {"qwen3moe.expert_count": 7.0}, "'blk.0.ffn_[a-z]+_exps.weight' has 6 experts, the metadata 7.0"),
+    ("qwen3_moe", {"qwen3moe.expert_shared_count": 1.0}, "qwen3moe.expert_shared_count 1.0 is not supported"),
+    ("gemma3", {"gemma3.rope.scale_linear": 2.0}, "gemma3.rope.scale_linear 2.0 is not supported"),
+    ("gpt2", {"gpt2.rope.freq_base": 10000.0}, "gpt2.rope.freq_base 10000.0 is not supported"),
+    ("granite", {"granite.residual_scales": 1.0}, "granite.residual_scales 1.0 is not supported"),
+    ("qwen2", {"qwen2.embedding_length": 32.0}, "qwen2.embedding_length 32.0 is not supported: .* it is 64"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), REFUSED, ids=str)
+def test_metadata_that_asks_for_what_is_not_done_is_refused(
+    name: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model_type, config = MODELS[name]
+    tiny.tokenizer(tmp_path)
+    ggufs.write_model(tmp_path / "x.gguf", model_type, metadata=fields, **config)
+    with pytest.raises(UsageError, match=message) as caught:
+        hub.resolve(str(tmp_path / "x.gguf"))
+    assert str(tmp_path / "x.gguf") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "array", "message"),
+    [
+        (
+            "qwen3",
+            "blk.0.attn_q.bias",
+            np.ones(64),
+            "'blk.0.attn_q.bias' is not part of a model of architecture 'qwen3'",
+        ),
+        ("gpt2", "blk.0.attn_q.weight", np.ones((64, 64)), "is not part of a model of architecture 'gpt2'"),
+        ("qwen2", "rope_freqs.weight", np.ones(7), "'rope_freqs.weight' must have 8 numbers in F32"),
+        ("qwen2", "rope_freqs.weight", np.zeros(8), "'rope_freqs.weight' has a factor that is not positive"),
+        ("olmo2", "rope_freqs.weight", np.ones(8), "'rope_freqs.weight' is not supported in architecture 'olmo2'"),
+        ("qwen2", "rope_factors_long.weight", np.ones(8), "is not supported in architecture 'qwen2'"),
+        ("phi3", "rope_factors_long.weight", np.ones(8), "lacks 'phi3.rope.scaling.original_context_length'"),
+    ],
+)
+def test_tensors_that_the_architecture_lacks_are_refused(
+    model_type: str, extra: str, array: np.ndarray, message: str, tmp_path: Path
+) -> None:
+    tiny.tokenizer(tmp_path)
+    ggufs.write_model(tmp_path / "x.gguf", model_type, tensors={extra: array.astype(np.float32)}, pad_token_id=0)
+    with pytest.raises(UsageError, match=message):
+        hub.resolve(str(tmp_path / "x.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing"),
+    [("qwen2", "blk.1.attn_k.bias"), ("gpt2", "position_embd.weight"), ("qwen3_moe", "blk.0.ffn_down_exps.weight")],
+)
+def test_tensors_that_are_missing_are_named(model_type: str, missing: str, tmp_path: Path) -> None:
+    tiny.tokenizer(tmp_path)
+    config = MOE if model_type == "qwen3_moe" else {}
+    ggufs.write_model(tmp_path / "x.gguf", model_type, tensors={missing: None}, **config)
+    with pytest.raises(UsageError, match=r"tensor \S+ is missing"):
+        tiny.runner(hub.resolve(str(tmp_path / "x.gguf")))
