@@ -75,6 +75,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
     "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 9}),
+    "phi3 longrope": (
+        "phi3",
+        {"pad_token_id": 0, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", GRANITE),
 }
