@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.gguf_tensors import GgufTensor
 from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
-from ssd.models.weights import check_finite, check_type, from_checkpoint
+from ssd.models.weights import check_finite, check_type
 
 _NAME = "ssd"  # of the attention below, among those that transformers knows
 _PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
@@ -85,14 +84,10 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
             model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=_NAME)
         return model
     for name, tensor in checkpoint.tensors.items():
-        if name.endswith(".weight") and not isinstance(
-            tensor, GgufTensor
-        ):  # of what else there is beside weights, old checkpoints have masks
+        if name.endswith(".weight"):  # of what else there is beside weights, old checkpoints have masks
             check_type(name, tensor)
-    in_gguf = any(isinstance(tensor, GgufTensor) for tensor in checkpoint.tensors.values())
     model, report = kind.from_pretrained(
-        None if in_gguf else checkpoint.directory,
-        state_dict=_state_of(checkpoint, dtype) if in_gguf else None,
+        checkpoint.directory,
         config=config,
         dtype=dtype,
         attn_implementation=_NAME,
@@ -107,12 +102,6 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
     for name, parameter in model.named_parameters():
         check_finite(name, parameter.detach())
     return model
-
-
-def _state_of(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor of a GGUF in `dtype`, under transformers' names."""
-    read = from_checkpoint(checkpoint, dtype, torch.device("cpu"))
-    return {name: read(name, *tensor.shape) for name, tensor in checkpoint.tensors.items()}
 
 
 def _attention(

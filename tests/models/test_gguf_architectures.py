@@ -22,6 +22,7 @@ from ssd.models.weights import from_checkpoint
 from tests.models import ggufs, tiny
 from tests.models.gguf_writer import finish
 from tests.models.knobs import FULL, LINEAR, LLAMA3, SLIDING, THETA
+from tests.ranks import part, side_by_side
 
 YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = THETA | {"rope_type": "longrope", "original_max_position_embeddings": 32}
@@ -75,6 +76,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
     "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 9}),
+    "phi3 longrope": (
+        "phi3",
+        {"pad_token_id": 0, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", GRANITE),
 }
@@ -148,6 +153,18 @@ def test_a_gguf_and_a_folder_are_a_pair_either_way(tmp_path: Path) -> None:
     for draft in (tmp_path / "gpt2.gguf", qwen):
         with LLM(str(tmp_path / "qwen.gguf"), [str(draft)], mode="sd", dtype="float32") as llm:
             assert llm.generate(["A tiny model"], [asked])[0].token_ids == alone
+
+
+@pytest.mark.parametrize("name", ["llama of 3.1", "qwen3_moe", "gemma3", "gpt2", "phi3"])
+def test_two_ranks_give_the_logits_of_one(name: str, tmp_path: Path) -> None:
+    model_type, config = MODELS[name]
+    tiny.tokenizer(tmp_path)
+    ggufs.write_model(tmp_path / "x.gguf", model_type, "Q8_0", **config)
+    directory, text = hub.resolve(str(tmp_path / "x.gguf")), tiny.token_ids(40, 0, 300)
+    expected = logits_of(directory, text)
+    row = Row(text, 0, range(16), len(text))
+    ours = side_by_side(2, lambda ranks: part(directory, ranks).forward([row]))[0]
+    assert (ours - expected).abs().max() <= 1e-4 * max(1.0, expected.std())
 
 
 def test_experts_stay_blocks(tmp_path: Path) -> None:
