@@ -112,7 +112,7 @@ def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
 
 def _fp8(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
     numbers, scales = (read(tensor.parts[part][0]).float() for part in ("codes", "scale"))
-    if scales.ndim == 2 and (rows := tensor.block[0]):
-        scales = scales.repeat_interleave(rows, 0)[: tensor.shape[0]]
-        scales = scales.repeat_interleave(tensor.block[1], 1)[:, : tensor.shape[1]]
+    if scales.ndim == 2 and tensor.block[0]:
+        for axis, (size, whole) in enumerate(zip(tensor.block, tensor.shape, strict=True)):
+            scales = scales.repeat_interleave(min(size, whole), axis).narrow(axis, 0, whole)
     return numbers * scales

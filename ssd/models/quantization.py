@@ -75,12 +75,13 @@ def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scheme:
-    """What a `quantization_config` says of all weights. `bits`: of packed integers."""
+    """What a `quantization_config` says of all weights. `bits`: of packed integers. `symmetric`: some have no zeros."""
 
     method: str
     bits: int = 8
     block: tuple[int, int] = (0, 0)
     zeros_as_they_are: bool = False
+    symmetric: bool = True
 
 
 def check_quantization(found: Any) -> None:
@@ -115,25 +116,28 @@ def _compressed(found: Mapping[str, Any]) -> _Scheme:
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise UsageError("config_groups is no object with groups")
-    packed, blocks = set(), set()
-    for group in groups.values():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
-            raise UsageError("a part of it is no object")
-        _refuse_fields(group)
-        name = "format" if group.get("format") is not None else None
-        kind = _one_of(group if name else found, "format", tuple(_NUMBERS))
-        number, bits = _NUMBERS[kind]
-        _one_of(weights, "type", (number,), "int")
-        chosen = _one_of(weights, "num_bits", bits)
-        strategies = ("tensor", "channel", "block") if number == "float" else ("tensor", "channel", "group")
-        if _one_of(weights, "strategy", strategies, "tensor") == "block":
-            blocks.add(_block(weights, "block_structure"))
-        if kind == "pack-quantized":
-            packed.add(chosen)
+    kinds = [_group(group, found) for group in groups.values()]
+    packed = {weights["num_bits"] for kind, weights in kinds if kind == "pack-quantized"}
+    blocks = {_block(weights, "block_structure") for _, weights in kinds if weights["strategy"] == "block"}
     if len(packed) > 1 or len(blocks) > 1:
         raise UsageError("config_groups have weights of different num_bits or block_structure")
-    return _Scheme(_METHOD, *packed or (8,), *blocks)
+    symmetric = any(weights.get("symmetric") is not False for _, weights in kinds)
+    return _Scheme(_METHOD, next(iter(packed), 8), next(iter(blocks), (0, 0)), symmetric=symmetric)
+
+
+def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The format and the `weights` of one of the config's groups, checked."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise UsageError("a part of it is no object")
+    _refuse_fields(group)
+    kind = _one_of(found if group.get("format") is None else group, "format", tuple(_NUMBERS))
+    number, bits = _NUMBERS[kind]
+    _one_of(weights, "type", (number,), "int")
+    _one_of(weights, "num_bits", bits)
+    _one_of(weights, "symmetric", (True,) if number == "float" else (True, False), True)
+    _one_of(weights, "strategy", ("tensor", "channel", "block" if number == "float" else "group"))
+    return kind, weights
 
 
 def _refuse_fields(found: Mapping[str, Any]) -> None:
@@ -175,7 +179,7 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
         elif last == "weight_packed" and scheme.method == _METHOD:
             quantized = parts.packed(scheme)
         elif last == "weight" and len(info.shape) == 2 and (scheme.method, info.dtype) == (_METHOD, "I8"):
-            quantized = parts.integers()
+            quantized = parts.integers(scheme)
         elif (
             last == "weight" and len(info.shape) == 2 and info.dtype == "F8_E4M3" and scheme.method in ("fp8", _METHOD)
         ):
@@ -218,15 +222,15 @@ class _Parts:
         outputs, words, in_a_word = *self._words(), 32 // scheme.bits
         inputs = words * in_a_word
         groups = self._add("scale", "weight_scale", _FLOATS, (outputs, 0)).shape[1]
-        self._add("zero", "weight_zero_point", ("I32",), (-(-outputs // in_a_word), groups), optional=True)
+        self._add("zero", "weight_zero_point", ("I32",), (-(-outputs // in_a_word), groups), scheme.symmetric)
         self._add("order", "weight_g_idx", ("I32", "I64"), (inputs,), optional=True)
         self._check_groups(inputs, groups, "weight_scale")
         return self._weight("packed", scheme.bits, (outputs, inputs))
 
-    def integers(self) -> QuantizedTensor:
+    def integers(self, scheme: _Scheme) -> QuantizedTensor:
         outputs, inputs = self._info.shape
         scale = self._scale("weight_scale", (outputs, 0))
-        self._add("zero", "weight_zero_point", ("I8",), scale.shape, optional=True)
+        self._add("zero", "weight_zero_point", ("I8",), scale.shape, scheme.symmetric)
         if len(scale.shape) == 2:
             self._check_groups(inputs, scale.shape[1], "weight_scale")
         return self._weight("int8", 8, (outputs, inputs))

@@ -78,12 +78,86 @@ def gptq(bits: int, less: int = 1, symmetric: bool = False, ordered: bool = Fals
     return make
 
 
+def packed_rows(bits: int, zeros: bool = False, group: int = GROUP, ordered: bool = False) -> Layout:
+    def make(module: str, outputs: int, inputs: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        size = group or inputs
+        codes, middles, scales = drawn(outputs, inputs, bits, size, generator)
+        order, scales = torch.arange(inputs) // size, scales.bfloat16()
+        parts = {"weight_packed": packed(codes, bits), "weight_scale": scales}
+        parts |= {"weight_shape": torch.tensor([outputs, inputs])}
+        if ordered:
+            order = order[torch.randperm(inputs, generator=generator)]
+            parts["weight_g_idx"] = order.int()
+        if zeros:
+            parts["weight_zero_point"] = packed(middles.T, bits).T
+        else:
+            middles = torch.full_like(middles, 1 << bits - 1)
+        return named(module, parts), plain(codes, middles, scales, order)
+
+    return make
+
+
+def eight_bits(groups: bool = False, zeros: bool = False) -> Layout:
+    """Scales are for outputs, for groups, or, with zeros, for the tensor. Activations have static scales."""
+
+    def make(module: str, outputs: int, inputs: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes, middles, scales = drawn(outputs, inputs, 8, GROUP if groups else inputs, generator)
+        middles = middles if zeros else torch.full_like(middles, 128)
+        parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales, "input_scale": torch.ones(1)}
+        if zeros:
+            parts |= {"weight_scale": scales[:1, 0], "weight_zero_point": (middles[:1, 0] - 128).to(torch.int8)}
+            middles, scales = middles[:1].expand(outputs, -1), scales[:1].expand(outputs, -1)
+        return named(module, parts), plain(codes, middles, scales, torch.arange(inputs) // (inputs // scales.shape[1]))
+
+    return make
+
+
+def fp8(rows: int, columns: int, name: str = "weight_scale", kind: torch.dtype = torch.float32) -> Layout:
+    """Scales for blocks of so many rows and columns, 0 for all of them; for (0, 0) there is one number."""
+
+    def make(module: str, outputs: int, inputs: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        high, wide = rows or outputs, columns or inputs
+        numbers = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
+        scales = torch.rand(-(-outputs // high), -(-inputs // wide), generator=generator).add(0.5).mul(0.2).to(kind)
+        weight = torch.empty(outputs, inputs)
+        for i in range(outputs):
+            for j in range(scales.shape[1]):
+                columns_of_j = slice(j * wide, (j + 1) * wide)
+                weight[i, columns_of_j] = numbers[i, columns_of_j].float() * scales[i // high, j].float()
+        return named(module, {"weight": numbers, name: scales if rows else scales.reshape(())}), weight
+
+    return make
+
+
+def mixed(module: str, outputs: int, inputs: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    kinds = {"mlp": packed_rows(4), "v_proj": fp8(0, 0), "o_proj": fp8(1, 0)}
+    make = next((make for part, make in kinds.items() if part in module), eight_bits())
+    return make(module, outputs, inputs, generator)
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """A config of `compressed-tensors` that also quantises the inputs."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"a": group}, "ignore": ["lm_head"]}
+
+
 def named(module: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{module}.{name}": tensor.contiguous() for name, tensor in parts.items()}
 
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP, "zero_point": True}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+BLOCKS = {"strategy": "block", "block_structure": [24, 48]}
+SEVERAL = {
+    "a": {"format": "pack-quantized", "weights": INT4},
+    "b": {"format": "int-quantized", "weights": INT8},
+    "c": {"format": "float-quantized", "weights": FP8},
+}
+MIXED = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": SEVERAL}
+PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 LAYOUTS: dict[str, tuple[dict[str, Any], Layout, bool]] = {
     "awq": (AWQ, awq(), True),
     "awq-channels": (AWQ | {"group_size": -1, "version": "GEMM"}, awq(-1), True),
@@ -93,13 +167,30 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Layout, bool]] = {
     "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(4, less=0), True),
     "gptq-8-bits": (GPTQ | {"bits": 8}, gptq(8), True),
     "gptq-desc_act": (GPTQ | {"desc_act": True}, gptq(4, ordered=True), False),
+    "packed": (compressed(PACKED, **INT4), packed_rows(4), True),
+    "packed-asym": (compressed(PACKED, **INT4 | {"symmetric": False}), packed_rows(4, zeros=True), True),
+    "packed-8-bits": (compressed(PACKED, **INT8), packed_rows(8, group=0), True),
+    "packed-8-bits-asym": (compressed(PACKED, **INT8 | {"symmetric": False}), packed_rows(8, True), True),
+    "packed-actorder": (compressed(PACKED, **INT4 | {"actorder": "group"}), packed_rows(4, ordered=True), False),
+    "w8a8": (compressed(INTEGERS, **INT8), eight_bits(), True),
+    "w8a8-groups": (compressed(INTEGERS, **INT8 | {"strategy": "group"}), eight_bits(groups=True), True),
+    "w8a8-asym": (
+        compressed(INTEGERS, **INT8 | {"strategy": "tensor", "symmetric": False}),
+        eight_bits(zeros=True),
+        True,
+    ),
+    "fp8-tensor": (compressed(FLOATS, **FP8 | {"strategy": "tensor"}), fp8(0, 0), False),
+    "fp8-channels": (compressed(FLOATS, **FP8), fp8(1, 0, kind=torch.bfloat16), False),
+    "fp8-blocks": (compressed(FLOATS, **FP8 | BLOCKS), fp8(24, 48), False),
+    "deepseek": ({"quant_method": "fp8", "weight_block_size": [24, 48]}, fp8(24, 48, "weight_scale_inv"), False),
 }
 """config, tensors, and whether they stay integers"""
+ALL = LAYOUTS | {"mixed": (MIXED, mixed, False)}
 
 
 def quantized(name: str, folder: Path, kind: str = "llama") -> tuple[Path, Path, dict[str, Tensor]]:
     """The checkpoint in a layout, the same in float32, and the weights that were quantised."""
-    settings, make, _ = LAYOUTS[name]
+    settings, make, _ = ALL[name]
     source = tiny.model(kind, folder / "float", **SIZES)
     stored, floats, generator = dict[str, Tensor](), load_file(source / "model.safetensors"), torch.Generator()
     weights = {}
@@ -131,7 +222,9 @@ def test_numbers_are_those_of_a_plain_dequantizer(name: str, tmp_path: Path) -> 
             assert torch.equal(number, expected.to(dtype)), key
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, "llama") for name in LAYOUTS] + [("awq", "qwen2")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mixed", "llama"), ("awq", "qwen2")] + [(name, "llama") for name in LAYOUTS]
+)
 def test_logits_are_those_of_the_dequantized_weights(name: str, kind: str, tmp_path: Path) -> None:
     directory, floats, _ = quantized(name, tmp_path, kind)
     ids = tiny.token_ids(30, 1)
@@ -139,7 +232,7 @@ def test_logits_are_those_of_the_dequantized_weights(name: str, kind: str, tmp_p
     assert (ours - tiny.oracle_logits(tiny.oracle(floats), ids)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-desc_act"])
+@pytest.mark.parametrize("name", ["awq", "gptq-desc_act", "packed-asym", "fp8-blocks"])
 def test_ranks_read_their_part(name: str, tmp_path: Path) -> None:
     directory, floats, _ = quantized(name, tmp_path)
     ids = tiny.token_ids(30, 1)
@@ -183,6 +276,13 @@ BROKEN: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("gptq-asym", {"g_idx": torch.full((64,), 4, dtype=torch.int32)}, "down_proj.g_idx names groups beyond the 4"),
     ("gptq-asym", {"g_idx": torch.full((64,), -1, dtype=torch.int32)}, "down_proj.g_idx names groups beyond the 4"),
     ("gptq-asym", {"g_idx": torch.zeros(63, dtype=torch.int32)}, r"down_proj.g_idx of shape \(63,\)"),
+    ("packed-asym", {"weight_zero_point": None}, f"tensor {MODULE}.weight_zero_point is missing"),
+    ("packed-asym", {"weight_zero_point": torch.ones(3, 4, dtype=torch.int32)}, r"point of shape \(3, 4\) does not"),
+    ("packed-asym", {"weight_scale": None}, f"tensor {MODULE}.weight_scale is missing"),
+    ("fp8-blocks", {"weight_scale": torch.ones(2, 3)}, r"_scale of shape \(2, 3\) does not .*expected \(2, 2\)"),
+    ("fp8-blocks", {"weight_scale": None}, f"tensor {MODULE}.weight_scale is missing"),
+    ("fp8-blocks", {"weight": torch.full((32, 64), torch.nan).to(torch.float8_e4m3fn)}, "not finite in float32"),
+    ("deepseek", {"weight_scale_inv": None}, f"tensor {MODULE}.weight_scale_inv is missing"),
     ("gptq-asym", {"qzeros": torch.full((4, 4), -1, dtype=torch.int32)}, "down_proj.qzeros stores a zero as 15"),
 ]
 
@@ -208,6 +308,11 @@ def test_parts_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
         (AWQ | {"bits": 3}, "bits is 3, not 4"),
         (AWQ | {"bits": True}, "bits is True, not 4"),
         (AWQ | {"version": "gemv"}, "version is 'gemv', not 'gemm'"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size is "),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+        (compressed("mxfp4-pack-quantized", **INT4), "format is 'mxfp4-pack-quantized'"),
+        (compressed(FLOATS, **FP8 | {"symmetric": False}), "symmetric is False"),
+        (compressed(PACKED, **INT4 | {"num_bits": 2}), "num_bits is 2"),
         (GPTQ | {"bits": 2}, "bits is 2, not 4 or 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
     ],
