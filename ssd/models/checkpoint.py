@@ -93,7 +93,10 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         running.update(sample(listed))
     if weights and not ggufs:
         _check_index(directory, tensors)
-    tensors = named(tensors)
+    try:
+        tensors = named(tensors, config.get(QUANTIZATION))
+    except UsageError as error:
+        raise UsageError(f"{directory}: {error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Checkpoint(directory, config, tensors, nbytes, running.hexdigest())
 
@@ -157,8 +160,7 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
             check_quantization(config[QUANTIZATION])
         except UsageError as error:
             raise UsageError(
-                f"{file} has {QUANTIZATION}: quantised weights are not read, but for those of compressed-tensors in 8 "
-                f"bits with a scale for each output channel, or in 4 bits with one for each group of inputs: {error}"
+                f"{file} has {QUANTIZATION}: quantised weights are not read in this way: {error}"
             ) from None
     if config.get("is_causal", True) is not True:
         raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")

@@ -19,8 +19,6 @@ _MAX_INTEGER = 1 << 62
 _DTYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2}
 _DTYPE_BYTES |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
 _SAMPLE = 64 << 10
-PACKED_DTYPE = "I4"
-"""Our name of the type of weights in 4 bits, as safetensors has none: files store eight of them in an `I32`."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        bits = 4 if self.dtype == PACKED_DTYPE else 8 * _DTYPE_BYTES[self.dtype]
-        return bits * math.prod(self.shape) // 8
+        return _DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
 def check_safetensors(path: Path) -> dict[str, TensorInfo]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded, tokenizer_vocabulary
-from ssd.models.quantization import QUANTIZATION, SCALE
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
@@ -151,8 +150,5 @@ def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
             raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")
     if not names:
         return draft
-    lent = {name: info for name, info in target.tensors.items() if name in names or name.removesuffix(SCALE) in names}
-    config = draft.config | {SHARED: names}
-    if any(name.endswith(SCALE) for name in lent):
-        config[QUANTIZATION] = target.config.get(QUANTIZATION)
-    return replace(draft, config=config, tensors=draft.tensors | lent)
+    lent = {name: target.tensors[name] for name in names}
+    return replace(draft, config=draft.config | {SHARED: names}, tensors=draft.tensors | lent)

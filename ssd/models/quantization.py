@@ -1,32 +1,67 @@
-"""Quantised weights as `compressed-tensors` stores them. Two layouts are read; any other is refused.
+"""Which tensors of a checkpoint are quantised weights, and in which layout. Reads configs and headers only.
 
-- `int-quantized`, 8 bits: `X.weight` int8 [out, in], `X.weight_scale` float [out, 1].
-- `pack-quantized`, 4 bits: `X.weight_packed` int32 [out, in / 8], eight numbers from -8 to 7, with 8 added, in each,
-  the first in the lowest bits; `X.weight_scale` float [out, in / group]; `X.weight_shape` int64 [2].
+`quantization_config` in config.json names the method; the tensors tell the rest. Any other method, or one of these in
+another number of bits, is refused by name. `ssd.models.dequantize` reads the numbers.
 
-The weight is the product of integers and scales."""
+- `awq`, version gemm, 4 bits: `qweight` int32 [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out].
+- `gptq`, 4 or 8 bits, n numbers in a word: `qweight` int32 [in / n, out], `qzeros` [groups, out / n] (a zero is stored
+  less 1, in `gptq_v2` as it is), `scales` [groups, out], `g_idx` int32 [in], the group of each input.
+- `compressed-tensors`, `pack-quantized`, 4 or 8 bits: `weight_packed` int32 [out, in / n], `weight_scale`
+  [out, groups], and optionally `weight_zero_point` int32 [out / n, groups] and `weight_g_idx` [in].
+- `compressed-tensors`, `int-quantized`, 8 bits: `weight` int8 [out, in], `weight_scale`, `weight_zero_point` int8.
+- `compressed-tensors`, `float-quantized`, and `fp8`: `weight` FP8 E4M3 [out, in], `weight_scale` (or, in `fp8`,
+  `weight_scale_inv`) for the tensor, for each output, or for blocks.
+
+The weight is (integer - zero) * scale, or FP8 * scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ssd.errors import UsageError
-from ssd.models.header import PACKED_DTYPE, TensorInfo
+from ssd.models.header import TensorInfo
 
 QUANTIZATION, SCALE = "quantization_config", "_scale"
 """The field of config.json; what is added to the name of a weight for that of its scales."""
 PACKED, SHAPE = "_packed", "_shape"
 """What is added to the name of a weight in 4 bits for those of its integers and of its shape."""
 Bits = Literal[4, 8]
+Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
+IN_A_WORD, ZERO = 8, 8
+"""Numbers of 4 bits in a word of 32, and what is added to each."""
 _METHOD = "compressed-tensors"
 _FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
 _STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
-_NOTHING_ELSE = ("input_activations", "output_activations", "kv_cache_scheme", "sparsity_config", "transform_config")
-_NOT_READ = (".weight_g_idx", ".weight_zero_point")
-IN_A_WORD, ZERO = 8, 8
-"""Numbers of 4 bits in a word of 32, and what is added to each."""
+_READ = f"awq, gptq, fp8 and {_METHOD} are"
+_REFUSED = ("output_activations", "kv_cache_scheme", "sparsity_config", "transform_config")
+_FLOATS = ("F32", "F16", "BF16")
+_ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
+# Numbers of a format of compressed-tensors: their type, and in how many bits.
+_NUMBERS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "pack-quantized": ("int", (4, 8)),
+    "int-quantized": ("int", (8,)),
+    "float-quantized": ("float", (8,)),
+}
+
+
+@dataclass(frozen=True)
+class QuantizedTensor(TensorInfo):
+    """A weight of few bits under the name and shape [out, in] that models know.
+
+    `parts`: what its file has of it, as (name, header): `codes` and `scale`, where there are any `zero` and `order`
+    (the group of each input)."""
+
+    layout: Layout
+    bits: int
+    block: tuple[int, int]
+    """Outputs and inputs that share a scale, if scales are for blocks; else (0, 0)."""
+    parts: Mapping[str, tuple[str, TensorInfo]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for _, info in self.parts.values())
 
 
 def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
@@ -38,53 +73,215 @@ def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
     return {**described, "config_groups": {"group_0": targets}, "ignore": []}
 
 
+@dataclass(frozen=True)
+class _Scheme:
+    """What a `quantization_config` says of all weights. `bits`: of packed integers. `symmetric`: some have no zeros."""
+
+    method: str
+    bits: int = 8
+    block: tuple[int, int] = (0, 0)
+    zeros_as_they_are: bool = False
+    symmetric: bool = True
+
+
 def check_quantization(found: Any) -> None:
     """Raise UsageError, which names the first field that differs, unless `found` is a config of a layout above."""
-    _check(found, {"quant_method": _METHOD}, {})
+    _scheme(found)
+
+
+def _scheme(found: Any) -> _Scheme:
+    if not isinstance(found, Mapping):
+        raise UsageError("it is no object")
+    match found.get("quant_method"):
+        case "awq":
+            _one_of(found, "version", ("gemm", "GEMM"), "gemm")
+            _one_of(found, "backend", ("autoawq",), "autoawq")
+            return _Scheme("awq", _one_of(found, "bits", (4,)))
+        case "gptq":
+            _one_of(found, "is_marlin_format", (False,), False)
+            _one_of(found, "pack_dtype", ("int32",), "int32")
+            stored = _one_of(found, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+            return _Scheme("gptq", _one_of(found, "bits", (4, 8)), zeros_as_they_are=stored == "gptq_v2")
+        case "fp8":
+            _one_of(found, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+            return _Scheme("fp8", block=_block(found, "weight_block_size"))
+        case "compressed-tensors":
+            return _compressed(found)
+        case method:
+            raise UsageError(f"quant_method {method!r} is not read ({_READ})")
+
+
+def _compressed(found: Mapping[str, Any]) -> _Scheme:
+    _refuse_fields(found)
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise UsageError("config_groups is no object with groups")
-    bits: Bits = 4 if found.get("format") == _FORMATS[4] else 8
-    kind = {"format": _FORMATS[bits]}
-    _check(found, kind, {})
-    wanted = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": _STRATEGIES[bits]}
-    for group in groups.values():
-        _check(group, kind, kind)
-        _check(group.get("weights"), wanted, {"type": "int", "symmetric": True})
+    kinds = [_group(group, found) for group in groups.values()]
+    packed = {weights["num_bits"] for kind, weights in kinds if kind == "pack-quantized"}
+    blocks = {_block(weights, "block_structure") for _, weights in kinds if weights["strategy"] == "block"}
+    if len(packed) > 1 or len(blocks) > 1:
+        raise UsageError("config_groups have weights of different num_bits or block_structure")
+    symmetric = any(weights.get("symmetric") is not False for _, weights in kinds)
+    return _Scheme(_METHOD, next(iter(packed), 8), next(iter(blocks), (0, 0)), symmetric=symmetric)
 
 
-def named(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return a checkpoint's tensors with weights in 4 bits under the names and shapes that models know.
+def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The format and the `weights` of one of the config's groups, checked."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise UsageError("a part of it is no object")
+    _refuse_fields(group)
+    kind = _one_of(found if group.get("format") is None else group, "format", tuple(_NUMBERS))
+    number, bits = _NUMBERS[kind]
+    _one_of(weights, "type", (number,), "int")
+    _one_of(weights, "num_bits", bits)
+    _one_of(weights, "symmetric", (True,) if number == "float" else (True, False), True)
+    _one_of(weights, "strategy", ("tensor", "channel", "block" if number == "float" else "group"))
+    return kind, weights
 
-    Raises UsageError for one whose integers and scales do not fit together, and for what orders or shifts them."""
-    found = dict(tensors)
+
+def _refuse_fields(found: Mapping[str, Any]) -> None:
+    for name in _REFUSED:
+        if found.get(name):
+            raise UsageError(f"it has {name}")
+
+
+def _one_of(found: Mapping[str, Any], name: str, known: Sequence[Any], default: Any = None) -> Any:
+    value = default if found.get(name) is None else found[name]
+    if not any(type(value) is type(item) and value == item for item in known):
+        raise UsageError(f"{name} is {value!r}, not {' or '.join(repr(item) for item in known)}")
+    return value
+
+
+def _block(found: Mapping[str, Any], name: str) -> tuple[int, int]:
+    match found.get(name):
+        case None:
+            return 0, 0
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+        case value:
+            raise UsageError(f"{name} is {value!r}, not two positive numbers")
+
+
+def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, TensorInfo]:
+    """Return a checkpoint's tensors with quantised weights under the names and shapes that models know.
+
+    `quantization` is the checked config, or None. Raises UsageError for parts that do not fit together."""
+    if quantization is None:
+        return dict(tensors)
+    scheme, found = _scheme(quantization), dict(tensors)
     for name, info in tensors.items():
-        if name.endswith(_NOT_READ):
-            raise UsageError(f"tensor {name}: groups in another order, or with zero points, are not read")
-        if not name.endswith("weight" + PACKED):
+        module, _, last = name.rpartition(".")
+        weight = f"{module}.weight"
+        parts = _Parts(tensors, module, name, info)
+        if last == "qweight" and scheme.method in ("awq", "gptq"):
+            quantized = parts.by_inputs(scheme)
+        elif last == "weight_packed" and scheme.method == _METHOD:
+            quantized = parts.packed(scheme)
+        elif last == "weight" and len(info.shape) == 2 and (scheme.method, info.dtype) == (_METHOD, "I8"):
+            quantized = parts.integers(scheme)
+        elif (
+            last == "weight" and len(info.shape) == 2 and info.dtype == "F8_E4M3" and scheme.method in ("fp8", _METHOD)
+        ):
+            quantized = parts.fp8(scheme)
+        else:
             continue
-        weight = name.removesuffix(PACKED)
-        if weight in tensors:
+        if name != weight and weight in tensors:
             raise UsageError(f"there are both {weight} and {name}")
-        scale = tensors.get(weight + SCALE)
-        if info.dtype != "I32" or len(info.shape) != 2 or scale is None or len(scale.shape) != 2:
-            raise UsageError(f"tensor {name} must be a matrix of I32, with a matrix {weight + SCALE}")
-        outputs, inputs = info.shape[0], IN_A_WORD * info.shape[1]
-        if scale.shape[0] != outputs or not scale.shape[1] or inputs % scale.shape[1]:
-            raise UsageError(f"tensor {weight + SCALE} of shape {scale.shape} does not fit {name} of {info.shape}")
-        found[weight] = replace(info, dtype=PACKED_DTYPE, shape=(outputs, inputs))
-        del found[name]
-        found.pop(weight + SHAPE, None)
+        for stored, _ in quantized.parts.values():
+            found.pop(stored, None)
+        for beside in ("weight" + SHAPE, "qzeros", "weight_g_idx", "weight_zero_point", *_ACTIVATIONS):
+            found.pop(f"{module}.{beside}", None)
+        found[weight] = quantized
     return found
 
 
-def _check(found: Any, expected: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    if not isinstance(found, Mapping):
-        raise UsageError("a part of it is no object")
-    given = {**defaults} | {name: value for name, value in found.items() if value is not None}
-    for name, value in expected.items():
-        if type(given.get(name)) is not type(value) or given[name] != value:
-            raise UsageError(f"{name} is {given.get(name)!r}, not {value!r}")
-    for name in _NOTHING_ELSE:
-        if given.get(name):
-            raise UsageError(f"it has {name}")
+class _Parts:
+    """The tensors of one weight, whose integers are `name`, with checks of their shapes."""
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], module: str, name: str, info: TensorInfo) -> None:
+        self._tensors, self._module, self._name, self._info = tensors, module, name, info
+        self._parts: dict[str, tuple[str, TensorInfo]] = {"codes": (name, info)}
+
+    def by_inputs(self, scheme: _Scheme) -> QuantizedTensor:
+        """AWQ and GPTQ, whose rows are inputs."""
+        rows, columns, in_a_word = *self._words(), 32 // scheme.bits
+        awq = scheme.method == "awq"
+        inputs, outputs = (rows, columns * in_a_word) if awq else (rows * in_a_word, columns)
+        groups = self._add("scale", "scales", _FLOATS, (0, outputs)).shape[0]
+        if outputs % in_a_word:
+            raise UsageError(f"tensor {self._name} has {outputs} outputs, no multiple of {in_a_word}")
+        self._add("zero", "qzeros", ("I32",), (groups, outputs // in_a_word))
+        if not awq:
+            self._add("order", "g_idx", ("I32", "I64"), (inputs,), optional=True)
+        self._check_groups(inputs, groups, "scales")
+        layout: Layout = "awq" if awq else "gptq_v2" if scheme.zeros_as_they_are else "gptq"
+        return self._weight(layout, scheme.bits, (outputs, inputs))
+
+    def packed(self, scheme: _Scheme) -> QuantizedTensor:
+        outputs, words, in_a_word = *self._words(), 32 // scheme.bits
+        inputs = words * in_a_word
+        groups = self._add("scale", "weight_scale", _FLOATS, (outputs, 0)).shape[1]
+        self._add("zero", "weight_zero_point", ("I32",), (-(-outputs // in_a_word), groups), scheme.symmetric)
+        self._add("order", "weight_g_idx", ("I32", "I64"), (inputs,), optional=True)
+        self._check_groups(inputs, groups, "weight_scale")
+        return self._weight("packed", scheme.bits, (outputs, inputs))
+
+    def integers(self, scheme: _Scheme) -> QuantizedTensor:
+        outputs, inputs = self._info.shape
+        scale = self._scale("weight_scale", (outputs, 0))
+        self._add("zero", "weight_zero_point", ("I8",), scale.shape, scheme.symmetric)
+        if len(scale.shape) == 2:
+            self._check_groups(inputs, scale.shape[1], "weight_scale")
+        return self._weight("int8", 8, (outputs, inputs))
+
+    def fp8(self, scheme: _Scheme) -> QuantizedTensor:
+        (outputs, inputs), (rows, columns) = self._info.shape, scheme.block
+        names = ("weight_scale_inv", "weight_scale") if scheme.method == "fp8" else ("weight_scale",)
+        name = next((name for name in names if f"{self._module}.{name}" in self._tensors), names[0])
+        self._scale(name, (-(-outputs // rows), -(-inputs // columns)) if rows else (outputs, 1))
+        return self._weight("fp8", 8, (outputs, inputs), scheme.block)
+
+    def _words(self) -> tuple[int, int]:
+        if self._info.dtype != "I32" or len(self._info.shape) != 2:
+            raise UsageError(f"tensor {self._name} must be a matrix of I32, is {self._info.dtype}{self._info.shape}")
+        return self._info.shape[0], self._info.shape[1]
+
+    def _scale(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The scales, one for the tensor or as many as `shape` says."""
+        info = self._tensors.get(f"{self._module}.{name}")
+        one = info is not None and info.shape in ((), (1,))
+        return self._add("scale", name, _FLOATS, info.shape if one and info is not None else shape)
+
+    def _add(
+        self, part: str, name: str, dtypes: Sequence[str], shape: tuple[int, ...], optional: bool = False
+    ) -> TensorInfo:
+        """Check a part beside the integers; 0 in `shape` is any size but 0."""
+        name = f"{self._module}.{name}"
+        if (info := self._tensors.get(name)) is None:
+            if optional:
+                return self._info
+            raise UsageError(f"tensor {name} is missing, which {self._name} needs")
+        fits = len(info.shape) == len(shape) and all(
+            ours == theirs if theirs else ours for ours, theirs in zip(info.shape, shape, strict=True)
+        )
+        if info.dtype not in dtypes:
+            raise UsageError(f"tensor {name} has type {info.dtype}, not {' or '.join(dtypes)}")
+        if not fits:
+            raise UsageError(
+                f"tensor {name} of shape {info.shape} does not fit {self._name} of {self._info.shape}: expected "
+                f"({', '.join(str(size or 'any') for size in shape)})"
+            )
+        self._parts[part] = name, info
+        return info
+
+    def _check_groups(self, inputs: int, groups: int, name: str) -> None:
+        if inputs % groups:
+            raise UsageError(
+                f"tensor {self._module}.{name} does not fit {self._name}: {inputs} inputs are not {groups} groups"
+            )
+
+    def _weight(
+        self, layout: Layout, bits: int, shape: tuple[int, int], block: tuple[int, int] = (0, 0)
+    ) -> QuantizedTensor:
+        return QuantizedTensor(self._info.dtype, shape, self._info.file, layout, bits, block, self._parts)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
-from ssd.models.quantization import SCALE
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """More than any model has."""
@@ -59,13 +58,13 @@ class ModelSizes:
 
 
 def weights(model: Checkpoint) -> int:
-    """How many weights a model has in memory: those of its tensors, if they were read. Scales are none.
+    """How many weights a model has in memory: those of its tensors, if they were read.
 
     An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
     keeps for ids beyond its list or as its embedding."""
     if not model.tensors:
         return ModelSizes.of(model).parameters()
-    counts = {name: math.prod(info.shape) for name, info in model.tensors.items() if not name.endswith(SCALE)}
+    counts = {name: math.prod(info.shape) for name, info in model.tensors.items()}
     rows = 0
     if is_head(model) and (OUTPUTS not in counts or OUTPUTS in model.config.get(SHARED, ())):
         known = model.count("vocab_size")

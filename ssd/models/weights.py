@@ -14,10 +14,10 @@ from ssd.kernels.groups import Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
 from ssd.models.checkpoint import Checkpoint, TensorInfo
+from ssd.models.dequantize import quantized_floats, quantized_groups
 from ssd.models.gguf_header import FLOATS
 from ssd.models.gguf_tensors import GgufTensor
-from ssd.models.header import PACKED_DTYPE
-from ssd.models.quantization import PACKED, QUANTIZATION, SCALE, ZERO
+from ssd.models.quantization import QuantizedTensor
 from ssd.models.split import WHOLE, Piece, Share
 
 _TYPES = ("F32", "F16", "BF16", "F64")
@@ -186,19 +186,27 @@ def from_checkpoint(
         info = checkpoint.tensors.get(name)
         if isinstance(info, GgufTensor):
             return None if info.dtype in FLOATS else blocks(name, shape, info)
-        if info is not None and info.dtype == "I8" and len(shape) == 2 and checkpoint.config.get(QUANTIZATION):
-            codes = stored(name, shape).view(torch.uint8) ^ 128
-            scales, zero = stored(name + SCALE, (shape[0], 1)), 128
-        elif info is not None and info.dtype == PACKED_DTYPE:
-            check_shape(name, info, shape)
-            words = opened(info).get_tensor(name + PACKED).view(torch.uint8)
-            codes = torch.stack((words & 15, words >> 4), dim=-1).flatten(1)
-            scales, zero = stored(name + SCALE, checkpoint.tensors[name + SCALE].shape), ZERO
-        else:
+        if not isinstance(info, QuantizedTensor):
             return None
-        check_type(name + SCALE, checkpoint.tensors[name + SCALE])
-        check_finite(name + SCALE, scales)
-        return Groups(codes.to(device), scales.float().to(device), None, zero)
+        check_shape(name, info, shape)
+        groups = quantized_groups(info, part_of(info))
+        if groups is None:
+            return None
+        offsets = None if groups.offsets is None else groups.offsets.to(device)
+        return Groups(groups.codes.to(device), groups.steps.to(device), offsets, groups.zero)
+
+    def part_of(info: QuantizedTensor) -> Callable[[str], Tensor]:
+        headers = dict(info.parts.values())
+
+        def part(stored_name: str) -> Tensor:
+            header = headers[stored_name]
+            tensor: Tensor = opened(header).get_tensor(stored_name)
+            have_read(header.nbytes)
+            if header.dtype in _TYPES:
+                check_finite(stored_name, tensor)
+            return tensor
+
+        return part
 
     def blocks(name: str, shape: tuple[int, ...], info: GgufTensor) -> Groups:
         check_shape(name, info, shape)
@@ -215,8 +223,10 @@ def from_checkpoint(
             tensor, stored_as = groups.dequantized(), checkpoint.tensors[name]
             whole = tensor.t() if isinstance(stored_as, GgufTensor) and stored_as.transposed else tensor
             tensor = whole[piece or ...].to(dtype)
+        elif isinstance(info := checkpoint.tensors.get(name), QuantizedTensor):
+            tensor = quantized_floats(info, part_of(info))[piece or ...].to(device, dtype)
         else:
-            if (info := checkpoint.tensors.get(name)) is not None:
+            if info is not None:
                 check_type(name, info)
             tensor = stored(name, shape, piece).to(device, dtype)
         check_finite(name, tensor)

@@ -122,7 +122,7 @@ def test_a_head_of_speculators_is_the_same(target: Path, tmp_path: Path, predict
         ({"norm_before_residual": None}, "norm_before_residual must be true or false"),
         ({"norm_before_fc": True}, "norm_before_fc, a norm of the hidden states, is not supported"),
         ({"target_hidden_size": 48}, "it fuses hidden states of width 48"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights are not read"),
+        ({"quantization_config": {"quant_method": "quanto"}}, "quantised weights are not read"),
         ({"transformer_layer_config": {"model_type": "qwen3", "vocab_size": 131}}, "EAGLE-3 heads of type 'qwen3'"),
         ({"transformer_layer_config": {"model_type": "llama", "vocab_size": 131}}, "hidden_size must be a number"),
     ],

@@ -14,7 +14,7 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import SHARED, borrowed
-from ssd.models.quantization import QUANTIZATION, SCALE
+from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import from_checkpoint
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def whole_draft(draft: Path, target: Path, directory: Path) -> Path:
 
     checkpoint = borrowed(inspect(draft), inspect(target))
     weights = from_checkpoint(checkpoint, torch.float32, CPU)
-    sizes = {name: info.shape for name, info in checkpoint.tensors.items() if not name.endswith(SCALE)}
+    sizes = {name: info.shape for name, info in checkpoint.tensors.items()}
     tensors = {name: weights(name, *shape) for name, shape in sizes.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {key: value for key, value in checkpoint.config.items() if key not in (SHARED, QUANTIZATION)}

@@ -1,0 +1,118 @@
+"""The numbers of a quantised weight: integers in groups of inputs, or floats.
+
+`ssd.models.quantization` describes the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.kernels.groups import Groups
+from ssd.models.quantization import QuantizedTensor
+
+ReadPart = Callable[[str], Tensor]
+"""The tensor of a file by its name."""
+# Which of the eight numbers of AWQ's words is an output's. A word holds those of the outputs 0, 2, 4, 6, 1, 3, 5, 7.
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+class _Numbers(NamedTuple):
+    """codes uint8 [out, in]; steps float32 and zeros int64 [out, groups], both of one size where all are equal."""
+
+    codes: Tensor
+    steps: Tensor
+    zeros: Tensor
+
+
+def quantized_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups | None:
+    """Return a weight whose numbers have the bits of `quantized_floats`.
+
+    None for FP8, for inputs whose groups are not in order, and if float32 cannot hold a product of scale and zero."""
+    if tensor.layout == "fp8" or _order(tensor, read) is not None:
+        return None
+    codes, steps, zeros = _numbers(tensor, read)
+    steps = steps.expand(codes.shape[0], -1)
+    if int(zeros.min()) == int(zeros.max()):
+        return Groups(codes, steps, None, int(zeros[0, 0]))
+    offsets = -zeros * steps
+    exact = torch.equal(offsets.double(), -zeros * steps.double())
+    return Groups(codes, steps, offsets) if exact else None
+
+
+def quantized_floats(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
+    """Return the weight float32 [out, in], each number with one rounding."""
+    if tensor.layout == "fp8":
+        return _fp8(tensor, read)
+    codes, steps, zeros = _numbers(tensor, read)
+    order = _order(tensor, read)
+    if order is None:
+        order = torch.arange(steps.shape[1]).repeat_interleave(codes.shape[1] // steps.shape[1])
+    zeros = zeros.expand(zeros.shape[0], steps.shape[1])
+    return (codes.float() - zeros.float()[:, order]) * steps[:, order]
+
+
+def _order(tensor: QuantizedTensor, read: ReadPart) -> Tensor | None:
+    """The group of each input, int64 [in]; None if groups are of neighbours, in order."""
+    if "order" not in tensor.parts:
+        return None
+    name = tensor.parts["order"][0]
+    order, inputs = read(name).long(), tensor.shape[1]
+    scales = tensor.parts["scale"][1].shape
+    groups = scales[1] if tensor.layout == "packed" else scales[0]
+    if tensor.layout == "packed" and bool((order == -1).all()):
+        return None  # the library's mark for "not used"
+    if int(order.min()) < 0 or int(order.max()) >= groups:
+        raise UsageError(f"tensor {name} names groups beyond the {groups} that there are")
+    return None if torch.equal(order, torch.arange(inputs) // (inputs // groups)) else order
+
+
+def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
+    parts = {part: read(name) for part, (name, _) in tensor.parts.items() if part != "order"}
+    codes, scales, zeros, bits = parts["codes"], parts["scale"].float(), parts.get("zero"), tensor.bits
+    middle = torch.tensor([[1 << (bits - 1)]])
+    match tensor.layout:
+        case "awq":
+            assert zeros is not None
+            return _Numbers(_awq(codes).T.contiguous(), scales.T, _awq(zeros).T.long())
+        case "gptq" | "gptq_v2":
+            assert zeros is not None
+            found = _unpacked(zeros, bits).T.long()
+            if tensor.layout == "gptq":
+                found = _one_more(found, bits, tensor.parts["zero"][0])
+            return _Numbers(_unpacked(codes.T, bits), scales.T, found)
+        case "packed":
+            found = middle if zeros is None else _unpacked(zeros.T, bits)[:, : tensor.shape[0]].T.long()
+            return _Numbers(_unpacked(codes, bits), scales, found)
+        case _:
+            scales = scales if scales.ndim == 2 else scales.reshape(1, 1)
+            found = middle if zeros is None else zeros.long().reshape(scales.shape) + 128
+            return _Numbers(codes.view(torch.uint8) ^ 128, scales, found)
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """int32 [n, words] -> uint8 [n, numbers], those in the lowest bits first."""
+    octets = words.contiguous().view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+
+
+def _awq(words: Tensor) -> Tensor:
+    return _unpacked(words, 4).unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1)
+
+
+def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
+    """The zeros of GPTQ's first format. Libraries read the largest stored number in different ways."""
+    if int(stored.max()) == (1 << bits) - 1:
+        raise UsageError(f"tensor {name} stores a zero as {(1 << bits) - 1}, which stands for 0 or for {1 << bits}")
+    return stored + 1
+
+
+def _fp8(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
+    numbers, scales = (read(tensor.parts[part][0]).float() for part in ("codes", "scale"))
+    if scales.ndim == 2 and tensor.block[0]:
+        for axis, (size, whole) in enumerate(zip(tensor.block, tensor.shape, strict=True)):
+            scales = scales.repeat_interleave(min(size, whole), axis).narrow(axis, 0, whole)
+    return numbers * scales
