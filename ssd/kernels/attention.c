@@ -93,9 +93,15 @@ static void score(const float *q, int64_t queries, const float *keys, int64_t st
     }
 }
 
-void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
-          int64_t rows) {
-    score(x, rows, table, size, places, count, size, y, count);
+void dots(const product_t *by, const float *x, const int64_t *places, int64_t count, float *y, int64_t rows,
+          float *scratch) {
+    int64_t order[DOTS];
+    for (int64_t j = 0; j < DOTS; j++) order[j] = j;
+    for (int64_t j = 0; j < count; j += DOTS) {
+        const int64_t some = count - j < DOTS ? count - j : DOTS;
+        look_up(by, places + j, scratch, some);
+        score(x, rows, scratch, by->inputs, order, some, by->inputs, y + j, count);
+    }
 }
 
 /* out[r] += sum of weights[r][j] * value j, for rows of weights [.., most] and of out [.., dim]. */

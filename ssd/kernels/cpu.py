@@ -18,6 +18,8 @@ from ssd.kernels.library import call, pointer, scratch
 
 CHANNELS = 32
 """Outputs side by side in a packed weight, as in tile.h."""
+_DOTS = 16
+"""Rows of a table that are unpacked at a time, as in kernels.h."""
 
 
 def present(device: torch.device) -> bool:
@@ -66,18 +68,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-def gather(table: Tensor, places: Tensor) -> Tensor:
-    """table [rows, size], places int64 [n] -> the rows that these name, [n, size]. Raises `IndexError`."""
-    check(table)
-    if places.dtype != torch.int64 or places.dim() != 1 or not table.is_contiguous():
-        raise TypeError(f"places {places.dtype} {list(places.shape)} of a table {list(table.shape)}")
-    places = places.contiguous()
-    n, (rows, size) = places.shape[0], table.shape
-    if n and not 0 <= min(found := places.tolist()) <= max(found) < rows:
-        raise IndexError(f"places from {min(found)} to {max(found)} in a table of {rows} rows")
-    y = torch.empty(n, size)
-    call().gather(table.data_ptr(), size, places.data_ptr(), y.data_ptr(), n)
-    return y
+def check_places(places: Sequence[int], rows: int) -> None:
+    """Raise `IndexError` unless all places are those of a table's `rows`."""
+    if places and not 0 <= min(places) <= max(places) < rows:
+        raise IndexError(f"places from {min(places)} to {max(places)} in a table of {rows} rows")
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -110,14 +104,6 @@ def gumbel_of(keys: Tensor, ids: Tensor) -> Tensor:
     keys, ids = keys.contiguous(), ids.contiguous()
     y = torch.empty(keys.shape[0], ids.shape[0])
     call().gumbel(keys.data_ptr(), 0, ids.data_ptr(), y.data_ptr(), *y.shape)
-    return y
-
-
-def dots(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
-    """x [n, size], table [rows, size], places int64 [k] -> x times these rows, [n, k]. Nothing checks places."""
-    x, places, size = _rows(x, table.shape[1])[0].contiguous(), places.contiguous(), table.shape[1]
-    y = torch.empty(x.shape[0], places.shape[0])
-    call().dots(x.data_ptr(), size, table.data_ptr(), places.data_ptr(), places.shape[0], y.data_ptr(), x.shape[0])
     return y
 
 
@@ -180,6 +166,29 @@ class Product:
         memory = scratch(n * self.row_bytes)
         call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, memory.data_ptr())
         return y
+
+    def rows(self, places: Tensor) -> Tensor:
+        """The rows [n, in] of the weight in float32 that `places` int64 [n] names. Raises `IndexError`."""
+        if places.dtype != torch.int64 or places.dim() != 1:
+            raise TypeError(f"places {places.dtype} {list(places.shape)}")
+        places = places.contiguous()
+        check_places(places.tolist(), self._outputs)
+        y = torch.empty(places.shape[0], self._inputs)
+        call().look_up(byref(self.struct), places.data_ptr(), y.data_ptr(), places.shape[0])
+        return y
+
+    def dots(self, x: Tensor, places: Tensor) -> Tensor:
+        """x [n, in] times the rows that `places` int64 [k] names, [n, k]. Nothing checks places."""
+        x, places = _rows(x, self._inputs)[0].contiguous(), places.contiguous()
+        y, memory = torch.empty(x.shape[0], places.shape[0]), scratch(self.dots_bytes)
+        addresses = x.data_ptr(), places.data_ptr(), places.shape[0], y.data_ptr(), x.shape[0], memory.data_ptr()
+        call().dots(byref(self.struct), *addresses)
+        return y
+
+    @property
+    def dots_bytes(self) -> int:
+        """Bytes of scratch that `dots` needs."""
+        return 4 * _DOTS * self._inputs
 
 
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:

@@ -10,6 +10,14 @@ static void pack_head(float number, int wide, char *to) {
     else memcpy(to, &half, sizeof half);
 }
 
+static float read_head(const char *from, int wide) {
+    float number;
+    uint16_t half;
+    if (wide) memcpy(&number, from, sizeof number);
+    else memcpy(&half, from, sizeof half), number = from_half(half);
+    return number;
+}
+
 /* Packs codes [outputs, inputs], steps and offsets [outputs, groups] into `packed`, which must be zero. */
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed) {
     const int64_t groups = by->inputs / by->group, bytes = by->wide ? 4 : 2;
@@ -26,6 +34,24 @@ void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, 
                 if (by->bits == 8) code[(i / 4 * CHANNELS + half * HALF) * 4 + i % 4] = (char)from[i];
                 else code[i / 4 * HALF * 4 + i % 4] |= (char)(from[i] << 4 * half);
         }
+    }
+}
+
+/* One channel of a packed weight in float32, each number with one rounding. */
+void group_row(const product_t *by, int64_t channel, float *y) {
+    const int64_t groups = by->inputs / by->group, bytes = by->wide ? 4 : 2, half = CHANNELS / 2;
+    const int64_t own = channel % CHANNELS, lane = by->bits == 8 ? own : own % half, line = CHANNELS * by->bits / 2;
+    const int shift = by->bits == 8 ? 0 : own < half ? 0 : 4, mask = by->bits == 8 ? 255 : 15;
+    const char *from = by->weight + channel / CHANNELS * groups * group_bytes(by);
+    for (int64_t group = 0; group < groups; group++, from += group_bytes(by), y += by->group) {
+        const float step = read_head(from + bytes * own, by->wide);
+        const float offset = by->offsets ? read_head(from + bytes * (CHANNELS + own), by->wide) : 0.0f;
+        const char *codes = from + head_bytes(by) + 4 * lane;
+        for (int64_t i = 0; i < by->group; i += 4, codes += line)
+            for (int j = 0; j < 4; j++) {
+                const float code = (float)(((uint8_t)codes[j] >> shift & mask) - (int)by->zero);
+                y[i + j] = by->offsets ? fmaf(step, code, offset) : step * code;
+            }
     }
 }
 
@@ -73,6 +99,7 @@ int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
 #else
 
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed) {}
+void group_row(const product_t *by, int64_t channel, float *y) {}
 int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, uint8_t *codes, float *steps,
                 float *offsets) {
     return 0;

@@ -64,6 +64,25 @@ class Groups:
         return Groups(self.codes[rows, columns], self.steps[rows, groups], offsets, self.zero)
 
 
+def outputs_of(weight: Tensor | Groups, which: slice | Tensor) -> Tensor | Groups:
+    """The weight of some outputs: a slice, or int64 [n] of them."""
+    if isinstance(weight, Tensor):
+        return weight[which]
+    offsets = None if weight.offsets is None else weight.offsets[which]
+    return Groups(weight.codes[which], weight.steps[which], offsets, weight.zero)
+
+
+def equal(one: Tensor | Groups, other: Tensor | Groups) -> bool:
+    """True if two weights have the same numbers, and are in the same form."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    parts = [(one.codes, other.codes), (one.steps, other.steps)]
+    if one.offsets is not None and other.offsets is not None:
+        parts.append((one.offsets, other.offsets))
+    alike = one.zero == other.zero and (one.offsets is None) == (other.offsets is None)
+    return alike and all(torch.equal(*pair) for pair in parts)
+
+
 def find_groups(weight: Tensor) -> Groups | None:
     """The groups of a float32 weight that was dequantised from GGUF's Q4_0, Q4_1 or Q8_0; None for any other."""
     outputs, inputs = weight.shape

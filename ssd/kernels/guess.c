@@ -3,17 +3,17 @@
 
 #include "kernels.h"
 
-/* A model. `head` has a logit for each of the `ids`, or, if these are missing, for the ids from 0 on. `table` [.., width]
-   has a row for every id; missing if none is wanted. */
+/* A model. `embedding` has a row for every id. `head` has a logit for each of the `ids`, or, if these are missing, for
+   the ids from 0 on. `table` has a row for every id; missing if none is wanted. */
 typedef struct {
-    const float *embedding;
+    const product_t *embedding;
     const layer_t *layers;
     int64_t count;
     const float *cosines, *sines, *norm;
     float eps;
     product_t head;
     const int64_t *ids;
-    const float *table;
+    const product_t *table;
 } model_t;
 
 /* What is wanted after token `index` of a batch: the best of the first `listed` logits and of the ids `text` [texts],
@@ -33,7 +33,7 @@ static void rank_one(const model_t *by, const ask_t *ask, const float *hidden, c
     float *noise = ask->noise ? rest + ask->texts : NULL;
     int64_t found = add_best(logits, listed, ask->temperature, ask->noise, 0, ids, scores, count, 0);
     if (ask->texts) {
-        dots(hidden, by->head.inputs, by->table, ask->text, ask->texts, rest, 1);
+        dots(by->table, hidden, ask->text, ask->texts, rest, 1, rest + 2 * ask->texts);
         if (noise) gumbel(ask->key, 0, ask->text, noise, 1, ask->texts);
         add_best(rest, ask->texts, ask->temperature, noise, listed, ids, scores, count, found);
     }
@@ -49,7 +49,7 @@ void guess(const model_t *by, const int64_t *tokens, const float *const *feature
            float *made, int64_t *ids, float *scores, float *scratch) {
     const int64_t width = by->head.inputs, outputs = by->head.outputs;
     float *embedded = scratch, *rest = embedded + rows * width;
-    gather(by->embedding, width, tokens, embedded, rows);
+    look_up(by->embedding, tokens, embedded, rows);
     if (features)
         for (int64_t row = 0; row < rows; row++) memcpy(made + row * width, features[row], width * sizeof *made);
     decoder(by->layers, 0, by->count, by->cosines, by->sines, positions, features ? made : embedded, embedded, made,

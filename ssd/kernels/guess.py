@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, c_float, c_int64, c_void_p
+from ctypes import byref, c_float, c_int64, c_void_p, pointer
 from typing import NamedTuple
 
 import torch
@@ -32,28 +32,27 @@ class Ask(NamedTuple):
 class GuessStep:
     """A model of `ssd.models.llama` or `ssd.models.eagle3`, and the ranking of its logits.
 
-    `embedding` [V, width]. `norm`: weight and epsilon of the last one. `head` has a logit for each of the `ids` int64
-    [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""
+    `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last one. `head` has a logit for each of the
+    `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""
 
     def __init__(
         self,
-        embedding: Tensor,
+        embedding: Product,
         decoder: Decoder,
         norm: tuple[Tensor, float],
         head: Product,
         ids: Tensor | None = None,
-        table: Tensor | None = None,
+        table: Product | None = None,
     ) -> None:
-        for rows in (embedding, table):
-            if rows is not None and not rows.is_contiguous():
-                raise ValueError("a table must be contiguous")
         self._decoder, self._kept = decoder, (embedding, norm, head, ids, table)
-        self._known, self._width = len(embedding), decoder.width
+        self._known, self._width = int(embedding.struct.outputs), decoder.width
         struct = head.struct
-        parts = embedding.data_ptr(), decoder.structs, len(decoder), *decoder.tables, norm[0].data_ptr(), norm[1]
-        self._struct = library.Model(*parts, struct, library.pointer(ids), library.pointer(table))
+        rows = pointer(embedding.struct), None if table is None else pointer(table.struct)
+        parts = rows[0], decoder.structs, len(decoder), *decoder.tables, norm[0].data_ptr(), norm[1]
+        self._struct = library.Model(*parts, struct, library.pointer(ids), rows[1])
         self._reference = byref(self._struct)
         self._ask_bytes = 4 * (int(struct.inputs) + int(struct.outputs)) + head.row_bytes
+        self._table_bytes = 0 if table is None else table.dots_bytes
 
     def __call__(
         self,
@@ -81,7 +80,7 @@ class GuessStep:
                 for index, (text, temperature, noise, key) in zip(wanted, asks, strict=True)
             )
         )
-        texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0)
+        texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0) + self._table_bytes
         size = 4 * n * self._width + self._decoder.scratch_bytes(views)
         memory = library.scratch(max(size, asked * self._ask_bytes + texts))
         library.call().guess(

@@ -41,10 +41,6 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores);
-/* y [rows, count]: x [rows, size] times the rows of a table [.., size] that `places` names. */
-void dots(const float *x, int64_t size, const float *table, const int64_t *places, int64_t count, float *y,
-          int64_t rows);
-
 /* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of so many `bytes`, float32 or
    bfloat16. groups.h: in codes of so many `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
    with 0 parts stay float32. What is not so is 0. */
@@ -56,6 +52,13 @@ typedef struct {
 
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows);
 void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
+/* y [rows, inputs]: the rows of a packed weight that `places` names, in float32. */
+void group_row(const product_t *by, int64_t channel, float *y);
+void look_up(const product_t *by, const int64_t *places, float *y, int64_t rows);
+/* attention.c: y [rows, count], x [rows, inputs] times these rows; `scratch` is for DOTS of them. */
+#define DOTS LANES
+void dots(const product_t *by, const float *x, const int64_t *places, int64_t count, float *y, int64_t rows,
+          float *scratch);
 /* `scratch` is for rounded inputs: rows * inputs * (parts + 4) bytes. */
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
 

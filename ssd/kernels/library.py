@@ -78,7 +78,7 @@ class Model(ctypes.Structure):
     """`model_t` of guess.c."""
 
     _fields_ = (
-        ("embedding", c_void_p),
+        ("embedding", POINTER(Product)),
         ("layers", POINTER(Layer)),
         ("count", c_int64),
         ("cosines", c_void_p),
@@ -87,7 +87,7 @@ class Model(ctypes.Structure):
         ("eps", c_float),
         ("head", Product),
         ("ids", c_void_p),
-        ("table", c_void_p),
+        ("table", POINTER(Product)),
     )
 
 
@@ -110,10 +110,10 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
-    "gather": (c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "expand": (c_void_p, c_int64, c_int64, c_void_p),
     "gumbel": (c_void_p, c_int32, c_void_p, c_void_p, *_ROWS),
-    "dots": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
+    "dots": (POINTER(Product), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "look_up": (POINTER(Product), c_void_p, c_void_p, c_int64),
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),

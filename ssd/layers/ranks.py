@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError
-from ssd.kernels import cpu
+from ssd.layers.table import Table
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -121,25 +121,15 @@ class RowParallel:
         return self._ranks.sum(self._partial(x))
 
 
-class Embedding:
-    """int64 [n] -> rows of `weight`, [n, width]."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight, self._kernel = weight, cpu.serve(weight) and weight.is_contiguous()
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        return cpu.gather(self._weight, token_ids) if self._kernel else self._weight[token_ids]
-
-
 class ParallelEmbedding:
-    """An embedding split by ids: this rank has the rows from id `first` on."""
+    """An embedding split by ids: this rank's `table` has the rows from id `first` on."""
 
-    def __init__(self, weight: Tensor, first: int, ranks: Ranks) -> None:
-        self._weight, self._first, self._ranks = weight, first, ranks
+    def __init__(self, table: Table, first: int, ranks: Ranks) -> None:
+        self._table, self._first, self._ranks = table, first, ranks
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         here = token_ids - self._first
-        elsewhere = (here < 0) | (here >= len(self._weight))
-        found = self._weight[here.masked_fill(elsewhere, 0)]
+        elsewhere = (here < 0) | (here >= len(self._table))
+        found = self._table(here.masked_fill(elsewhere, 0))
         # Not multiplied by 0, which would keep a NaN.
         return self._ranks.sum(torch.where(elsewhere[:, None], torch.zeros_like(found), found))

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.decoder import Decoder, DecoderLayer
+from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
 from ssd.layers.fields import Config, flag, number
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.head import Head, check_ids
+from ssd.layers.table import Table
+from ssd.models.head import Head, check_ids, embedding_table
 from ssd.models.interface import ForwardContext
 from ssd.models.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, SHARED, TARGET_EMBEDDING, target_width
@@ -54,7 +56,8 @@ class Eagle3:
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
         self._rotary = Rotary(frequencies(shape.head_dim, config, max_position), max_position, dtype, device)
         own = weights.has(EMBEDDING)
-        self._embedding = weights(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
+        embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
+        self.head, self._embed = self._predicting(config, weights, embedding, not own)
         self.fused = FUSED * target_width(config)
         self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
@@ -67,26 +70,31 @@ class Eagle3:
         self._feed_forward = FeedForward(config, layer.below("mlp"))
         self._eps, self._normed_residual = eps, flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-        self.head = self._predicting(config, weights, not own)
 
-    def _predicting(self, config: Config, weights: Weights, theirs: bool) -> Head:
-        """The head over the tokens that it predicts. `d2t` has the differences between their ids and their places.
+    def _predicting(
+        self, config: Config, weights: Weights, embedding: Tensor | Groups, theirs: bool
+    ) -> tuple[Head, Table]:
+        """The head over the tokens that it predicts, and the table of its embedding. `d2t` has the differences between
+        their ids and their places.
 
         Their rows are its own, or those of the target's table, which has rows for all others, too. `theirs`: its
         embedding is the target's."""
         count, known, width = self.shape.outputs, self.shape.vocab_size, int(config["hidden_size"])
         own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
         if own:
-            rows = weights(OUTPUTS, count, width)
+            rows = weights.whole(OUTPUTS, count, width)
         elif weights.has(OUTPUTS):
-            rows = table = weights(OUTPUTS, known, width)
+            rows = table = weights.whole(OUTPUTS, known, width)
         else:
-            rows = table = self._embedding if theirs else weights(TARGET_EMBEDDING, known, width)
+            rows = table = embedding if theirs else weights.whole(TARGET_EMBEDDING, known, width)
         if weights.has("d2t"):
             ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
             check_ids(ids, known, "d2t")
-            rows = rows if own else rows[ids]
-        return Head(weights.linear(rows, None), ids, table if count < known else None)
+            rows = rows if own else outputs_of(rows, ids)
+        kept = None if table is None or count == known else Table(table)
+        head = Head(weights.linear(rows, None), ids, kept)
+        predicting = rows if table is None or kept is None else table
+        return head, embedding_table(embedding, predicting, head)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[n, fused], that is three times the target's width, low to high -> features [n, width]."""
@@ -94,7 +102,7 @@ class Eagle3:
 
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
         features = self._feature_norm(context.features)
-        pairs = torch.cat((self._token_norm(self._embedding[token_ids]), features), dim=-1)
+        pairs = torch.cat((self._token_norm(self._embed(token_ids)), features), dim=-1)
         x = features if self._normed_residual else context.features
         x = x + self._attention(pairs, self._rotary.at(context.positions), context)
         x = x + self._feed_forward(self._forward_norm(x))
@@ -119,4 +127,4 @@ class Eagle3:
         layer = DecoderLayer(
             (feature, forward), None, self._eps, found, self._attention.heads, token, self._normed_residual
         )
-        return guess_step(self._embedding, None, Decoder([layer], self._rotary.tables), self._norm, self.head)
+        return guess_step(self._embed, Decoder([layer], self._rotary.tables), self._norm, self.head)

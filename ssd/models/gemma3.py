@@ -16,9 +16,8 @@ from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, mapping, number, refuse
 from ssd.layers.norm import OffsetRMSNorm
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.head import head_of
 from ssd.models.interface import ForwardContext, Shape
-from ssd.models.llama import FULL, SLIDING, SPLITS, Attention, FeedForward, output_table, shape_of, window_of
+from ssd.models.llama import FULL, SLIDING, SPLITS, Attention, FeedForward, head_and_table, shape_of, window_of
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
@@ -85,14 +84,12 @@ class Gemma3:
             for kind in set(kinds)
         }
         width, model = int(config["hidden_size"]), _text(weights)
-        self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
+        self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=True)
+        self._embed = weights.embedding(table, self.shape.vocab_size)
         self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
         typed = {**config, "layer_types": kinds, "use_sliding_window": True}
         self._layers = [self._layer(typed, model.below(f"layers.{index}"), index) for index in range(len(kinds))]
         self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
-        table = output_table(config, weights, self._embedding, tied=True)
-        self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
-        self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
 

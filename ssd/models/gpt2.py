@@ -10,8 +10,9 @@ from ssd.errors import UsageError
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import LayerNorm
+from ssd.models.head import Head, embedding_table
 from ssd.models.interface import ForwardContext, Shape
-from ssd.models.llama import output_table
+from ssd.models.llama import output_weight
 from ssd.models.split import VOCABULARY, Split, Splits
 from ssd.models.weights import LinearLayer, MakeLinear, Weights
 
@@ -82,12 +83,13 @@ class GPT2:
         self.shape = weights.share.shape(shape)
         self.dtype, self.device = dtype, device
         model = weights.below("transformer") if weights.has("transformer.wte.weight") else weights
-        self._embedding = model("wte.weight", vocab_size, width)
+        embedding = model.whole("wte.weight", vocab_size, width)
+        predicting = output_weight(config, weights, embedding, tied=True)
+        head = Head(weights.linear(predicting, None))
+        self._head, self._embed = head, weights.embedding(embedding_table(embedding, predicting, head), vocab_size)
         self._positions = model("wpe.weight", known, width)
         self._blocks = [Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
         self._norm = _norm(model, "ln_f", width, config)
-        self._head = weights.linear(output_table(config, weights, self._embedding, tied=True), None)
-        self._embed = weights.embedding(self._embedding, vocab_size)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         x = self._embed(token_ids) + self._positions[context.positions]

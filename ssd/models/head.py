@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.kernels import cpu
+from ssd.kernels.groups import Groups, outputs_of
+from ssd.layers.table import Table
 from ssd.models.checkpoint import LIST_FILE, Checkpoint
 from ssd.models.header import check_safetensors
 from ssd.models.pairs import DRAFT_VOCAB, is_head
@@ -23,7 +25,7 @@ class Head:
     `ids` int64 [n] says what each logit is about; None: they are about the ids from 0 on. `table` [V, width] has rows
     for ids that are not in the list, too; None if the list has all ids, or if the checkpoint has no such rows."""
 
-    def __init__(self, linear: LinearLayer, ids: Tensor | None = None, table: Tensor | None = None) -> None:
+    def __init__(self, linear: LinearLayer, ids: Tensor | None = None, table: Table | None = None) -> None:
         self.linear, self.ids, self.table = linear, ids, table
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -33,9 +35,7 @@ class Head:
     def of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Logits [m, k] of any `ids` int64 [k], by the table, which must exist."""
         assert self.table is not None, "there are only rows of the listed ids"
-        if cpu.serve(self.table):
-            return cpu.dots(hidden, self.table, ids)
-        return hidden @ self.table[ids].T
+        return self.table.dots(hidden, ids)
 
 
 def with_list(draft: Checkpoint) -> Checkpoint:
@@ -54,16 +54,24 @@ def with_list(draft: Checkpoint) -> Checkpoint:
     return replace(draft, config=draft.config | {DRAFT_VOCAB: length}, tensors=draft.tensors | found)
 
 
-def head_of(weights: Weights, table: Tensor, outputs: int, vocab_size: int) -> Head:
-    """The head of a model that predicts `outputs` ids: those of its list, else the first ones. Other rows of `table`
+def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size: int, device: torch.device) -> Head:
+    """The head of a model that predicts `outputs` ids: those of its list, else the first ones. Other rows of `weight`
     [vocab_size, width] stay at hand."""
     if outputs == vocab_size:
-        return Head(weights.linear(table, None))
+        return Head(weights.linear(weight, None))
     ids = None
     if weights.stored(LISTED):
-        ids = weights.integers(LISTED, outputs).sort().values.to(table.device)
+        ids = weights.integers(LISTED, outputs).sort().values.to(device)
         check_ids(ids, vocab_size, LISTED)
-    return Head(weights.linear(table[:outputs] if ids is None else table[ids], None), ids, table)
+    rows = outputs_of(weight, slice(outputs) if ids is None else ids)
+    return Head(weights.linear(rows, None), ids, Table(weight))
+
+
+def embedding_table(embedding: Tensor | Groups, predicting: Tensor | Groups, head: Head) -> Table:
+    """The table of an embedding. If `head` predicts with the same weight, it is in memory once."""
+    if predicting is not embedding:
+        return Table(embedding)
+    return Table(embedding, head.linear) if head.table is None else head.table
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:

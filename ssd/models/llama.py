@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.kernels import cpu
 from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import Decoder, DecoderLayer, Heads
+from ssd.kernels.groups import Groups, equal
 from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
-from ssd.layers.ranks import Embedding
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.head import Head, head_of
+from ssd.layers.table import Table
+from ssd.models.head import Head, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
@@ -69,7 +69,7 @@ def window_of(config: Config, layer: int) -> int | None:
     return window if kinds[layer] == SLIDING else None
 
 
-def output_table(config: Config, weights: Weights, embedding: Tensor, tied: bool) -> Tensor:
+def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, tied: bool) -> Tensor | Groups:
     """The head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
 
     `tied` is the family's default. As in transformers, a checkpoint with another lm_head is not tied, whatever its
@@ -77,8 +77,18 @@ def output_table(config: Config, weights: Weights, embedding: Tensor, tied: bool
     tied = flag(config, "tie_word_embeddings", tied)
     if tied and not weights.stored("lm_head.weight"):
         return embedding
-    table = weights("lm_head.weight", int(config["vocab_size"]), embedding.shape[1])
-    return embedding if tied and torch.equal(table, embedding) else table
+    weight = weights.whole("lm_head.weight", int(config["vocab_size"]), embedding.shape[1])
+    return embedding if tied and equal(weight, embedding) else weight
+
+
+def head_and_table(
+    config: Config, weights: Weights, model: Weights, shape: Shape, width: int, device: torch.device, tied: bool
+) -> tuple[Head, Table]:
+    """The head of a Llama-like checkpoint, and the table of its embedding, which is below `model`."""
+    embedding = model.whole("embed_tokens.weight", shape.vocab_size, width)
+    predicting = output_weight(config, weights, embedding, tied)
+    head = head_of(weights, predicting, shape.outputs, shape.vocab_size, device)
+    return head, embedding_table(embedding, predicting, head)
 
 
 def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
@@ -91,14 +101,13 @@ def kernel_of(linear: LinearLayer) -> Product | None:
     return product if isinstance(product, Product) else None
 
 
-def guess_step(
-    embedding: Tensor, embed: LinearLayer | None, decoder: Decoder, norm: RMSNorm, head: Head
-) -> GuessStep | None:
+def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
     """The parts of a model as one call of our kernels; None if one of them is not what the kernels compute."""
     product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
-    if product is None or kernel is None or type(embed) not in (Embedding, type(None)) or not cpu.serve(embedding):
+    rows = embed.product if isinstance(embed, Table) else None
+    if product is None or kernel is None or rows is None:
         return None
-    return GuessStep(embedding, decoder, kernel, product, head.ids, head.table)
+    return GuessStep(rows, decoder, kernel, product, head.ids, None if head.table is None else head.table.product)
 
 
 class Attention:
@@ -243,7 +252,9 @@ class Llama:
         turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
         self._rotary = Rotary(turned, max_position, dtype, device)
         model = weights.below("model")
-        self._embedding = model("embed_tokens.weight", self.shape.vocab_size, width)
+        # First, so that nothing else is in memory while the largest weights are packed.
+        self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=False)
+        self._embed = weights.embedding(table, self.shape.vocab_size)
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
@@ -252,9 +263,6 @@ class Llama:
         served = len(kernels) == len(whole) and 2 * turned.inverse.shape[0] == self.shape.head_dim
         self._decoder = Decoder(kernels, self._rotary.tables) if served else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
-        table = output_table(config, weights, self._embedding, tied=False)
-        self.head = head_of(weights, table, self.shape.outputs, self.shape.vocab_size)
-        self._embed = weights.embedding(self._embedding, self.shape.vocab_size)
 
     def check(self, config: Config) -> None:
         """Raise `UsageError` if the config asks for what this family does not compute."""
@@ -307,4 +315,4 @@ class Llama:
         own = type(self)
         if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
             return None
-        return guess_step(self._embedding, self._embed, self._decoder, self._norm, self.head)
+        return guess_step(self._embed, self._decoder, self._norm, self.head)

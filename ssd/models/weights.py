@@ -12,7 +12,8 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.groups import Groups, stacked
 from ssd.layers.linear import Linear
-from ssd.layers.ranks import Embedding, ParallelEmbedding, RowParallel
+from ssd.layers.ranks import ParallelEmbedding, RowParallel
+from ssd.layers.table import Table
 from ssd.models.checkpoint import Checkpoint, TensorInfo
 from ssd.models.dequantize import quantized_floats, quantized_groups
 from ssd.models.gguf_header import FLOATS
@@ -66,10 +67,17 @@ class Weights:
         read = [self._read(self._prefix + name, whole, piece) for piece in pieces]
         return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
 
+    def whole(self, name: str, outputs: int, inputs: int) -> Tensor | Groups:
+        """One weight [outputs, inputs]; a `Groups` if the checkpoint has it in groups."""
+        groups = self._grouped(name, (outputs, inputs))
+        return self(name, outputs, inputs) if groups is None else groups
+
     def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Groups:
         """The weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
 
         They are a `Groups` if the checkpoint has all of them in groups."""
+        if len(layers) == 1:
+            return self.whole(f"{layers[0][0]}.weight", layers[0][1], inputs)
         found = [self._grouped(f"{name}.weight", (outputs, inputs)) for name, outputs in layers]
         whole = [groups for groups in found if groups is not None]
         together = stacked(whole) if len(whole) == len(found) else None
@@ -92,12 +100,10 @@ class Weights:
         partial = self.partial_linear(weight, bias)
         return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
 
-    def embedding(self, weight: Tensor, vocab_size: int) -> LinearLayer:
-        """The look-up of ids below `vocab_size`, of whose rows `weight` are those that are here."""
+    def embedding(self, table: Table, vocab_size: int) -> LinearLayer:
+        """The look-up of ids below `vocab_size`, of whose rows `table` has those that are here."""
         ranks = self.share.ranks
-        if ranks.size == 1:
-            return Embedding(weight)
-        return ParallelEmbedding(weight, ranks.part(vocab_size).start, ranks)
+        return table if ranks.size == 1 else ParallelEmbedding(table, ranks.part(vocab_size).start, ranks)
 
     def integers(self, name: str, *shape: int) -> Tensor:
         """The same of a tensor of whole numbers, as int64."""

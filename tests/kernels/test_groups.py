@@ -143,3 +143,27 @@ def test_a_part_of_a_weight_ends_with_its_groups() -> None:
         part = weight[piece]
         assert part is not None and torch.equal(part.dequantized(), weight.dequantized()[piece])
     assert weight[slice(None), slice(0, 48)] is None
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["half", "wide"])
+@pytest.mark.parametrize("shifted", [False, True], ids=["zero", "offsets"])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32), (4, 4), (8, 16)])
+def test_rows_are_those_of_the_weight(bits: int, group: int, shifted: bool, wide: bool) -> None:
+    groups, ids = drawn(bits, group, shifted, wide), torch.tensor([69, 0, 31, 32, 15, 16, 0])
+    product, weight = grouped_product(groups, None, 2), groups.dequantized()
+    assert torch.equal(product.rows(ids), weight[ids])
+    with pytest.raises(IndexError, match="places from 70 to 70 in a table of 70 rows"):
+        product.rows(torch.tensor([70]))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q8_0"])
+def test_dots_have_the_bits_of_any_batch(kind: str) -> None:
+    weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(2))
+    weight = weight.bfloat16().float() if kind == "bfloat16" else weight
+    product = grouped_product(found(made(kind, 70, 96)), None) if kind == "Q8_0" else cpu.float_product(weight, None)
+    ids, x = torch.arange(69, 0, -2), inputs_of(5, 96)
+    rows, scores = product.rows(ids), product.dots(x, ids)
+    assert kind == "Q8_0" or torch.equal(rows, weight[ids])
+    assert torch.allclose(scores, x @ rows.T, rtol=1e-4, atol=1e-3 * float(scores.abs().max()))
+    for place, one in enumerate(ids):
+        assert torch.equal(product.dots(x[2:3], one[None])[0], scores[2, place : place + 1])

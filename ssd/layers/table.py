@@ -1,0 +1,43 @@
+"""Rows of a weight that are looked up by id: an embedding, and the rows of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ssd.kernels.cpu import Product, multiply_floats
+from ssd.kernels.groups import Groups
+from ssd.layers.linear import Linear
+
+
+class Table:
+    """A weight [V, width], whose rows are looked up and multiplied one by one.
+
+    In float32 on a CPU with our kernels it has the packed bits of a linear layer, and makes rows float32 as they are
+    wanted. Elsewhere it is a tensor."""
+
+    def __init__(self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`layer`: a linear layer with this weight, if there is one. What it has packed is used here, too."""
+        self.shape = weight.shape
+        exact = isinstance(layer, Linear) or isinstance(weight, Groups)  # others round a weight of floats
+        product = getattr(layer, "product", None) if exact else None
+        floats = weight.steps if isinstance(weight, Groups) else weight
+        if not isinstance(product, Product) and multiply_floats(floats):
+            product = Linear(weight).product
+        self.product = product if isinstance(product, Product) else None
+        """Our kernel's weight; None: `_weight` has the rows."""
+        self._weight = None
+        if self.product is None:
+            self._weight = weight.dequantized() if isinstance(weight, Groups) else weight
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """int64 [n] -> rows [n, width]. Raises `IndexError`."""
+        return self.product.rows(ids) if self._weight is None else self._weight[ids]  # type: ignore[union-attr]
+
+    def dots(self, x: Tensor, ids: Tensor) -> Tensor:
+        """x [n, width] times the rows of `ids` int64 [k] -> [n, k]."""
+        return self.product.dots(x, ids) if self._weight is None else x @ self._weight[ids].T  # type: ignore[union-attr]

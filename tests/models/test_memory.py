@@ -1,0 +1,79 @@
+"""A loaded model takes little more memory than its file: no weight becomes float32, none is there twice."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ssd.kernels import cpu
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.gguf_tensors import GGUF_FILE, LAYER
+from tests.models import tiny
+from tests.models.gguf_writer import finish
+from tests.models.test_gguf_blocks import drawn
+
+WIDTH, INNER, LAYERS, VOCABULARY = 256, 768, 2, 1200
+MOST = 1.3
+pytestmark = pytest.mark.skipif(
+    not cpu.multiply_floats(torch.empty(1, 1)), reason="without our products layers and tables are float32"
+)
+
+
+def write(directory: Path, kinds: dict[str, str], tied: bool) -> Path:
+    """A Llama of random blocks in a folder: a tensor's part of `kinds`, else "", names its type. -> the GGUF."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    known = tiny.SIZES | sizes | heads | {"model_type": "llama", "tie_word_embeddings": tied}
+    (directory / "config.json").write_text(json.dumps(known))
+    writer = gguf.GGUFWriter(file := directory / GGUF_FILE, "llama")
+    rows = {"attn_k": WIDTH // 2, "attn_v": WIDTH // 2, "ffn_gate": INNER, "ffn_up": INNER}
+    for name in ("output_norm", *(f"blk.{layer}.{part}" for layer in range(LAYERS) for part in LAYER)):
+        part = name.rpartition(".")[2]
+        if part.endswith("norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
+        else:
+            _add(writer, name, rows.get(part, WIDTH), INNER if part == "ffn_down" else WIDTH, kinds)
+    for name in ("token_embd",) if tied else ("token_embd", "output"):
+        _add(writer, name, VOCABULARY, WIDTH, kinds)
+    finish(writer)
+    return file
+
+
+def _add(writer: gguf.GGUFWriter, name: str, outputs: int, inputs: int, kinds: dict[str, str]) -> None:
+    kind = kinds.get(name.rpartition(".")[2], kinds[""])
+    writer.add_tensor(f"{name}.weight", drawn(kind, outputs, inputs), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def tensor_bytes(root: object) -> int:
+    """Bytes of all tensors that an object holds."""
+    seen, found, open_ = set[int](), dict[int, int](), [root]
+    while open_:
+        one = open_.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        else:
+            open_ += gc.get_referents(one)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "kinds",
+    [{"": "Q4_K"}, {"": "Q6_K"}, {"": "Q8_0"}, {"": "Q4_1", "token_embd": "Q8_0"}, {"": "Q4_K", "token_embd": "Q6_K"}],
+    ids=["Q4_K", "Q6_K", "Q8_0", "Q4_1 and Q8_0", "Q4_K and Q6_K"],
+)
+def test_a_gguf_takes_little_more_than_its_file(kinds: dict[str, str], tied: bool, tmp_path: Path) -> None:
+    file = write(tmp_path, kinds, tied)
+    model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64)
+    assert tensor_bytes(model) < MOST * file.stat().st_size
