@@ -37,7 +37,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
         if key in checkpoint.config:
             raise UsageError(f"config.json has {key}, which transformers does not know")
     if checkpoint.config.get(QUANTIZATION):
-        raise UsageError("weights in 8 bits need a family with a file of its own")
+        raise UsageError("quantised weights need a family with a file of its own")
     if (checkpoint.directory / "adapter_config.json").exists():
         raise UsageError("adapter_config.json: adapters are not loaded")
     from transformers import AutoConfig

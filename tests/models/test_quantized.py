@@ -24,6 +24,7 @@ from tests.models import tiny
 from tests.ranks import part, side_by_side
 
 GROUP = 16
+HUGE = 1 << 40
 SIZES = {"intermediate_size": 64, "std": 0.2}
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Layout = Callable[[str, int, int, torch.Generator], tuple[dict[str, Tensor], Tensor]]
@@ -183,6 +184,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Layout, bool]] = {
     "fp8-channels": (compressed(FLOATS, **FP8), fp8(1, 0, kind=torch.bfloat16), False),
     "fp8-blocks": (compressed(FLOATS, **FP8 | BLOCKS), fp8(24, 48), False),
     "deepseek": ({"quant_method": "fp8", "weight_block_size": [24, 48]}, fp8(24, 48, "weight_scale_inv"), False),
+    "huge-blocks": ({"quant_method": "fp8", "weight_block_size": [HUGE] * 2}, fp8(HUGE, HUGE, "weight_scale"), False),
 }
 """config, tensors, and whether they stay integers"""
 ALL = LAYOUTS | {"mixed": (MIXED, mixed, False)}
