@@ -1,27 +1,34 @@
-"""The tokenizer that a GGUF brings in its metadata, as tokenizer.json and what belongs beside it."""
+"""The tokenizer that a GGUF brings in its metadata, as tokenizer.json and what belongs beside it.
+
+Two kinds are rebuilt: byte-level BPE (`gpt2`) and SentencePiece (`llama`), in the form of transformers' converter."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
+from ssd.models.gguf_pretokenizers import CUTS
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _PREFIX = "tokenizer.ggml."
-# What `tokenizer.ggml.pre` calls a way to cut text before merging -> whether digits are cut one by one.
-_CUTS = {"default": False, "gpt-2": False, "smollm": True}
 _CONTROL, _USER_DEFINED = 3, 4
+_SPM_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for SentencePiece
+# Control tokens that end a turn, whatever the metadata names.
+_END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
+_SPACE = "▁"
 
 
 def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
     """Write the files into `directory`; UsageError for a kind of tokenizer that is not rebuilt here."""
     kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
-    if kind != "gpt2" or not isinstance(cut, str) or cut not in _CUTS:
+    if not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
         raise UsageError(
             f"the tokenizer in {reader.data.filename} ({kind!r}, {cut!r}) is not read: "
             "put the tokenizer.json of the model beside it"
@@ -31,27 +38,18 @@ def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
             f"{reader.data.filename}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported"
         )
     try:
-        _tokenizer(reader, digits=_CUTS[cut]).save(str(directory / "tokenizer.json"))
-        _write_settings(reader, directory)
+        tokens, types = _tokens(reader)
+        ids = _special_ids(reader, len(tokens), _SPM_IDS if kind == "llama" else {})
+        if kind == "llama":
+            tokenizer, bos = _sentencepiece(reader, tokens, types, ids), True
+        else:
+            tokenizer, bos = _byte_level(reader, tokens, cut), CUTS[cut].bos
+        _add_special(reader, tokenizer, tokens, types, ids.get("bos"), bos)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        _write_settings(reader, directory, tokens, types, ids)
     except Exception as error:  # the library raises bare Exception, and the metadata may be of any type
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise UsageError(f"the tokenizer in {reader.data.filename} is broken: {first}") from error
-
-
-def _write_settings(reader: GGUFReader, directory: Path) -> None:
-    """What stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
-    tokens = _field(reader, "tokens")
-    ids = {key: _field(reader, f"{key}_token_id") for key in ("bos", "eos", "eot", "eom")}
-    known = {key: at for key, at in ids.items() if at is not None}
-    for key, at in known.items():
-        if type(at) is not int or not 0 <= at < len(tokens):
-            raise ValueError(f"{key}_token_id {at!r} is not one of {len(tokens)} tokens")
-    config = {f"{key}_token": tokens[at] for key, at in known.items() if key in ("bos", "eos")}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    ends = {at for key, at in known.items() if key != "bos"}
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
-    if (template := reader.get_field("tokenizer.chat_template")) is not None:
-        (directory / "chat_template.jinja").write_text(template.contents())
 
 
 def _field(reader: GGUFReader, name: str) -> Any:
@@ -59,24 +57,141 @@ def _field(reader: GGUFReader, name: str) -> Any:
     return None if field is None else field.contents()
 
 
-def _tokenizer(reader: GGUFReader, digits: bool) -> Any:
-    """Byte-level BPE over the tokens and merges of the metadata."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+def _list(reader: GGUFReader, name: str, kind: type, length: int | None = None) -> list[Any]:
+    """Returns an array of the metadata. ValueError for another type or length."""
+    values = _field(reader, name)
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise ValueError(f"{_PREFIX}{name} is no list of {kind.__name__}")
+    if length is not None and len(values) != length:
+        raise ValueError(f"{_PREFIX}{name} has {len(values)} entries for {length} tokens")
+    return values
 
-    tokens, merges = _field(reader, "tokens"), _field(reader, "merges")
-    kinds = _field(reader, "token_type") or [1] * len(tokens)
+
+def _tokens(reader: GGUFReader) -> tuple[list[str], list[int]]:
+    """Returns the text and the type of every token. ValueError for a text that stands there twice."""
+    tokens = _list(reader, "tokens", str)
+    types = [1] * len(tokens)
+    if reader.get_field(_PREFIX + "token_type") is not None:
+        types = _list(reader, "token_type", int, len(tokens))
+    if _field(reader, "model") == "llama":  # llama.cpp's converter writes runs of spaces as such
+        tokens = [
+            text.replace(" ", _SPACE) if of == _USER_DEFINED else text for text, of in zip(tokens, types, strict=True)
+        ]
+    seen: set[str] = set()
+    for token in tokens:
+        if token in seen:
+            raise ValueError(f"{_PREFIX}tokens has {token!r} twice")
+        seen.add(token)
+    return tokens, types
+
+
+def _special_ids(reader: GGUFReader, size: int, defaults: dict[str, int]) -> dict[str, int]:
+    """Returns the ids of the special tokens that the metadata names, or that the kind of tokenizer has by default."""
+    ids = {key: at for key, at in defaults.items() if at < size}
+    for key in ("bos", "eos", "eot", "eom", "unknown"):
+        if (at := _field(reader, f"{key}_token_id")) is None:
+            continue
+        if type(at) is not int or not 0 <= at < size:
+            raise ValueError(f"{_PREFIX}{key}_token_id {at!r} is not one of {size} tokens")
+        ids[key] = at
+    return ids
+
+
+def _byte_level(reader: GGUFReader, tokens: Sequence[str], cut: str) -> Any:
+    """Returns byte-level BPE over the tokens and merges of the metadata."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ", 1)) for merge in merges]))
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    merges = []
+    for merge in _list(reader, "merges", str):
+        left, _, right = merge.partition(" ")
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ValueError(f"{_PREFIX}merges: {merge!r} is not of two tokens that make a third")
+        merges.append((left, right))
+    way = CUTS[cut]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=way.ignore_merges))
+    if way.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(way.steps())
     tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind in (_CONTROL, _USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
-    if _field(reader, "add_bos_token"):
-        first = _field(reader, "bos_token_id")
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[tokens[first], "$A"], special_tokens=[(tokens[first], first)]
-        )
     return tokenizer
+
+
+def _sentencepiece(reader: GGUFReader, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]) -> Any:
+    """Returns SentencePiece BPE: spaces are "▁", characters without a token become tokens of bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _list(reader, "scores", float, len(tokens))
+    model = models.BPE(
+        {token: index for index, token in enumerate(tokens)},
+        _merges_of(tokens, types, scores),
+        unk_token=tokens[ids["unknown"]],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    prefix = _field(reader, "add_space_prefix")
+    prefix = True if prefix is None else bool(prefix)
+    replace = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
+    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*decoding, decoders.Strip(" ", 1, 0)] if prefix else decoding)
+    return tokenizer
+
+
+def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Returns the merges that SentencePiece would do: every two tokens that make a third, the best score first.
+    Equal scores: the longer left part first, as in transformers' converter. User-defined tokens are matched before
+    all others, so their merges come first."""
+    ids = {token: index for index, token in enumerate(tokens) if types[index] != _CONTROL}
+    found = []
+    for token, index in ids.items():
+        score = math.inf if types[index] == _USER_DEFINED else scores[index]
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in ids and token[at:] in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found += [(score, len(left), len(right), left, right) for left, right in pairs]
+    found.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in found]
+
+
+def _add_special(
+    reader: GGUFReader,
+    tokenizer: Any,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    bos: int | None,
+    default: bool,
+) -> None:
+    """Add the tokens that are matched before a text is cut, and BOS before each text if the metadata asks for it.
+    `default`: whether a file that does not say gets BOS."""
+    from tokenizers import AddedToken, processors
+
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    asked = _field(reader, "add_bos_token")
+    if asked and bos is None:
+        raise ValueError(f"{_PREFIX}add_bos_token is set without {_PREFIX}bos_token_id")
+    if bos is not None and (default if asked is None else asked):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
+        )
+
+
+def _write_settings(
+    reader: GGUFReader, directory: Path, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]
+) -> None:
+    """Write what stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
+    config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    ends = {ids[key] for key in ("eos", "eot", "eom") if key in ids}
+    ends |= {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_TEXTS}
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
+    if (template := reader.get_field("tokenizer.chat_template")) is not None:
+        if not isinstance(text := template.contents(), str):
+            raise ValueError("tokenizer.chat_template is no text")
+        (directory / "chat_template.jinja").write_text(text)
