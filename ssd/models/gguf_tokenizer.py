@@ -1,95 +1,34 @@
 """The tokenizer that a GGUF brings in its metadata, as tokenizer.json and what belongs beside it.
 
-Two kinds are rebuilt as Hugging Face's tokenizers have them: byte-level BPE (`gpt2`), SentencePiece's BPE (`llama`)."""
+Two kinds are rebuilt: byte-level BPE (`gpt2`) and SentencePiece (`llama`), in the form of transformers' converter."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
+from ssd.models.gguf_pretokenizers import CUTS
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _PREFIX = "tokenizer.ggml."
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_LONGEST_PIECE = 1024
-"""Characters of a SentencePiece token: its merges are found by trying every cut of it."""
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
-"""Texts of special tokens that end an answer, whatever the file calls its end: chat models end turns with one of them
-and documents with another."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a byte-level BPE cuts a text before it merges.
-
-    `patterns` cut one after the other; without any, GPT-2's own does. `digits`: they are cut one by one, first.
-    `composed`: the text is brought to NFC. `whole`: a piece that is a token is not merged. `bos`: texts begin with the
-    beginning-of-text token where the file does not say."""
-
-    patterns: tuple[str, ...] = ()
-    digits: bool = False
-    composed: bool = False
-    whole: bool = False
-    bos: bool = False
-
-
-def _words(digits: str) -> str:
-    """Return the pattern of GPT-4's first tokenizer, in which a number has so many `digits`."""
-    return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-def _cased(suffix: str, digits: str) -> str:
-    """Return the pattern of GPT-4o's tokenizer, which cuts before capitals; words may have a `suffix`."""
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    return (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}|\p{{N}}{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+")
-_DEEPSEEK_3 = (
-    r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-_GPT_2, _DIGITS = Cut(), Cut(digits=True)
-_LLAMA_3 = Cut((_words("{1,3}"),), whole=True, bos=True)
-_QWEN_2 = Cut((_words(""),), composed=True)
-_GPT_4O = Cut((_cased("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"),))
-CUTS = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "jais"), _GPT_2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA_3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut((_words("{1,3}"),))),
-    "stablelm2": Cut((_words(""),)),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT_4O),
-    "tekken": Cut((_cased("", ""),), whole=True, bos=True),
-    "deepseek-coder": Cut(_DEEPSEEK_CODER, digits=True),
-    "deepseek-v3": Cut(_DEEPSEEK_3),
-    "olmo": Cut(composed=True),
-}
-"""`tokenizer.ggml.pre`, by llama.cpp's names -> what the tokenizer.json of these models does."""
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_SPM_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for SentencePiece
+# Control tokens that end a turn, whatever the metadata names.
+_END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
+_SPACE = "▁"
 
 
 def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
     """Write the files into `directory`; UsageError for a kind of tokenizer that is not rebuilt here."""
     kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
-    known = kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)
-    if not known:
+    if not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
         raise UsageError(
             f"the tokenizer in {reader.data.filename} ({kind!r}, {cut!r}) is not read: "
             "put the tokenizer.json of the model beside it"
@@ -99,30 +38,18 @@ def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
             f"{reader.data.filename}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported"
         )
     try:
-        tokens, kinds = _tokens(reader)
-        tokenizer = _sentence_piece(reader, tokens, kinds) if kind == "llama" else _bpe(reader, tokens, CUTS[cut])
-        _finish(reader, tokenizer, tokens, kinds, bos=kind == "llama" or CUTS[cut].bos)
+        tokens, types = _tokens(reader)
+        ids = _special_ids(reader, len(tokens), _SPM_IDS if kind == "llama" else {})
+        if kind == "llama":
+            tokenizer, bos = _sentencepiece(reader, tokens, types, ids), True
+        else:
+            tokenizer, bos = _byte_level(reader, tokens, cut), CUTS[cut].bos
+        _add_special(reader, tokenizer, tokens, types, ids.get("bos"), bos)
         tokenizer.save(str(directory / "tokenizer.json"))
-        _write_settings(reader, directory, tokens, kinds)
+        _write_settings(reader, directory, tokens, types, ids)
     except Exception as error:  # the library raises bare Exception, and the metadata may be of any type
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise UsageError(f"the tokenizer in {reader.data.filename} is broken: {first}") from error
-
-
-def _write_settings(reader: GGUFReader, directory: Path, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Write what stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
-    known = {key: at for key in ("bos", "eos", "eot", "eom") if (at := _token(reader, key, tokens)) is not None}
-    names = {f"{key}_token": tokens[at] for key, at in known.items() if key in ("bos", "eos")}
-    ends = {at for key, at in known.items() if key != "bos"}
-    marked = (at for at, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED))
-    ends |= {at for at in marked if tokens[at] in _ENDS}
-    (directory / "tokenizer_config.json").write_text(json.dumps(names))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
-    if (template := reader.get_field("tokenizer.chat_template")) is not None:
-        text = template.contents()
-        if not isinstance(text, str):
-            raise ValueError(f"tokenizer.chat_template is no text but {text!r}")
-        (directory / "chat_template.jinja").write_text(text)
 
 
 def _field(reader: GGUFReader, name: str) -> Any:
@@ -130,94 +57,141 @@ def _field(reader: GGUFReader, name: str) -> Any:
     return None if field is None else field.contents()
 
 
-def _token(reader: GGUFReader, key: str, tokens: Sequence[str]) -> int | None:
-    """Return a special token's id, None if the file names none. Raises ValueError for one that is no token."""
-    at = _field(reader, f"{key}_token_id")
-    if at is not None and (type(at) is not int or not 0 <= at < len(tokens)):
-        raise ValueError(f"{key}_token_id {at!r} is not one of {len(tokens)} tokens")
-    return at
+def _list(reader: GGUFReader, name: str, kind: type, length: int | None = None) -> list[Any]:
+    """Returns an array of the metadata. ValueError for another type or length."""
+    values = _field(reader, name)
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise ValueError(f"{_PREFIX}{name} is no list of {kind.__name__}")
+    if length is not None and len(values) != length:
+        raise ValueError(f"{_PREFIX}{name} has {len(values)} entries for {length} tokens")
+    return values
 
 
 def _tokens(reader: GGUFReader) -> tuple[list[str], list[int]]:
-    """Return every token's text, and its kind. Raises ValueError if they do not fit each other."""
-    tokens: Any = _field(reader, "tokens")
-    kinds: Any = _field(reader, "token_type") or [_NORMAL] * len(tokens)
-    if not all(isinstance(token, str) for token in tokens):
-        raise ValueError("tokenizer.ggml.tokens are no texts")
-    if len(set(tokens)) < len(tokens):
-        twice, _ = Counter(tokens).most_common(1)[0]
-        raise ValueError(f"tokenizer.ggml.tokens has {twice!r} twice")
-    if len(kinds) != len(tokens):
-        raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} numbers for {len(tokens)} tokens")
-    return tokens, kinds
+    """Returns the text and the type of every token. ValueError for a text that stands there twice."""
+    tokens = _list(reader, "tokens", str)
+    types = [1] * len(tokens)
+    if reader.get_field(_PREFIX + "token_type") is not None:
+        types = _list(reader, "token_type", int, len(tokens))
+    if _field(reader, "model") == "llama":  # llama.cpp's converter writes runs of spaces as such
+        tokens = [
+            text.replace(" ", _SPACE) if of == _USER_DEFINED else text for text, of in zip(tokens, types, strict=True)
+        ]
+    seen: set[str] = set()
+    for token in tokens:
+        if token in seen:
+            raise ValueError(f"{_PREFIX}tokens has {token!r} twice")
+        seen.add(token)
+    return tokens, types
 
 
-def _bpe(reader: GGUFReader, tokens: Sequence[str], cut: Cut) -> Any:
-    """Return a byte-level BPE over the tokens and merges of the metadata."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+def _special_ids(reader: GGUFReader, size: int, defaults: dict[str, int]) -> dict[str, int]:
+    """Returns the ids of the special tokens that the metadata names, or that the kind of tokenizer has by default."""
+    ids = {key: at for key, at in defaults.items() if at < size}
+    for key in ("bos", "eos", "eot", "eom", "unknown"):
+        if (at := _field(reader, f"{key}_token_id")) is None:
+            continue
+        if type(at) is not int or not 0 <= at < size:
+            raise ValueError(f"{_PREFIX}{key}_token_id {at!r} is not one of {size} tokens")
+        ids[key] = at
+    return ids
 
-    merges = [tuple(merge.split(" ", 1)) for merge in _field(reader, "merges")]
+
+def _byte_level(reader: GGUFReader, tokens: Sequence[str], cut: str) -> Any:
+    """Returns byte-level BPE over the tokens and merges of the metadata."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole))
-    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
-    if cut.digits:
-        steps.insert(len(steps) if cut.patterns else 0, pre_tokenizers.Digits(individual_digits=True))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not cut.patterns))
-    tokenizer.normalizer = normalizers.NFC() if cut.composed else None
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    merges = []
+    for merge in _list(reader, "merges", str):
+        left, _, right = merge.partition(" ")
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ValueError(f"{_PREFIX}merges: {merge!r} is not of two tokens that make a third")
+        merges.append((left, right))
+    way = CUTS[cut]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=way.ignore_merges))
+    if way.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(way.steps())
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentence_piece(reader: GGUFReader, tokens: Sequence[str], kinds: Sequence[int]) -> Any:
-    """Return a BPE over characters, and bytes where a character is no token. Spaces are U+2581."""
+def _sentencepiece(reader: GGUFReader, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]) -> Any:
+    """Returns SentencePiece BPE: spaces are "▁", characters without a token become tokens of bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    unknown = _token(reader, "unknown", tokens)
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    merges = _merges(tokens, kinds, _field(reader, "scores"))
-    named = None if unknown is None else tokens[unknown]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=named, fuse_unk=True, byte_fallback=True))
-    spaces, back = normalizers.Replace(" ", "▁"), [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _field(reader, "add_space_prefix") in (None, True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
-        back.append(decoders.Strip(content=" ", left=1))
-    else:
-        tokenizer.normalizer = spaces
-    tokenizer.decoder = decoders.Sequence(back)
+    scores = _list(reader, "scores", float, len(tokens))
+    model = models.BPE(
+        {token: index for index, token in enumerate(tokens)},
+        _merges_of(tokens, types, scores),
+        unk_token=tokens[ids["unknown"]],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    prefix = _field(reader, "add_space_prefix")
+    prefix = True if prefix is None else bool(prefix)
+    replace = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
+    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*decoding, decoders.Strip(" ", 1, 0)] if prefix else decoding)
     return tokenizer
 
 
-def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float] | None) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make a token, the one of the highest score first.
-
-    SentencePiece merges whatever makes the token of the highest score. This list says the same to a BPE."""
-    if scores is None or len(scores) != len(tokens):
-        raise ValueError(f"tokenizer.ggml.scores has {len(scores or ())} numbers for {len(tokens)} tokens")
-    ids = {token: at for at, token in enumerate(tokens) if kinds[at] in (_NORMAL, _USER_DEFINED)}
-    if longest := next((token for token in ids if len(token) > _LONGEST_PIECE), None):
-        raise ValueError(f"token {longest[:32]!r}... has {len(longest)} characters, more than {_LONGEST_PIECE}")
-    found: list[tuple[str, str]] = []
-    for token in sorted(ids, key=lambda token: -scores[ids[token]]):
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        whole = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
-        found += sorted(whole, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    return found
+def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Returns the merges that SentencePiece would do: every two tokens that make a third, the best score first.
+    Equal scores: the longer left part first, as in transformers' converter. User-defined tokens are matched before
+    all others, so their merges come first."""
+    ids = {token: index for index, token in enumerate(tokens) if types[index] != _CONTROL}
+    found = []
+    for token, index in ids.items():
+        score = math.inf if types[index] == _USER_DEFINED else scores[index]
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in ids and token[at:] in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found += [(score, len(left), len(right), left, right) for left, right in pairs]
+    found.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in found]
 
 
-def _finish(reader: GGUFReader, tokenizer: Any, tokens: Sequence[str], kinds: Sequence[int], bos: bool) -> None:
-    """Add the special tokens, and the beginning of a text if the file wants it, or says nothing and `bos` is True."""
+def _add_special(
+    reader: GGUFReader,
+    tokenizer: Any,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    bos: int | None,
+    default: bool,
+) -> None:
+    """Add the tokens that are matched before a text is cut, and BOS before each text if the metadata asks for it.
+    `default`: whether a file that does not say gets BOS."""
     from tokenizers import AddedToken, processors
 
-    special = (_CONTROL, _UNKNOWN)
-    added = [
-        AddedToken(token, special=kind in special, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind in (*special, _USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
-    wanted = _field(reader, "add_bos_token")
-    first = _token(reader, "bos", tokens)
-    if first is not None and (bos if wanted is None else wanted):
-        named = [(tokens[first], first)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=[tokens[first], "$A"], special_tokens=named)
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+    )
+    asked = _field(reader, "add_bos_token")
+    if asked and bos is None:
+        raise ValueError(f"{_PREFIX}add_bos_token is set without {_PREFIX}bos_token_id")
+    if bos is not None and (default if asked is None else asked):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
+        )
+
+
+def _write_settings(
+    reader: GGUFReader, directory: Path, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]
+) -> None:
+    """Write what stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
+    config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    ends = {ids[key] for key in ("eos", "eot", "eom") if key in ids}
+    ends |= {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_TEXTS}
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
+    if (template := reader.get_field("tokenizer.chat_template")) is not None:
+        if not isinstance(text := template.contents(), str):
+            raise ValueError("tokenizer.chat_template is no text")
+        (directory / "chat_template.jinja").write_text(text)

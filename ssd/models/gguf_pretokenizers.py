@@ -1,0 +1,70 @@
+"""How each family of byte-level BPE cuts a text before it merges, by llama.cpp's name for it (`tokenizer.ggml.pre`).
+
+The expressions are facts of the models: they are the ones in the tokenizer.json of each family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cl100k(digits: str) -> str:
+    """Returns the expression of tiktoken's cl100k, with another rule for digits."""
+    words = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _o200k(ending: str, digits: str) -> str:
+    """Returns the expression of tiktoken's o200k, with another ending of words and another rule for digits."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to cut: `patterns` are applied in turn, then GPT-2's own expression if `gpt2`."""
+
+    patterns: tuple[str, ...] = ()
+    gpt2: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False  # a piece that is a token stays whole, whatever the merges make of it
+    bos: bool = False  # llama.cpp's default for a file without `add_bos_token`
+
+    def steps(self) -> list[Any]:
+        """Returns the pre-tokenizers, the byte alphabet last."""
+        from tokenizers import Regex, pre_tokenizers
+
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2)]
+
+
+_GPT2 = Cut(gpt2=True)
+_DIGITS = Cut((r"\p{N}",), gpt2=True)
+_QWEN2 = Cut((_cl100k(r"\p{N}"),), nfc=True)
+_LLAMA3 = Cut((_cl100k(r"\p{N}{1,3}"),), ignore_merges=True, bos=True)
+_GPT4O = Cut((_o200k(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
+_DEEPSEEK3 = Cut(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        rf"""| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}""",
+    )
+)
+CUTS = {
+    **dict.fromkeys(("default", "gpt-2", "phi-2"), _GPT2),
+    **dict.fromkeys(("mpt", "olmo"), Cut(gpt2=True, nfc=True)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _DIGITS),
+    "command-r": Cut(_DIGITS.patterns, gpt2=True, nfc=True),
+    **dict.fromkeys(("qwen2", "qwen2.5", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    "dbrx": Cut(_LLAMA3.patterns),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": Cut((_o200k("", r"\p{N}"),), ignore_merges=True, bos=True),
+    "deepseek-v3": _DEEPSEEK3,
+}
