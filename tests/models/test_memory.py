@@ -1,4 +1,4 @@
-"""A loaded model takes little more memory than its file: no weight becomes float32, none is there twice."""
+"""What a loaded model takes for each byte of its file: no weight becomes float32, none is there twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.models.gguf_writer import finish
 from tests.models.test_gguf_blocks import drawn
 
 WIDTH, INNER, LAYERS, VOCABULARY = 256, 768, 2, 1200
-MOST = 1.3
+# By the type of the layers. In memory, codes of 5 to 8 bits take 8, and K types have float32 steps and offsets.
+MOST = {"Q4_1": 1.3, "Q8_0": 1.3, "Q4_K": 1.45, "Q6_K": 1.6}
 pytestmark = pytest.mark.skipif(
     not cpu.multiply_floats(torch.empty(1, 1)), reason="without our products layers and tables are float32"
 )
@@ -73,7 +74,7 @@ def tensor_bytes(root: object) -> int:
     [{"": "Q4_K"}, {"": "Q6_K"}, {"": "Q8_0"}, {"": "Q4_1", "token_embd": "Q8_0"}, {"": "Q4_K", "token_embd": "Q6_K"}],
     ids=["Q4_K", "Q6_K", "Q8_0", "Q4_1 and Q8_0", "Q4_K and Q6_K"],
 )
-def test_a_gguf_takes_little_more_than_its_file(kinds: dict[str, str], tied: bool, tmp_path: Path) -> None:
+def test_a_gguf_takes_no_more_than_its_blocks(kinds: dict[str, str], tied: bool, tmp_path: Path) -> None:
     file = write(tmp_path, kinds, tied)
     model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64)
-    assert tensor_bytes(model) < MOST * file.stat().st_size
+    assert tensor_bytes(model) < MOST[kinds[""]] * file.stat().st_size
