@@ -57,13 +57,14 @@ _DEEPSEEK3 = Cut(
     )
 )
 CUTS = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2"), _GPT2),
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "jais"), _GPT2),
     **dict.fromkeys(("mpt", "olmo"), Cut(gpt2=True, nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _DIGITS),
     "command-r": Cut(_DIGITS.patterns, gpt2=True, nfc=True),
     **dict.fromkeys(("qwen2", "qwen2.5", "deepseek-r1-qwen"), _QWEN2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
-    "dbrx": Cut(_LLAMA3.patterns),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut(_LLAMA3.patterns)),
+    "stablelm2": Cut(_QWEN2.patterns),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": Cut((_o200k("", r"\p{N}"),), ignore_merges=True, bos=True),
     "deepseek-v3": _DEEPSEEK3,

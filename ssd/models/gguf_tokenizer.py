@@ -20,9 +20,9 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "gene
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPM_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for SentencePiece
-# Control tokens that end a turn, whatever the metadata names.
+# Tokens that end a turn, whatever the metadata names, and whatever type it gives them.
 _END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
-_SPACE = "▁"
+_SPACE, _LONGEST = "▁", 1024
 
 
 def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
@@ -77,6 +77,7 @@ def _tokens(reader: GGUFReader) -> tuple[list[str], list[int]]:
         tokens = [
             text.replace(" ", _SPACE) if of == _USER_DEFINED else text for text, of in zip(tokens, types, strict=True)
         ]
+    types = [_CONTROL if text in _END_TEXTS else of for text, of in zip(tokens, types, strict=True)]
     seen: set[str] = set()
     for token in tokens:
         if token in seen:
@@ -144,6 +145,8 @@ def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[flo
     Equal scores: the longer left part first, as in transformers' converter. User-defined tokens are matched before
     all others, so their merges come first."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] != _CONTROL}
+    if longest := next((token for token in ids if len(token) > _LONGEST), None):  # every cut of it is tried
+        raise ValueError(f"{_PREFIX}tokens: {longest[:32]!r}... has {len(longest)} characters, more than {_LONGEST}")
     found = []
     for token, index in ids.items():
         score = math.inf if types[index] == _USER_DEFINED else scores[index]
@@ -189,7 +192,7 @@ def _write_settings(
     config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     ends = {ids[key] for key in ("eos", "eot", "eom") if key in ids}
-    ends |= {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_TEXTS}
+    ends |= {index for index, token in enumerate(tokens) if token in _END_TEXTS}
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
     if (template := reader.get_field("tokenizer.chat_template")) is not None:
         if not isinstance(text := template.contents(), str):

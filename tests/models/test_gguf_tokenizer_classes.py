@@ -72,7 +72,7 @@ def pieces() -> tuple[tuple[str, float, int], ...]:
     merged = ["".join(merge) for merge in model["merges"]]
     single = [token for token in model["vocab"] if len(token) == 1]
     found = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<bos>", 0.0, 3), ("<start_of_turn>", 0.0, 3)]
-    found += [("<end_of_turn>", 0.0, 3), ("<table>", 0.0, 4)] + [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    found += [("<end_of_turn>", 0.0, 1), ("<table>", 0.0, 4)] + [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     found += [(token, -float(at), 1) for at, token in enumerate(dict.fromkeys(merged)) if len(token) > 1]
     return (*found, *((token, -1e4 - at, 1) for at, token in enumerate(single)))
 
@@ -134,7 +134,7 @@ def test_gemma(tmp_path: Path) -> None:
     merges = [tuple(merge) for merge in json.loads(ours.to_str())["model"]["merges"]]
     special = {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "</s>", "pad_token": "<s>", "mask_token": "<s>"}
     original = GemmaTokenizer(vocab=vocabulary, merges=merges, **special).backend_tokenizer
-    original.add_special_tokens([text for text, _, kind in pieces() if kind in (2, 3)])
+    original.add_special_tokens([text for text, _, kind in pieces() if kind in (2, 3)] + ["<end_of_turn>"])
     original.add_tokens([AddedToken("<table>", normalized=False)])
     assert_same(ours, original)
     assert ours.encode("hi").ids == [3, *ours.encode("hi", add_special_tokens=False).ids]
