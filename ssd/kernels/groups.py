@@ -117,6 +117,23 @@ def grouped_product(weight: Groups, bias: Tensor | None, parts: Parts = 0) -> Pr
     return Product(struct, packed, bias)
 
 
+def rows_apart(weight: Tensor | Groups) -> Product:
+    """Lay a weight out output after output: for `Product.rows` and `Product.dots` alone."""
+    if isinstance(weight, Tensor):
+        short = weight.bfloat16()
+        kept = (short if torch.equal(short.float(), weight) else weight).contiguous()
+        struct = library.Product(
+            weight.shape[1], weight.shape[0], kept.element_size(), weight=kept.data_ptr(), rowwise=1
+        )
+        return Product(struct, kept)
+    outputs, inputs = weight.shape
+    heads = [part.contiguous() for part in (weight.steps, weight.offsets) if part is not None]
+    kept = torch.cat([*(head.view(torch.uint8) for head in heads), weight.codes], dim=1)
+    struct = library.Product(inputs, outputs, 0, 8, weight.group, weight.zero, len(heads) - 1, weight=kept.data_ptr())
+    struct.rowwise = 1
+    return Product(struct, kept)
+
+
 def takes(weight: Groups) -> bool:
     """True if `grouped_product` takes this weight on this processor."""
     return weight.group % 4 == 0 and multiply_floats(weight.steps)

@@ -43,9 +43,10 @@ void attend(const store_t *shared, const store_t *own, int64_t layer, const floa
             int64_t window, float *scores);
 /* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of so many `bytes`, float32 or
    bfloat16. groups.h: in codes of so many `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
-   with 0 parts stay float32. What is not so is 0. */
+   with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and `dots` alone: outputs follow each
+   other, of groups each as steps, offsets if there are any, both in float32, and codes of 8 bits. */
 typedef struct {
-    int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts;
+    int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise;
     const char *weight;
     const float *bias;
 } product_t;

@@ -40,6 +40,7 @@ class Product(ctypes.Structure):
         ("offsets", c_int64),
         ("wide", c_int64),
         ("parts", c_int64),
+        ("rowwise", c_int64),
         ("weight", c_void_p),
         ("bias", c_void_p),
     )

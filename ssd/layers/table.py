@@ -7,24 +7,29 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ssd.kernels.cpu import Product, multiply_floats
-from ssd.kernels.groups import Groups
+from ssd.kernels.groups import Groups, rows_apart
 from ssd.layers.linear import Linear
 
 
 class Table:
     """A weight [V, width], whose rows are looked up and multiplied one by one.
 
-    In float32 on a CPU with our kernels it has the packed bits of a linear layer, and makes rows float32 as they are
-    wanted. Elsewhere it is a tensor."""
+    In float32 on a CPU with our kernels it keeps the bits of the weight, and makes rows float32 as they are wanted.
+    Elsewhere it is a tensor."""
 
-    def __init__(self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None) -> None:
-        """`layer`: a linear layer with this weight, if there is one. What it has packed is used here, too."""
+    def __init__(
+        self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None, dots: bool = False
+    ) -> None:
+        """`layer`: a linear layer with this weight, if there is one. What it has packed is used here, too.
+
+        `dots`: hundreds of rows are wanted at a time. Then they lie one after another, with codes in 8 bits: a row of a
+        packed weight is spread over as many lines of the cache as it has numbers."""
         self.shape = weight.shape
         exact = isinstance(layer, Linear) or isinstance(weight, Groups)  # others round a weight of floats
         product = getattr(layer, "product", None) if exact else None
         floats = weight.steps if isinstance(weight, Groups) else weight
         if not isinstance(product, Product) and multiply_floats(floats):
-            product = Linear(weight).product
+            product = rows_apart(weight) if dots or isinstance(weight, Tensor) else Linear(weight).product
         self.product = product if isinstance(product, Product) else None
         """Our kernel's weight; None: `_weight` has the rows."""
         self._weight = None

@@ -91,7 +91,7 @@ class Eagle3:
             ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
             check_ids(ids, known, "d2t")
             rows = rows if own else outputs_of(rows, ids)
-        kept = None if table is None or count == known else Table(table)
+        kept = None if table is None or count == known else Table(table, dots=True)
         head = Head(weights.linear(rows, None), ids, kept)
         predicting = rows if table is None or kept is None else table
         return head, embedding_table(embedding, predicting, head)

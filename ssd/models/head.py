@@ -64,7 +64,7 @@ def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size:
         ids = weights.integers(LISTED, outputs).sort().values.to(device)
         check_ids(ids, vocab_size, LISTED)
     rows = outputs_of(weight, slice(outputs) if ids is None else ids)
-    return Head(weights.linear(rows, None), ids, Table(weight))
+    return Head(weights.linear(rows, None), ids, Table(weight, dots=True))
 
 
 def embedding_table(embedding: Tensor | Groups, predicting: Tensor | Groups, head: Head) -> Table:

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, stacked
+from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, rows_apart, stacked
 
 pytestmark = pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -151,16 +151,20 @@ def test_a_part_of_a_weight_ends_with_its_groups() -> None:
 def test_rows_are_those_of_the_weight(bits: int, group: int, shifted: bool, wide: bool) -> None:
     groups, ids = drawn(bits, group, shifted, wide), torch.tensor([69, 0, 31, 32, 15, 16, 0])
     product, weight = grouped_product(groups, None, 2), groups.dequantized()
-    assert torch.equal(product.rows(ids), weight[ids])
-    with pytest.raises(IndexError, match="places from 70 to 70 in a table of 70 rows"):
-        product.rows(torch.tensor([70]))
+    for one in (product, rows_apart(groups)):
+        assert torch.equal(one.rows(ids), weight[ids])
+        with pytest.raises(IndexError, match="places from 70 to 70 in a table of 70 rows"):
+            one.rows(torch.tensor([70]))
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["packed", "rows apart"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q8_0"])
-def test_dots_have_the_bits_of_any_batch(kind: str) -> None:
+def test_dots_have_the_bits_of_any_batch(kind: str, apart: bool) -> None:
     weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(2))
     weight = weight.bfloat16().float() if kind == "bfloat16" else weight
-    product = grouped_product(found(made(kind, 70, 96)), None) if kind == "Q8_0" else cpu.float_product(weight, None)
+    stored = found(made(kind, 70, 96)) if kind == "Q8_0" else weight
+    packed = grouped_product(stored, None) if isinstance(stored, Groups) else cpu.float_product(stored, None)
+    product = rows_apart(stored) if apart else packed
     ids, x = torch.arange(69, 0, -2), inputs_of(5, 96)
     rows, scores = product.rows(ids), product.dots(x, ids)
     assert kind == "Q8_0" or torch.equal(rows, weight[ids])
