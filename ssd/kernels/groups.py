@@ -142,7 +142,7 @@ def takes(weight: Groups) -> bool:
 def stacked(weights: Sequence[Groups]) -> Groups | None:
     """The weights [out, in] one below the other, as one, with the same numbers.
 
-    Its groups divide those of every weight. None if codes would be over 255."""
+    Its groups divide those of every weight. None if codes would be over 255, or an offset would be rounded."""
     group, zero = gcd(*(weight.group for weight in weights)), max(weight.zero for weight in weights)
     shifted = any(weight.offsets is not None for weight in weights)
     if not shifted and any(int(weight.codes.max()) + zero - weight.zero > 255 for weight in weights):
@@ -152,5 +152,8 @@ def stacked(weights: Sequence[Groups]) -> Groups | None:
     if not shifted:
         return Groups(codes, steps, None, zero)
     heads = [(weight, -weight.zero * weight.steps if weight.offsets is None else weight.offsets) for weight in weights]
+    for weight, offset in heads:
+        if weight.offsets is None and not torch.equal(offset.double(), -weight.zero * weight.steps.double()):
+            return None
     offsets = torch.cat([offsets.repeat_interleave(weight.group // group, 1) for weight, offsets in heads])
     return Groups(codes, steps, offsets)

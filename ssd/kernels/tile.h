@@ -31,7 +31,7 @@
 #define PAIRS (HALF / WIDTH)
 #define EACH_PAIR for (int pair = 0; pair < PAIRS; pair++)
 
-/* The sums of some rows; `sums_of` a pair are taken out while they are added to, so that they stay in registers. */
+/* The sums of some rows for a pair. Functions copy them to a local variable, so that they stay in registers. */
 typedef struct {
     floats of[ROWS][2];
 } pair_t;

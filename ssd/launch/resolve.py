@@ -227,7 +227,7 @@ def multiplies_bfloat16() -> bool:
 def _best_in_8_bits() -> bool:
     """Tell whether the processor has VNNI, which sums products of 8 bits, and no AMX for bfloat16."""
     flags = _cpu_flags()
-    return "avx512_vnni" in flags and "amx_bf16" not in flags
+    return bool(flags & {"avx512_vnni", "avx_vnni"}) and "amx_bf16" not in flags
 
 
 def _cpu_flags() -> set[str]:

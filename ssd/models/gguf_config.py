@@ -26,7 +26,7 @@ _ROPE = {"rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"}
 _ROPE |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")}
 _ROPE |= {f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow")}
 _WINDOWS = {"attention.sliding_window_pattern", "rope.freq_base_swa", "attention.scale"}
-# What it may say beside that: as it is without.
+# Keys that are accepted with this value only, which changes nothing.
 _AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "rope.scaling.yarn_ext_factor": 1.0}
 _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0}
 _BETAS = ("beta_fast", "beta_slow")

@@ -48,6 +48,10 @@ def read_gguf(source: Path) -> GGUFReader:
         raise UsageError(f"{source} is not a readable GGUF file: {error}") from error
 
 
+_FORMAT = 2
+"""Of what is written into a folder: another number when that changes, so that older folders are not used."""
+
+
 def checkpoint_of(file: Path) -> Path:
     """The folder that names `file` as its weights, with its config, and the tokenizer files beside it if there are any.
 
@@ -63,11 +67,10 @@ def checkpoint_of(file: Path) -> Path:
             if not (final / "config.json").is_file():
                 with building(final) as fresh:
                     reader = read_gguf(file)
-                    if file.with_name("tokenizer.json") in beside:
-                        for path in beside:
-                            shutil.copyfile(path, fresh / path.name)
-                    else:
-                        write_tokenizer(reader, fresh)
+                    kept = beside if file.with_name("tokenizer.json") in beside else []
+                    for path in kept:
+                        shutil.copyfile(path, fresh / path.name)
+                    write_tokenizer(reader, fresh, [path.name for path in kept])
                     import_gguf(reader, shards, fresh)
                     (fresh / LINK_FILE).write_text(json.dumps(link_to(shards)))
     except OSError as error:
@@ -78,4 +81,4 @@ def checkpoint_of(file: Path) -> Path:
 def _state(files: list[Path]) -> str:
     """Names the files as they are now: path, size and time of the last change."""
     stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
-    return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:16]

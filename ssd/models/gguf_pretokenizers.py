@@ -57,7 +57,7 @@ _DEEPSEEK3 = Cut(
     )
 )
 CUTS = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "jais"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "jais"), _GPT2),
     **dict.fromkeys(("mpt", "olmo"), Cut(gpt2=True, nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _DIGITS),
     "command-r": Cut(_DIGITS.patterns, gpt2=True, nfc=True),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,31 +22,38 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPM_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for SentencePiece
 # Tokens that end a turn, whatever the metadata names, and whatever type it gives them.
 _END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
+_END_TEXTS |= {"<|end_of_text|>", "<EOT>", "_<EOT>", "<end_of_utterance>"}
+# Special tokens of Phi-3 that do not drop the whitespace behind them, as all others of it do.
+_KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 _SPACE, _LONGEST = "▁", 1024
 
 
-def write_tokenizer(reader: GGUFReader, directory: Path) -> None:
-    """Write the files into `directory`; UsageError for a kind of tokenizer that is not rebuilt here."""
+def write_tokenizer(reader: GGUFReader, directory: Path, kept: Collection[str] = ()) -> None:
+    """Write `FILES` into `directory`, but for those that are `kept` as they lie there.
+
+    Raises UsageError for a kind of tokenizer that is not rebuilt here, unless its tokenizer.json is kept."""
+    given = "tokenizer.json" in kept
     kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
-    if not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
+    if not given and not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
         raise UsageError(
             f"the tokenizer in {reader.data.filename} ({kind!r}, {cut!r}) is not read: "
             "put the tokenizer.json of the model beside it"
         )
-    if _field(reader, "add_eos_token"):
+    if not given and _field(reader, "add_eos_token"):
         raise UsageError(
             f"{reader.data.filename}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported"
         )
     try:
         tokens, types = _tokens(reader)
         ids = _special_ids(reader, len(tokens), _SPM_IDS if kind == "llama" else {})
-        if kind == "llama":
-            tokenizer, bos = _sentencepiece(reader, tokens, types, ids), True
-        else:
-            tokenizer, bos = _byte_level(reader, tokens, cut), CUTS[cut].bos
-        _add_special(reader, tokenizer, tokens, types, ids.get("bos"), bos)
-        tokenizer.save(str(directory / "tokenizer.json"))
-        _write_settings(reader, directory, tokens, types, ids)
+        if not given:
+            if kind == "llama":
+                tokenizer, bos = _sentencepiece(reader, tokens, types, ids), True
+            else:
+                tokenizer, bos = _byte_level(reader, tokens, cut), CUTS[cut].bos
+            _add_special(reader, tokenizer, tokens, types, ids.get("bos"), bos)
+            tokenizer.save(str(directory / "tokenizer.json"))
+        _write_settings(reader, directory, tokens, types, ids, kept)
     except Exception as error:  # the library raises bare Exception, and the metadata may be of any type
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise UsageError(f"the tokenizer in {reader.data.filename} is broken: {first}") from error
@@ -169,9 +176,16 @@ def _add_special(
     `default`: whether a file that does not say gets BOS."""
     from tokenizers import AddedToken, processors
 
+    name = reader.get_field("general.name")
+    strips = name is not None and "phi3" in str(name.contents()).lower().replace("-", "")
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            AddedToken(
+                token,
+                special=kind != _USER_DEFINED,
+                normalized=False,
+                rstrip=strips and kind != _USER_DEFINED and token not in _KEEP_SPACE,
+            )
             for token, kind in zip(tokens, types, strict=True)
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ]
@@ -186,15 +200,25 @@ def _add_special(
 
 
 def _write_settings(
-    reader: GGUFReader, directory: Path, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]
+    reader: GGUFReader,
+    directory: Path,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    ids: dict[str, int],
+    kept: Collection[str],
 ) -> None:
-    """Write what stands beside a tokenizer: names of special tokens, what ends a text, the chat template."""
+    """Write what stands beside a tokenizer and is not `kept`: names of special tokens, what ends a text, the chat
+    template."""
+    settings, generation = directory / "tokenizer_config.json", directory / "generation_config.json"
     config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    if settings.name not in kept:
+        settings.write_text(json.dumps(config))
     ends = {ids[key] for key in ("eos", "eot", "eom") if key in ids}
     ends |= {index for index, token in enumerate(tokens) if token in _END_TEXTS}
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
-    if (template := reader.get_field("tokenizer.chat_template")) is not None:
+    if generation.name not in kept:
+        generation.write_text(json.dumps({"eos_token_id": sorted(ends)}))
+    has_template = "chat_template.jinja" in kept or "chat_template" in json.loads(settings.read_text())
+    if not has_template and (template := reader.get_field("tokenizer.chat_template")) is not None:
         if not isinstance(text := template.contents(), str):
             raise ValueError("tokenizer.chat_template is no text")
         (directory / "chat_template.jinja").write_text(text)

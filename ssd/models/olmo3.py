@@ -1,4 +1,4 @@
-"""The OLMo 3 family: OLMo 2 of whose layers three of four see a window only, and rotate without scaling."""
+"""The OLMo 3 family: OLMo 2 with a window in three of four layers. Only full layers scale their rotation."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _METHOD = "compressed-tensors"
 _FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
 _STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
 _READ = f"awq, gptq, fp8 and {_METHOD} are"
-_REFUSED = ("output_activations", "kv_cache_scheme", "sparsity_config", "transform_config")
+_REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
 # Numbers of a format of compressed-tensors: their type, and in how many bits.
@@ -144,6 +144,9 @@ def _refuse_fields(found: Mapping[str, Any]) -> None:
     for name in _REFUSED:
         if found.get(name):
             raise UsageError(f"it has {name}")
+    sparsity = found.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") == "dense"):
+        raise UsageError("it has sparsity_config")
 
 
 def _one_of(found: Mapping[str, Any], name: str, known: Sequence[Any], default: Any = None) -> Any:

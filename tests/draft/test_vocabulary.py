@@ -44,7 +44,7 @@ IDS = sorted(random.Random(4).sample(range(VOCABULARY), 40))
 OTHERS = [token for token in range(VOCABULARY) if token not in IDS]
 # A text with ids of both kinds, one that is not listed twice.
 TEXT = [IDS[3], OTHERS[7], IDS[0], OTHERS[1], OTHERS[7], IDS[5], OTHERS[30]]
-OURS = cpu.multiply_floats(torch.empty(1, 1))  # on processors with AVX-512
+OURS = cpu.multiply_floats(torch.empty(1, 1))  # on processors that have our products
 
 
 def listing(directory: Path, ids: Sequence[int] = IDS[::-1]) -> Path:
@@ -246,7 +246,7 @@ def steps_of(drafter: Drafter, calls: list[int]) -> None:
     drafter._step = counted  # type: ignore[assignment]
 
 
-@pytest.mark.skipif(not OURS, reason="a processor without AVX-512: layers have many calls")
+@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 @pytest.mark.parametrize("case", LLAMAS)
 def test_one_call_says_what_single_calls_do(case: str, int8: bool, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def played(draft: Draft, law: Law) -> list[Any]:
     return found
 
 
-@pytest.mark.skipif(not OURS, reason="a processor without AVX-512: layers have many calls")
+@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
 @pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 @pytest.mark.parametrize("case", HEADS)

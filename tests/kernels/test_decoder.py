@@ -63,7 +63,7 @@ def test_one_call_is_all_of_them(
 def test_hidden_states_are_kept_between_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first layer, after layers within, and after the last."""
     if not cpu.multiply_floats(torch.empty(1, 1)):
-        pytest.skip("a processor without AVX-512: layers have many calls")
+        pytest.skip("no products on this processor: layers have many calls")
     directory = tiny.llama(tmp_path, num_hidden_layers=5)
 
     def kept(layers: set[int]) -> dict[int, torch.Tensor]:
@@ -139,7 +139,7 @@ def test_what_a_family_of_ones_own_changes_is_not_passed_over(
 
 def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
     if not cpu.multiply_floats(torch.empty(1, 1)):
-        pytest.skip("a processor without AVX-512: layers have many calls")
+        pytest.skip("no products on this processor: layers have many calls")
     runner = tiny.runner(tiny.llama(tmp_path))
     views, decoder = runner.context([Row([1, 2], 0, [0])]).views(), runner.model._decoder
     assert views is not None

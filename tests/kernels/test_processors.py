@@ -3,6 +3,8 @@ or by an emulator. `test_groups.py` compares the bits of this processor with tho
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import shutil
 import subprocess
@@ -50,3 +52,14 @@ def test_an_arm_processor(processor: str, native: list[str], tmp_path: Path) -> 
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)")
     assert hashes(ARM_COMPILER, processor, tmp_path, ARM_EMULATOR, "-cpu", "max") == native
+
+
+def test_a_processor_without_products_has_all_other_kernels(tmp_path: Path) -> None:
+    """One with neither AVX2 nor AVX-512: the library loads, and says that it has no products."""
+    if platform.machine() != "x86_64":
+        pytest.skip("needs a compiler for x86-64")
+    made, sources = tmp_path / "old.so", sorted(map(str, KERNELS.glob("*.c")))
+    subprocess.run(
+        ["cc", "-O0", "-march=x86-64", "-fopenmp", "-shared", "-fPIC", "-o", made, *sources, "-lm"], check=True
+    )
+    assert ctypes.CDLL(str(made), mode=os.RTLD_NOW).has_products() == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
@@ -83,6 +84,10 @@ def written(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], **f
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
+    if (name := fields.pop("name", None)) is not None:
+        writer.add_name(name)
+    if (template := fields.pop("template", None)) is not None:
+        writer.add_chat_template(template)
     for name, value in fields.items():
         writer.add_key_value(f"tokenizer.ggml.{name}", value, gguf.GGUFValueType.get_type(value))
     finish(writer)
@@ -172,3 +177,24 @@ def test_merges_follow_scores(tmp_path: Path) -> None:
     assert len(texts) > 30
     for text in texts:
         assert ours.encode(text, add_special_tokens=False).tokens == sentence_piece(text)
+
+
+@pytest.mark.parametrize(("name", "drops"), [("Phi-3 Mini 4k", True), ("phi3.5", True), ("Llama 2", False)])
+def test_special_tokens_of_phi_3_drop_the_spaces_behind_them(name: str, drops: bool, tmp_path: Path) -> None:
+    ours = rebuilt(of_pieces(tmp_path, name=name))
+    dropped = ours.encode("<start_of_turn> \n a").ids == ours.encode("<start_of_turn>a").ids
+    assert dropped == drops
+    assert ours.encode("<unk> a").ids != ours.encode("<unk>a").ids
+
+
+def test_a_tokenizer_beside_the_file_keeps_the_files_ends_and_template(tmp_path: Path) -> None:
+    file = of_pieces(tmp_path, template="{{ messages }}")
+    write_tokenizer(read_gguf(file), tmp_path)
+    own = (tmp_path / "tokenizer.json").read_text().replace("<table>", "<other>")
+    (tmp_path / "tokenizer.json").write_text(own)
+    for name in ("generation_config.json", "chat_template.jinja"):
+        (tmp_path / name).unlink()
+    write_tokenizer(read_gguf(file), tmp_path, ["tokenizer.json"])
+    assert (tmp_path / "tokenizer.json").read_text() == own
+    assert 2 in json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
+    assert (tmp_path / "chat_template.jinja").read_text() == "{{ messages }}"
