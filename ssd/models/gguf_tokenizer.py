@@ -33,6 +33,8 @@ def write_tokenizer(reader: GGUFReader, directory: Path, kept: Collection[str] =
 
     Raises UsageError for a kind of tokenizer that is not rebuilt here, unless its tokenizer.json is kept."""
     given = "tokenizer.json" in kept
+    if given and reader.get_field(f"{_PREFIX}tokens") is None:
+        return
     kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
     if not given and not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
         raise UsageError(
