@@ -151,9 +151,16 @@ def stacked(weights: Sequence[Groups]) -> Groups | None:
     steps = torch.cat([weight.steps.repeat_interleave(weight.group // group, 1) for weight in weights])
     if not shifted:
         return Groups(codes, steps, None, zero)
-    heads = [(weight, -weight.zero * weight.steps if weight.offsets is None else weight.offsets) for weight in weights]
-    for weight, offset in heads:
-        if weight.offsets is None and not torch.equal(offset.double(), -weight.zero * weight.steps.double()):
+    offsets: list[Tensor] = []
+    for weight in weights:
+        own = exact_offsets(weight.zero, weight.steps) if weight.offsets is None else weight.offsets
+        if own is None:
             return None
-    offsets = torch.cat([offsets.repeat_interleave(weight.group // group, 1) for weight, offsets in heads])
-    return Groups(codes, steps, offsets)
+        offsets.append(own.repeat_interleave(weight.group // group, 1))
+    return Groups(codes, steps, torch.cat(offsets))
+
+
+def exact_offsets(zeros: Tensor | int, steps: Tensor) -> Tensor | None:
+    """The offsets float32 that say the same as `zeros`; None if float32 would round one."""
+    offsets = -zeros * steps
+    return offsets if torch.equal(offsets.double(), -zeros * steps.double()) else None

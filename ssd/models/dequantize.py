@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.kernels.groups import Groups
+from ssd.kernels.groups import Groups, exact_offsets
 from ssd.models.quantization import QuantizedTensor
 
 ReadPart = Callable[[str], Tensor]
@@ -38,9 +38,8 @@ def quantized_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups | None:
     steps = steps.expand(codes.shape[0], -1)
     if int(zeros.min()) == int(zeros.max()):
         return Groups(codes, steps, None, int(zeros[0, 0]))
-    offsets = -zeros * steps
-    exact = torch.equal(offsets.double(), -zeros * steps.double())
-    return Groups(codes, steps, offsets) if exact else None
+    offsets = exact_offsets(zeros, steps)
+    return None if offsets is None else Groups(codes, steps, offsets)
 
 
 def quantized_floats(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
