@@ -156,13 +156,15 @@ class Product:
     """Multiplies x [n, in] -> [n, out] by the packed weight of `struct`; keeps its tensors alive."""
 
     def __init__(self, struct: library.Product, *kept: Tensor | None) -> None:
+        struct.columns = struct.outputs
         self.struct, self._kept = struct, kept
         self._inputs, self._outputs = int(struct.inputs), int(struct.outputs)
         self.row_bytes = (int(struct.parts) + 4) * self._inputs if struct.parts else 0  # of scratch
+        self._next: Product | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         (x, stride), n = _rows(x, self._inputs), x.shape[0]
-        y = torch.empty(n, self._outputs)
+        y = torch.empty(n, int(self.struct.columns))
         memory = scratch(n * self.row_bytes)
         call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, memory.data_ptr())
         return y
@@ -189,6 +191,18 @@ class Product:
     def dots_bytes(self) -> int:
         """Bytes of scratch that `dots` needs."""
         return 4 * _DOTS * self._inputs
+
+
+def chain(products: Sequence[Product]) -> Product:
+    """The first of products of the same inputs, which from now on computes all of them: x -> [n, sum of out].
+
+    Its `rows` and `dots` stay those of its own weight."""
+    columns = sum(int(product.struct.outputs) for product in products)
+    for product, following in zip(products, [*products[1:], None], strict=True):
+        product.struct.columns, product._next = columns, following
+        product.struct.next = None if following is None else ctypes.addressof(following.struct)
+    products[0].row_bytes = max(product.row_bytes for product in products)
+    return products[0]
 
 
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:

@@ -31,7 +31,7 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
     const int64_t turned = attended + kv, projected = turned + kv;
     float *normed = scratch, *qkv = normed + rows * inputs, *rotated = qkv + rows * projected;
     float *attention = rotated + rows * turned, *gate_up = attention + rows * attended;
-    float *gated = gate_up + rows * by->gate_up.outputs, *rest = gated + rows * by->down.inputs;
+    float *gated = gate_up + rows * by->gate_up.columns, *rest = gated + rows * by->down.inputs;
 
     if (by->token_norm) x = norm_pairs(by, embedded, x, normed, y, rows);
     else rms_norm(x, width, by->attention_norm, normed, rows, width, by->eps);

@@ -68,7 +68,7 @@ class DecoderLayer:
         self.struct = library.Layer(*addresses, eps, *structs, *sizes, normed_residual)
         qkv, out, gate_up, down = structs
         self.width = int(out.outputs)
-        floats = qkv.inputs + qkv.outputs + (2 * queries + keys) * dim + gate_up.outputs + down.inputs
+        floats = qkv.inputs + qkv.columns + (2 * queries + keys) * dim + gate_up.columns + down.inputs
         self.row_bytes, self.product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
 
 

@@ -8,8 +8,9 @@
 #ifdef WIDTH
 
 /* As `head_of`, with the zero in the offsets. */
-INLINED void float_head(const product_t *by, const char *weight, int pair, floats step[2], floats offset[2]) {
-    head_of(by, weight, pair, step, offset);
+INLINED void float_head(const product_t *by, const char *weight, int pair, const units_t *units, floats step[2],
+                        floats offset[2]) {
+    head_of(by, weight, pair, units, step, offset);
     EACH_HALF if (!by->offsets) offset[half] = step[half] * (float)-by->zero;
 }
 
@@ -22,15 +23,16 @@ INLINED void numbers_of(const bytes codes[2], int i, const floats step[2], const
 }
 
 /* Adds the products with a group's inputs. */
-INLINED void group_pair(const product_t *by, const float *x, int64_t stride, const char *weight, int pair, int bits,
-                        int rows, pair_t *sums) {
+INLINED void group_pair(const product_t *by, const float *x, int64_t stride, const char *weight, int pair,
+                        const units_t *units, int bits, int rows, pair_t *sums) {
     pair_t own = *sums;
     floats step[2], offset[2], numbers[2];
     bytes codes[2];
-    float_head(by, weight, pair, step, offset);
+    float_head(by, weight, pair, units, step, offset);
     weight += head_bytes(by);
-    for (int64_t k = 0; k < by->group; k += 4, weight += CHANNELS * bits / 2) {
-        codes_of(weight, pair, bits, codes);
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < by->group; k += 4) {
+        codes_of(weight, k, pair, bits, codes);
         for (int i = 0; i < 4; i++) {
             numbers_of(codes, i, step, offset, numbers);
             EACH_ROW {
@@ -45,23 +47,27 @@ INLINED void group_pair(const product_t *by, const float *x, int64_t stride, con
 INLINED void group_block(const product_t *by, const float *x, int64_t stride, const char *weight, float *y,
                          int64_t channel, int bits, int rows) {
     pair_t sums[PAIRS] = {0};
+    units_t units = {.next = 0};
     for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by)) {
+        weight = group_at(by, weight, k, &units);
         prefetch_group(weight, group_bytes(by));
-        EACH_PAIR group_pair(by, x + k, stride, weight, pair, bits, rows, sums + pair);
+        EACH_PAIR group_pair(by, x + k, stride, weight, pair, &units, bits, rows, sums + pair);
     }
-    finish(sums, by->bias, y, channel, by->outputs, rows);
+    finish(sums, by, y, channel, rows);
 }
 
 /* A block in float32, [inputs, CHANNELS]. */
 static void unpack(const product_t *by, const char *weight, int bits, float *to) {
     floats step[2], offset[2], numbers[2];
     bytes codes[2];
-    for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by), to += by->group * CHANNELS)
+    units_t units = {.next = 0};
+    for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by), to += by->group * CHANNELS) {
+        weight = group_at(by, weight, k, &units);
         EACH_PAIR {
             const char *from = weight + head_bytes(by);
-            float_head(by, weight, pair, step, offset);
+            float_head(by, weight, pair, &units, step, offset);
             for (int64_t i = 0; i < by->group; i += 4) {
-                codes_of(from + i * CHANNELS * bits / 8, pair, bits, codes);
+                codes_of(from, i, pair, bits, codes);
                 for (int j = 0; j < 4; j++) {
                     numbers_of(codes, j, step, offset, numbers);
                     float *at = to + (i + j) * CHANNELS + pair * WIDTH;
@@ -69,28 +75,30 @@ static void unpack(const product_t *by, const char *weight, int bits, float *to)
                 }
             }
         }
+    }
 }
 
 /* From so many rows on, a block is made float32 once, and not once for every ROWS rows. */
 #define MANY (3 * ROWS + 1)
 
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
-    const int64_t inputs = by->inputs, outputs = by->outputs, size = inputs / by->group * group_bytes(by);
+    const int64_t size = block_bytes(by);
 #pragma omp parallel
     {
-        float *stored = rows >= MANY ? malloc(inputs * CHANNELS * sizeof *stored) : NULL;
+        float *stored = rows >= MANY ? malloc(by->inputs * CHANNELS * sizeof *stored) : NULL;
 #pragma omp for schedule(static)
-        for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
+        for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS) {
             const char *block = by->weight + channel / CHANNELS * size;
             if (stored) {
                 unpack(by, block, by->bits, stored);
-                float_rows(x, stride, (const char *)stored, 4, by->bias, y, rows, inputs, outputs, channel);
+                float_rows(by, x, stride, (const char *)stored, 4, y, rows, channel);
                 continue;
             }
             for (int64_t row = 0; row < rows; row += ROWS) {
                 const float *from = x + row * stride;
-                float *to = y + row * outputs;
+                float *to = y + row * by->columns;
                 if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 4)
+                else if (by->bits == 6) UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 6)
                 else UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 8)
             }
         }

@@ -4,54 +4,83 @@
 
 #ifdef WIDTH
 
-static void pack_head(float number, int wide, char *to) {
+static void pack_head(float number, int64_t bytes, char *to) {
     const uint16_t half = to_half(number);
-    if (wide) memcpy(to, &number, sizeof number);
-    else memcpy(to, &half, sizeof half);
+    const int8_t integer = (int8_t)number;
+    if (bytes == 4) memcpy(to, &number, sizeof number);
+    else if (bytes == 2) memcpy(to, &half, sizeof half);
+    else memcpy(to, &integer, sizeof integer);
 }
 
-static float read_head(const char *from, int wide) {
+static float read_head(const char *from, int64_t bytes) {
     float number;
     uint16_t half;
-    if (wide) memcpy(&number, from, sizeof number);
+    if (bytes == 1) return (float)(int8_t)*from;
+    if (bytes == 4) memcpy(&number, from, sizeof number);
     else memcpy(&half, from, sizeof half), number = from_half(half);
     return number;
 }
 
-/* Packs codes [outputs, inputs], steps and offsets [outputs, groups] into `packed`, which must be zero. */
-void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed) {
-    const int64_t groups = by->inputs / by->group, bytes = by->wide ? 4 : 2;
+/* Adds a channel's code of input `i` to the codes of its group, which begin at `to`; `own` is its place in the block. */
+static void pack_code(uint8_t code, int64_t i, int64_t own, int64_t bits, char *to) {
+    const int64_t half = own / HALF, lane = own % HALF * 4 + i % 4, line = 4 * HALF, eight = i / 8 * 3;
+    if (bits == 8) to[(i / 4 * 2 + half) * line + lane] = (char)code;
+    else if (bits == 4) to[i / 4 * line + lane] |= (char)(code << 4 * half);
+    else {
+        to[(eight + i / 4 % 2) * line + lane] |= (char)((code & 15) << 4 * half);
+        to[(eight + 2) * line + lane] |= (char)(code >> 4 << (i / 4 % 2 * 4 + half * 2));
+    }
+}
+
+static int read_code(const char *from, int64_t i, int64_t own, int64_t bits) {
+    const int64_t half = own / HALF, lane = own % HALF * 4 + i % 4, line = 4 * HALF, eight = i / 8 * 3;
+    const uint8_t *codes = (const uint8_t *)from;
+    if (bits == 8) return codes[(i / 4 * 2 + half) * line + lane];
+    if (bits == 4) return codes[i / 4 * line + lane] >> 4 * half & 15;
+    return (codes[(eight + i / 4 % 2) * line + lane] >> 4 * half & 15) |
+           (codes[(eight + 2) * line + lane] >> (i / 4 % 2 * 4 + half * 2) & 3) << 4;
+}
+
+/* Packs codes [outputs, inputs], steps and offsets [outputs, groups] into `packed`, which must be zero. With a span steps
+   and offsets are multiples of `units`, [outputs, spans] of the steps, and then of the offsets. */
+void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
+                 const float *units, char *packed) {
+    const int64_t groups = by->inputs / by->group, bytes = number_bytes(by), spans = by->span ? by->inputs / by->span : 0;
 #pragma omp parallel for schedule(static)
     for (int64_t channel = 0; channel < by->outputs; channel++) {
-        char *to = packed + channel / CHANNELS * groups * group_bytes(by);
-        const int64_t own = channel % CHANNELS, half = own / HALF, lane = own % HALF;
+        char *to = packed + channel / CHANNELS * block_bytes(by);
+        const int64_t own = channel % CHANNELS;
         for (int64_t group = 0; group < groups; group++, to += group_bytes(by)) {
+            if (by->span && group * by->group % by->span == 0) {
+                const float *unit = units + channel * spans + group * by->group / by->span;
+                for (int64_t head = 0; head < heads_of(by); head++, unit += by->outputs * spans)
+                    pack_head(*unit, 2, to + 2 * (head * CHANNELS + own));
+                to += unit_bytes(by);
+            }
             const uint8_t *from = codes + channel * by->inputs + group * by->group;
-            char *code = to + head_bytes(by) + 4 * lane;
-            pack_head(steps[channel * groups + group], by->wide, to + bytes * own);
-            if (offsets) pack_head(offsets[channel * groups + group], by->wide, to + bytes * (CHANNELS + own));
-            for (int64_t i = 0; i < by->group; i++)
-                if (by->bits == 8) code[(i / 4 * CHANNELS + half * HALF) * 4 + i % 4] = (char)from[i];
-                else code[i / 4 * HALF * 4 + i % 4] |= (char)(from[i] << 4 * half);
+            pack_head(steps[channel * groups + group], bytes, to + bytes * own);
+            if (offsets) pack_head(offsets[channel * groups + group], bytes, to + bytes * (CHANNELS + own));
+            for (int64_t i = 0; i < by->group; i++) pack_code(from[i], i, own, by->bits, to + head_bytes(by));
         }
     }
 }
 
 /* One channel of a packed weight in float32, each number with one rounding. */
 void group_row(const product_t *by, int64_t channel, float *y) {
-    const int64_t groups = by->inputs / by->group, bytes = by->wide ? 4 : 2, half = CHANNELS / 2;
-    const int64_t own = channel % CHANNELS, lane = by->bits == 8 ? own : own % half, line = CHANNELS * by->bits / 2;
-    const int shift = by->bits == 8 ? 0 : own < half ? 0 : 4, mask = by->bits == 8 ? 255 : 15;
-    const char *from = by->weight + channel / CHANNELS * groups * group_bytes(by);
-    for (int64_t group = 0; group < groups; group++, from += group_bytes(by), y += by->group) {
-        const float step = read_head(from + bytes * own, by->wide);
-        const float offset = by->offsets ? read_head(from + bytes * (CHANNELS + own), by->wide) : 0.0f;
-        const char *codes = from + head_bytes(by) + 4 * lane;
-        for (int64_t i = 0; i < by->group; i += 4, codes += line)
-            for (int j = 0; j < 4; j++) {
-                const float code = (float)(((uint8_t)codes[j] >> shift & mask) - (int)by->zero);
-                y[i + j] = by->offsets ? fmaf(step, code, offset) : step * code;
-            }
+    const int64_t bytes = number_bytes(by), own = channel % CHANNELS;
+    const char *from = by->weight + channel / CHANNELS * block_bytes(by);
+    float units[2] = {1.0f, 1.0f};
+    for (int64_t k = 0; k < by->inputs; k += by->group, from += group_bytes(by), y += by->group) {
+        if (by->span && k % by->span == 0) {
+            for (int head = 0; head < heads_of(by); head++) units[head] = read_head(from + 2 * (head * CHANNELS + own), 2);
+            from += unit_bytes(by);
+        }
+        const float step = units[0] * read_head(from + bytes * own, bytes);
+        const float offset = by->offsets ? units[1] * read_head(from + bytes * (CHANNELS + own), bytes) : 0.0f;
+        for (int64_t i = 0; i < by->group; i++) {
+            const float code = (float)(read_code(from + head_bytes(by), i, own, by->bits) - (int)by->zero);
+            y[i] = by->offsets ? fmaf(step, code, offset) : step * code;
+        }
     }
 }
 
@@ -98,7 +127,8 @@ int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
 
 #else
 
-void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed) {}
+void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
+                 const float *units, char *packed) {}
 void group_row(const product_t *by, int64_t channel, float *y) {}
 int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, uint8_t *codes, float *steps,
                 float *offsets) {

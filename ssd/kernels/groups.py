@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd
+from itertools import groupby
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.cpu import CHANNELS, Product, multiply_floats, whole_blocks
+from ssd.kernels.cpu import CHANNELS, Product, chain, multiply_floats, whole_blocks
 from ssd.kernels.library import call, pointer
 
 Parts = Literal[0, 1, 2]
@@ -26,12 +26,15 @@ _FOUND_GROUP = 32
 class Groups:
     """A weight [out, in] of numbers steps * (codes - zero), or steps * codes + offsets.
 
-    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each."""
+    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each. Where they are
+    whole multiples, -128 to 127, of numbers that float16 has, `units` may say so: those of the steps, then those of the
+    offsets if there are any, float32 [out, spans] each, for in / spans inputs."""
 
     codes: Tensor
     steps: Tensor
     offsets: Tensor | None
     zero: int = 0
+    units: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         if self.offsets is not None and self.zero:
@@ -46,6 +49,17 @@ class Groups:
         """Inputs of a group."""
         return self.shape[1] // self.steps.shape[1]
 
+    @property
+    def heads(self) -> list[Tensor]:
+        """The steps, and the offsets if there are any."""
+        return [part for part in (self.steps, self.offsets) if part is not None]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two weights have in common that can lie in one."""
+        spans = self.units[0].shape[1] if self.units else 0
+        return _bits(self), self.group, self.zero, len(self.heads), spans
+
     def dequantized(self) -> Tensor:
         """The weight in float32, each number with one rounding."""
         if self.offsets is None:
@@ -53,23 +67,48 @@ class Groups:
         numbers = self.codes.double().view(*self.steps.shape, -1) * self.steps[..., None]
         return numbers.add_(self.offsets[..., None]).float().flatten(1)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Groups:
+        """The weight with all its tensors changed."""
+        offsets = None if self.offsets is None else change(self.offsets)
+        return Groups(change(self.codes), change(self.steps), offsets, self.zero, tuple(map(change, self.units)))
+
     def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
         """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""
         rows, columns = (*piece, slice(None), slice(None))[:2]
         start, stop, _ = columns.indices(self.shape[1])
         if start % self.group or stop % self.group:
             return None
-        groups = slice(start // self.group, stop // self.group)
-        offsets = None if self.offsets is None else self.offsets[rows, groups]
-        return Groups(self.codes[rows, columns], self.steps[rows, groups], offsets, self.zero)
+        span = self.shape[1] // self.units[0].shape[1] if self.units else self.group
+        whole = self if start % span == 0 == stop % span else Groups(self.codes, self.steps, self.offsets, self.zero)
+
+        def part(of: Tensor) -> Tensor:
+            inputs = self.shape[1] // of.shape[1]
+            return of[rows, start // inputs : stop // inputs]
+
+        return whole.map(part)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Weights [out, in] one below the other, as one. Each is in groups of its own kind."""
+
+    parts: tuple[Groups, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
+
+    def dequantized(self) -> Tensor:
+        """As in `Groups`."""
+        return torch.cat([part.dequantized() for part in self.parts])
+
+
+Grouped = Groups | Stack
 
 
 def outputs_of(weight: Tensor | Groups, which: slice | Tensor) -> Tensor | Groups:
     """The weight of some outputs: a slice, or int64 [n] of them."""
-    if isinstance(weight, Tensor):
-        return weight[which]
-    offsets = None if weight.offsets is None else weight.offsets[which]
-    return Groups(weight.codes[which], weight.steps[which], offsets, weight.zero)
+    return weight[which] if isinstance(weight, Tensor) else weight.map(lambda part: part[which])
 
 
 def equal(one: Tensor | Groups, other: Tensor | Groups) -> bool:
@@ -97,24 +136,56 @@ def find_groups(weight: Tensor) -> Groups | None:
     return None
 
 
-def grouped_product(weight: Groups, bias: Tensor | None, parts: Parts = 0) -> Product:
+def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> Product:
     """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
 
     Without `parts` the bits are those of the dequantised weight's `float_product`. Else inputs are rounded to 8 or 16
     bits, with a scale for every 32 of them; all processors give the same bits. See `takes`."""
+    if isinstance(weight, Groups):
+        return _packed(weight, bias, parts)
+    sizes = [part.shape[0] for part in weight.parts]
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    return chain([_packed(part, own, parts) for part, own in zip(weight.parts, biases, strict=True)])
+
+
+def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     outputs, inputs = weight.shape
-    bits = 4 if int(weight.codes.max()) < 16 else 8
-    heads = [part.contiguous() for part in (weight.steps, weight.offsets) if part is not None]
+    multiples, heads, bits = _multiples(weight), weight.heads, _bits(weight)
     wide = not all(torch.equal(part.half().float(), part) for part in heads)
-    codes, bias = weight.codes.contiguous(), None if bias is None else whole_blocks(bias)
     struct = library.Product(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
-    group_bytes = len(heads) * (4 if wide else 2) + weight.group * bits // 8
-    channels = -(-outputs // CHANNELS) * CHANNELS
-    packed = torch.zeros(channels * weight.steps.shape[1] * group_bytes, dtype=torch.uint8)
+    head_bytes, units = 4 if wide else 2, None
+    if multiples is not None:
+        heads, units, head_bytes = multiples, torch.cat(weight.units), 1
+        struct.wide, struct.span = 0, inputs // weight.units[0].shape[1]
+    heads = [part.contiguous() for part in heads]
+    channel_bytes = len(heads) * head_bytes * weight.steps.shape[1] + inputs * bits // 8
+    channel_bytes += 0 if units is None else 2 * len(heads) * weight.units[0].shape[1]
+    codes, bias = weight.codes.contiguous(), None if bias is None else whole_blocks(bias)
+    packed = torch.zeros(-(-outputs // CHANNELS) * CHANNELS * channel_bytes, dtype=torch.uint8)
     offsets = heads[1] if len(heads) == 2 else None
-    call().pack_groups(struct, codes.data_ptr(), heads[0].data_ptr(), pointer(offsets), packed.data_ptr())
+    addresses = codes.data_ptr(), heads[0].data_ptr(), pointer(offsets), pointer(units), packed.data_ptr()
+    call().pack_groups(struct, *addresses)
     struct.weight, struct.bias = packed.data_ptr(), pointer(bias)
     return Product(struct, packed, bias)
+
+
+def _bits(weight: Groups) -> int:
+    """Bits that a code takes in a packed weight."""
+    most = int(weight.codes.max())
+    return 4 if most < 16 else 6 if most < 64 and weight.group % 8 == 0 else 8
+
+
+def _multiples(weight: Groups) -> list[Tensor] | None:
+    """How many units the steps are, and the offsets; None if they are no multiples that a byte holds."""
+    found = []
+    for part, unit in zip(weight.heads, weight.units, strict=False):
+        each = unit.repeat_interleave(part.shape[1] // unit.shape[1], 1)
+        count = torch.where(each == 0, 0.0, part / each).round_()
+        held = torch.equal(count.clamp(-128, 127) * each, part) and torch.equal(unit.half().float(), unit)
+        if not held:
+            return None
+        found.append(count)
+    return found or None
 
 
 def rows_apart(weight: Tensor | Groups) -> Product:
@@ -127,37 +198,36 @@ def rows_apart(weight: Tensor | Groups) -> Product:
         )
         return Product(struct, kept)
     outputs, inputs = weight.shape
-    heads = [part.contiguous() for part in (weight.steps, weight.offsets) if part is not None]
-    kept = torch.cat([*(head.view(torch.uint8) for head in heads), weight.codes], dim=1)
+    heads = [part.contiguous().view(torch.uint8) for part in weight.heads]
+    kept = torch.cat([*heads, weight.codes], dim=1)
     struct = library.Product(inputs, outputs, 0, 8, weight.group, weight.zero, len(heads) - 1, weight=kept.data_ptr())
     struct.rowwise = 1
     return Product(struct, kept)
 
 
-def takes(weight: Groups) -> bool:
+def takes(weight: Grouped) -> bool:
     """True if `grouped_product` takes this weight on this processor."""
-    return weight.group % 4 == 0 and multiply_floats(weight.steps)
+    parts = weight.parts if isinstance(weight, Stack) else (weight,)
+    return all(part.group % 4 == 0 and multiply_floats(part.steps) for part in parts)
 
 
-def stacked(weights: Sequence[Groups]) -> Groups | None:
-    """The weights [out, in] one below the other, as one, with the same numbers.
+def stacked(weights: Sequence[Groups]) -> Grouped:
+    """The weights [out, in] one below the other, as one. Neighbours of one kind become one `Groups`."""
+    runs = [list(run) for _, run in groupby(weights, lambda weight: weight.kind)]
+    parts = [run[0] if len(run) == 1 else _together(run) for run in runs]
+    return parts[0] if len(parts) == 1 else Stack(tuple(parts))
 
-    Its groups divide those of every weight. None if codes would be over 255, or an offset would be rounded."""
-    group, zero = gcd(*(weight.group for weight in weights)), max(weight.zero for weight in weights)
-    shifted = any(weight.offsets is not None for weight in weights)
-    if not shifted and any(int(weight.codes.max()) + zero - weight.zero > 255 for weight in weights):
-        return None
-    codes = torch.cat([weight.codes if shifted else weight.codes + (zero - weight.zero) for weight in weights])
-    steps = torch.cat([weight.steps.repeat_interleave(weight.group // group, 1) for weight in weights])
-    if not shifted:
-        return Groups(codes, steps, None, zero)
-    offsets: list[Tensor] = []
-    for weight in weights:
-        own = exact_offsets(weight.zero, weight.steps) if weight.offsets is None else weight.offsets
-        if own is None:
-            return None
-        offsets.append(own.repeat_interleave(weight.group // group, 1))
-    return Groups(codes, steps, torch.cat(offsets))
+
+def _together(weights: Sequence[Groups]) -> Groups:
+    """Weights of one kind as one."""
+    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
+    return Groups(
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.steps for weight in weights]),
+        torch.cat(offsets) if offsets else None,
+        weights[0].zero,
+        tuple(map(torch.cat, zip(*(weight.units for weight in weights), strict=True))),
+    )
 
 
 def exact_offsets(zeros: Tensor | int, steps: Tensor) -> Tensor | None:

@@ -41,8 +41,11 @@ class Product(ctypes.Structure):
         ("wide", c_int64),
         ("parts", c_int64),
         ("rowwise", c_int64),
+        ("span", c_int64),
+        ("columns", c_int64),
         ("weight", c_void_p),
         ("bias", c_void_p),
+        ("next", c_void_p),
     )
 
 
@@ -118,7 +121,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
-    "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p),
+    "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
     "attend": (

@@ -8,14 +8,11 @@ int has_products(void) { return 1; }
 
 /* The weight is packed as [blocks of CHANNELS, inputs, CHANNELS]. */
 static void float_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
-    const int64_t inputs = by->inputs, outputs = by->outputs;
 #pragma omp parallel for schedule(static)
-    for (int64_t channel = 0; channel < outputs; channel += CHANNELS) {
-        const char *block = by->weight + channel * inputs * by->bytes;
-        if (by->bytes == 2)
-            float_rows(x, stride, block, 2, by->bias, y, rows, inputs, outputs, channel);
-        else
-            float_rows(x, stride, block, 4, by->bias, y, rows, inputs, outputs, channel);
+    for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS) {
+        const char *block = by->weight + channel * by->inputs * by->bytes;
+        if (by->bytes == 2) float_rows(by, x, stride, block, 2, y, rows, channel);
+        else float_rows(by, x, stride, block, 4, y, rows, channel);
     }
 }
 
@@ -35,9 +32,10 @@ static void packed_row(const product_t *by, int64_t channel, float *y) {
 }
 
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
-    if (!by->bits) float_product(by, x, stride, y, rows);
-    else if (!by->parts) grouped_product(by, x, stride, y, rows);
-    else rounded_product(by, x, stride, y, rows, scratch);
+    for (; by; y += by->outputs, by = by->next)
+        if (!by->bits) float_product(by, x, stride, y, rows);
+        else if (!by->parts) grouped_product(by, x, stride, y, rows);
+        else rounded_product(by, x, stride, y, rows, scratch);
 }
 
 #else

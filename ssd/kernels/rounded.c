@@ -57,8 +57,8 @@ static void round_rows(const product_t *by, const float *x, int64_t stride, int6
 }
 
 /* A pair's codes as `dot4` takes them: one of the planes of CODE_BITS bits that they consist of. */
-INLINED void plane_of(const char *weight, int pair, int bits, int plane, bytes codes[2]) {
-    codes_of(weight, pair, bits, codes);
+INLINED void plane_of(const char *weight, int64_t i, int pair, int bits, int plane, bytes codes[2]) {
+    codes_of(weight, i, pair, bits, codes);
     if (bits > CODE_BITS) EACH_HALF codes[half] = plane ? codes[half] >> 4 : codes[half] & 15;
 }
 
@@ -74,7 +74,7 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
         partial own[ROWS][2] = {0};
 #pragma GCC unroll 2
         for (int64_t i = 0; i < chunk; i += 4) {
-            plane_of(weight + i * CHANNELS * bits / 8, pair, bits, plane, codes);
+            plane_of(weight, i, pair, bits, plane, codes);
             EACH_ROW {
                 int32_t four;
                 memcpy(&four, x + r * size + sizeof(chunk_t) + part * chunk + i, sizeof four);
@@ -111,16 +111,18 @@ INLINED void rounded_block(const product_t *by, const char *x, const char *weigh
     const int64_t size = sizeof(chunk_t) + parts * chunk, line = group_bytes(by), head = head_bytes(by);
     floats step[PAIRS][2], offset[PAIRS][2] = {0};
     pair_t sums[PAIRS] = {0};
+    units_t units = {.next = 0};
     for (int64_t k = 0; k < by->inputs;) {
+        weight = group_at(by, weight, k, &units);
         prefetch_group(weight, line);
-        EACH_PAIR head_of(by, weight, pair, step[pair], offset[pair]);
+        EACH_PAIR head_of(by, weight, pair, &units, step[pair], offset[pair]);
         weight += head;
         for (const int64_t end = k + by->group; k < end; k += chunk, x += rows * size) {
             EACH_PAIR chunk_pair(by, x, weight, pair, chunk, bits, parts, offsets, rows, step[pair], offset[pair], sums + pair);
             weight += CHANNELS * chunk * bits / 8;
         }
     }
-    finish(sums, by->bias, y, channel, by->outputs, rows);
+    finish(sums, by, y, channel, rows);
 }
 
 /* All rows of one block. */
@@ -129,41 +131,39 @@ INLINED void rounded_rows(const product_t *by, const char *x, const char *weight
     const int64_t bytes = by->inputs / chunk * (sizeof(chunk_t) + parts * chunk);
     for (int64_t row = 0, tile = tile_of(rows); row < rows; row += tile)
         UNROLLED(rows - row < tile ? rows - row : tile, rounded_block, by, x + row * bytes, weight,
-                 y + row * by->outputs, channel, chunk, bits, parts, offsets)
+                 y + row * by->columns, channel, chunk, bits, parts, offsets)
 }
 
-/* Rows of one block with a kind of weight that the compiler knows. */
-#define KIND(BITS, PARTS, OFFSETS)                                                                                     \
-    static void rows_##BITS##_##PARTS##_##OFFSETS(const product_t *by, const char *x, const char *weight, float *y,    \
-                                                  int64_t rows, int64_t channel) {                                     \
-        rounded_rows(by, x, weight, y, rows, channel, CHUNK, BITS, PARTS, OFFSETS);                                    \
+/* Rows of one block with a kind of weight that the compiler knows: those of GGUF's types. */
+#define KINDS(KIND)                                                                                                    \
+    KIND(32, 4, 1, 0) KIND(32, 4, 2, 0) KIND(32, 4, 1, 1) KIND(32, 4, 2, 1) KIND(32, 6, 1, 0) KIND(32, 6, 2, 0)        \
+    KIND(32, 6, 1, 1) KIND(32, 6, 2, 1) KIND(32, 8, 1, 0) KIND(32, 8, 2, 0) KIND(16, 4, 1, 0) KIND(16, 4, 2, 0)        \
+    KIND(16, 4, 1, 1) KIND(16, 4, 2, 1) KIND(16, 6, 1, 0) KIND(16, 6, 2, 0)
+#define KIND_OF(chunk, bits, parts, offsets) ((((chunk) * 16 + (bits)) * 4 + (parts)) * 2 + (offsets))
+#define ROWS_OF(CHUNK_, BITS, PARTS, OFFSETS)                                                                          \
+    static void rows_##CHUNK_##_##BITS##_##PARTS##_##OFFSETS(const product_t *by, const char *x, const char *weight,   \
+                                                             float *y, int64_t rows, int64_t channel) {                \
+        rounded_rows(by, x, weight, y, rows, channel, CHUNK_, BITS, PARTS, OFFSETS);                                   \
     }
+#define CASE_OF(CHUNK_, BITS, PARTS, OFFSETS)                                                                          \
+    case KIND_OF(CHUNK_, BITS, PARTS, OFFSETS):                                                                        \
+        rows_##CHUNK_##_##BITS##_##PARTS##_##OFFSETS(by, x, weight, y, rows, channel);                                 \
+        break;
 
-KIND(4, 1, 0)
-KIND(4, 1, 1)
-KIND(4, 2, 0)
-KIND(4, 2, 1)
-KIND(8, 1, 0)
-KIND(8, 2, 0)
+KINDS(ROWS_OF)
 
 /* A weight has a zero or offsets, not both. */
 static void rounded_channels(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
                              int64_t channel, int64_t chunk) {
-    const int kind = chunk != CHUNK ? 0 : (int)(by->bits * 100 + by->parts * 10 + by->offsets);
-    switch (kind) {
-    case 410: rows_4_1_0(by, x, weight, y, rows, channel); break;
-    case 411: rows_4_1_1(by, x, weight, y, rows, channel); break;
-    case 420: rows_4_2_0(by, x, weight, y, rows, channel); break;
-    case 421: rows_4_2_1(by, x, weight, y, rows, channel); break;
-    case 810: rows_8_1_0(by, x, weight, y, rows, channel); break;
-    case 820: rows_8_2_0(by, x, weight, y, rows, channel); break;
+    switch (KIND_OF(chunk, by->bits, by->parts, by->offsets)) {
+        KINDS(CASE_OF)
     default:
         rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
     }
 }
 
 void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
-    const int64_t chunk = chunk_of(by), size = by->inputs / by->group * group_bytes(by);
+    const int64_t chunk = chunk_of(by), size = block_bytes(by);
     round_rows(by, x, stride, rows, chunk, scratch);
 #pragma omp parallel for schedule(static)
     for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS)

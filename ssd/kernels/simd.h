@@ -41,6 +41,12 @@ static inline floats bfloats_at(const char *x) { /* the first half of a float32 
     return (floats)(__builtin_convertvector(v, ints) << 16);
 }
 
+static inline floats integers_at(const char *x) { /* of 8 bits */
+    int8_t v __attribute__((vector_size(WIDTH)));
+    memcpy(&v, x, sizeof v);
+    return __builtin_convertvector(__builtin_convertvector(v, ints), floats);
+}
+
 static inline ints every(int32_t x) { return (ints){0} + x; }
 static inline floats alike(float x) { return (floats)every(bits_of(x)); }
 

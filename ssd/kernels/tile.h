@@ -36,13 +36,14 @@ typedef struct {
     floats of[ROWS][2];
 } pair_t;
 
-INLINED void finish(const pair_t sums[PAIRS], const float *bias, float *y, int64_t channel, int64_t outputs, int rows) {
+/* Writes sums to rows of y, `columns` apart. */
+INLINED void finish(const pair_t sums[PAIRS], const product_t *by, float *y, int64_t channel, int rows) {
     EACH_PAIR EACH_ROW EACH_HALF {
-        const int64_t to = channel + half * HALF + pair * WIDTH, left = outputs - to;
+        const int64_t to = channel + half * HALF + pair * WIDTH, left = by->outputs - to;
         floats result = sums[pair].of[r][half];
         if (left <= 0) continue;
-        if (bias) result += floats_at((const char *)(bias + to));
-        memcpy(y + r * outputs + to, &result, sizeof(float) * (left < WIDTH ? left : WIDTH));
+        if (by->bias) result += floats_at((const char *)(by->bias + to));
+        memcpy(y + r * by->columns + to, &result, sizeof(float) * (left < WIDTH ? left : WIDTH));
     }
 }
 
@@ -67,21 +68,22 @@ INLINED void float_pair(const float *x, int64_t stride, const char *weight, int 
 /* Inputs that all pairs take in turn: their weights stay in the nearest cache. */
 #define STRIP (PAIRS == 1 ? INT64_MAX : 64)
 
-INLINED void float_block(const float *x, int64_t stride, const char *weight, int bytes, const float *bias, float *y,
-                         int64_t inputs, int64_t outputs, int64_t channel, int rows) {
+INLINED void float_block(const product_t *by, const float *x, int64_t stride, const char *weight, int bytes, float *y,
+                         int64_t channel, int rows) {
+    const int64_t inputs = by->inputs;
     pair_t sums[PAIRS] = {0};
     for (int64_t k = 0, some; k < inputs; k += some, weight += some * CHANNELS * bytes) {
         some = inputs - k < STRIP ? inputs - k : STRIP;
         EACH_PAIR float_pair(x + k, stride, weight + pair * WIDTH * bytes, bytes, some, rows, sums + pair);
     }
-    finish(sums, bias, y, channel, outputs, rows);
+    finish(sums, by, y, channel, rows);
 }
 
-INLINED void float_rows(const float *x, int64_t stride, const char *weight, int bytes, const float *bias, float *y,
-                        int64_t rows, int64_t inputs, int64_t outputs, int64_t channel) {
+/* All rows of the block that begins at `channel`, whose numbers are at `weight`. */
+INLINED void float_rows(const product_t *by, const float *x, int64_t stride, const char *weight, int bytes, float *y,
+                        int64_t rows, int64_t channel) {
     for (int64_t row = 0; row < rows; row += ROWS)
-        UNROLLED(rows - row, float_block, x + row * stride, stride, weight, bytes, bias, y + row * outputs, inputs,
-                 outputs, channel)
+        UNROLLED(rows - row, float_block, by, x + row * stride, stride, weight, bytes, y + row * by->columns, channel)
 }
 
 #endif

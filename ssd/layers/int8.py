@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, takes
+from ssd.kernels.groups import Grouped, Groups, Parts, find_groups, grouped_product, takes
 
 # Rows that oneDNN lays a weight out for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
@@ -31,18 +31,18 @@ class Int8Linear:
     numbers of a row leave too little for the others (docs/performance.md). Sums of integers are exact, so a row's
     result has the same bits in any batch."""
 
-    def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 2) -> None:
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 2) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
         `parts`: bytes that inputs are rounded to, 1 or 2; by oneDNN always to 2. One byte is half of the work, and good
         enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
-        groups = weight if isinstance(weight, Groups) else find_groups(weight) or _rounded(weight)
+        groups = find_groups(weight) or _rounded(weight) if isinstance(weight, Tensor) else weight
         if takes(groups):
             self.product = grouped_product(groups, bias, parts)
         else:
-            dense = weight.dequantized() if isinstance(weight, Groups) else weight
+            dense = weight if isinstance(weight, Tensor) else weight.dequantized()
             rounded, scales = round_to_int8(dense, _weight_levels())
             self.product = _OneDnnProduct(rounded, scales, bias)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, takes
+from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, takes
 
 # Rows that oneDNN lays a weight out for: verifications of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
@@ -27,17 +27,17 @@ class Linear:
     On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 that holds for
     at least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
 
-    def __init__(self, weight: Tensor | Groups, bias: Tensor | None = None, parts: Parts = 0) -> None:
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 0) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
         `parts`: bytes that inputs are rounded to, if the weight has few bits and `takes` it; 0: none are."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
-        groups = weight if isinstance(weight, Groups) else find_groups(weight)
+        groups = find_groups(weight) if isinstance(weight, Tensor) else weight
         if groups is not None and takes(groups):
             self.product = grouped_product(groups, bias, parts)
         else:
-            self.product = _dense_product(weight.dequantized() if isinstance(weight, Groups) else weight, bias)
+            self.product = _dense_product(weight if isinstance(weight, Tensor) else weight.dequantized(), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)

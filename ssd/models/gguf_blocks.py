@@ -20,11 +20,15 @@ _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 
 
 class _Unpacked(NamedTuple):
-    """Of blocks [n, bytes]: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups]."""
+    """Of blocks [n, bytes]: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups].
+
+    Of K types the steps are multiples of a block's `unit` float32 [n, 1], the offsets of its `offset_unit`."""
 
     codes: np.ndarray
     steps: np.ndarray
     offsets: np.ndarray | None = None
+    unit: np.ndarray | None = None
+    offset_unit: np.ndarray | None = None
 
 
 def _fields(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
@@ -69,23 +73,27 @@ def _q8_0(blocks: np.ndarray) -> _Unpacked:
 
 def _q2_k(blocks: np.ndarray) -> _Unpacked:
     scales, d, lowest = blocks[:, :16], _halves(blocks[:, 80:82]), _halves(blocks[:, 82:])
-    return _Unpacked(_fields(blocks[:, 16:80], 32, 2), d * (scales & 15), -(lowest * (scales >> 4)))
+    return _Unpacked(_fields(blocks[:, 16:80], 32, 2), d * (scales & 15), -(lowest * (scales >> 4)), d, -lowest)
 
 
 def _q3_k(blocks: np.ndarray) -> _Unpacked:
     scales = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << 4
     codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
-    return _Unpacked(codes, _halves(blocks[:, 108:]) * (scales.astype("f4") - 32))
+    d = _halves(blocks[:, 108:])
+    return _Unpacked(codes, d * (scales.astype("f4") - 32), unit=d)
 
 
-def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The steps and offsets [n, 8] in the first 16 bytes of Q4_K and Q5_K: two halves, then pairs of 6 bits."""
+def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The steps and offsets [n, 8], and their units [n, 1], in the first 16 bytes of Q4_K and Q5_K.
+
+    There are two halves, then pairs of 6 bits."""
     import numpy as np
 
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((first & 63, rest & 15 | first >> 2 & 48), axis=1)
     lowest = np.concatenate((second & 63, rest >> 4 | second >> 2 & 48), axis=1)
-    return _halves(blocks[:, :2]) * scales, -(_halves(blocks[:, 2:4]) * lowest)
+    d, d_lowest = _halves(blocks[:, :2]), _halves(blocks[:, 2:4])
+    return d * scales, -(d_lowest * lowest), d, -d_lowest
 
 
 def _q4_k(blocks: np.ndarray) -> _Unpacked:
@@ -99,7 +107,8 @@ def _q5_k(blocks: np.ndarray) -> _Unpacked:
 
 def _q6_k(blocks: np.ndarray) -> _Unpacked:
     codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
-    return _Unpacked(codes, _halves(blocks[:, 208:]) * blocks[:, 192:208].view("i1"))
+    d = _halves(blocks[:, 208:])
+    return _Unpacked(codes, d * blocks[:, 192:208].view("i1"), unit=d)
 
 
 def _iq4(codes: np.ndarray) -> np.ndarray:
@@ -114,7 +123,8 @@ def _iq4_nl(blocks: np.ndarray) -> _Unpacked:
 
 def _iq4_xs(blocks: np.ndarray) -> _Unpacked:
     scales = _fields(blocks[:, 4:8], 1, 4) | _fields(blocks[:, 2:4], 1, 2) << 4
-    return _Unpacked(_iq4(_fields(blocks[:, 8:], 16, 4)), _halves(blocks[:, :2]) * (scales.astype("f4") - 32))
+    d = _halves(blocks[:, :2])
+    return _Unpacked(_iq4(_fields(blocks[:, 8:], 16, 4)), d * (scales.astype("f4") - 32), unit=d)
 
 
 class _Kind(NamedTuple):
@@ -152,6 +162,8 @@ def groups_of(kind: str, rows: np.ndarray) -> Groups:
     outputs, blocks = len(rows), BLOCKS[kind]
     with np.errstate(invalid="ignore"):  # what is not finite is refused by the reader of the tensor
         parts = blocks.unpack(rows.reshape(-1, blocks.bytes))
-    codes, steps, offsets = (None if part is None else torch.from_numpy(part.reshape(outputs, -1)) for part in parts)
+    codes, steps, offsets, *units = (
+        None if part is None else torch.from_numpy(part.reshape(outputs, -1)) for part in parts
+    )
     assert codes is not None and steps is not None
-    return Groups(codes, steps, offsets, blocks.zero)
+    return Groups(codes, steps, offsets, blocks.zero, tuple(unit for unit in units if unit is not None))

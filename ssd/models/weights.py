@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.kernels.groups import Groups, stacked
+from ssd.kernels.groups import Grouped, Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import ParallelEmbedding, RowParallel
 from ssd.layers.table import Table
@@ -30,7 +30,7 @@ GroupReader = Callable[[str, tuple[int, ...], Piece], Groups | None]
 LinearLayer = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
 """(bytes of the weights that have been read, bytes in all)"""
-MakeLinear = Callable[[Tensor | Groups, Tensor | None], LinearLayer]
+MakeLinear = Callable[[Tensor | Grouped, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
 
 
@@ -72,17 +72,16 @@ class Weights:
         groups = self._grouped(name, (outputs, inputs))
         return self(name, outputs, inputs) if groups is None else groups
 
-    def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Groups:
+    def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Grouped:
         """The weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
 
-        They are a `Groups` if the checkpoint has all of them in groups."""
+        They are `Grouped` if the checkpoint has all of them in groups."""
         if len(layers) == 1:
             return self.whole(f"{layers[0][0]}.weight", layers[0][1], inputs)
         found = [self._grouped(f"{name}.weight", (outputs, inputs)) for name, outputs in layers]
         whole = [groups for groups in found if groups is not None]
-        together = stacked(whole) if len(whole) == len(found) else None
-        if together is not None:
-            return together
+        if len(whole) == len(found):
+            return stacked(whole)
         return torch.cat([self(f"{name}.weight", outputs, inputs) for name, outputs in layers])
 
     def _grouped(self, name: str, shape: tuple[int, ...]) -> Groups | None:
@@ -91,11 +90,11 @@ class Weights:
         whole, pieces = self.share.pieces(self._prefix + name, shape)
         return self._groups(self._prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
 
-    def partial_linear(self, weight: Tensor | Groups, bias: Tensor | None) -> LinearLayer:
+    def partial_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
         """A linear layer whose inputs are split over the ranks. To be summed over them."""
         return self.linear(weight, None if self.share.ranks.rank else bias)
 
-    def row_linear(self, weight: Tensor | Groups, bias: Tensor | None) -> LinearLayer:
+    def row_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
         """The same with its sum."""
         partial = self.partial_linear(weight, bias)
         return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
@@ -198,8 +197,7 @@ def from_checkpoint(
         groups = quantized_groups(info, part_of(info))
         if groups is None:
             return None
-        offsets = None if groups.offsets is None else groups.offsets.to(device)
-        return Groups(groups.codes.to(device), groups.steps.to(device), offsets, groups.zero)
+        return groups.map(lambda part: part.to(device))
 
     def part_of(info: QuantizedTensor) -> Callable[[str], Tensor]:
         headers = dict(info.parts.values())
@@ -217,12 +215,10 @@ def from_checkpoint(
     def blocks(name: str, shape: tuple[int, ...], info: GgufTensor) -> Groups:
         check_shape(name, info, shape)
         groups = info.groups()
-        for part in (groups.steps, groups.offsets):
-            if part is not None:
-                check_finite(name, part)
+        for part in groups.heads:
+            check_finite(name, part)
         have_read(info.nbytes)
-        offsets = None if groups.offsets is None else groups.offsets.to(device)
-        return Groups(groups.codes.to(device), groups.steps.to(device), offsets, groups.zero)
+        return groups.map(lambda part: part.to(device))
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         if (groups := quantised(name, shape)) is not None:

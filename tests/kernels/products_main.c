@@ -10,7 +10,8 @@ enum { OUTPUTS = 70, INPUTS = 192, MOST_ROWS = 8 };
 
 int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, uint8_t *codes, float *steps,
                 float *offsets);
-void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets, char *packed);
+void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
+                 const float *units, char *packed);
 
 static uint32_t state = 1;
 
@@ -43,14 +44,17 @@ static void found_of(int bits) {
 
 static void products_of(product_t by) {
     static uint8_t codes[OUTPUTS * INPUTS];
-    static float steps[OUTPUTS * INPUTS], offsets[OUTPUTS * INPUTS], x[MOST_ROWS * INPUTS], y[MOST_ROWS * OUTPUTS];
+    static float units[2 * OUTPUTS * INPUTS], steps[OUTPUTS * INPUTS], offsets[OUTPUTS * INPUTS], x[MOST_ROWS * INPUTS], y[MOST_ROWS * OUTPUTS];
     static char packed[96 * INPUTS * 8], scratch[MOST_ROWS * INPUTS * 8];
     for (int i = 0; i < OUTPUTS * INPUTS; i++) codes[i] = drawn() % (1 << by.bits);
     for (int i = 0; i < OUTPUTS * INPUTS; i++) steps[i] = number((int)by.wide), offsets[i] = number((int)by.wide);
+    for (int i = 0; i < 2 * OUTPUTS * INPUTS; i++) units[i] = number(0);
+    for (int i = 0; i < OUTPUTS * INPUTS && by.span; i++)
+        steps[i] = (float)((int)(drawn() % 256) - 128), offsets[i] = (float)(drawn() % 128);
     for (int i = 0; i < MOST_ROWS * INPUTS; i++) x[i] = number(1) * (i % 7 ? 1.0f : 100.0f);
     for (int i = 0; i < 32; i++) x[i] = 0.0f, x[32 + i] = i % 3 ? -1.0f : 1.0f, codes[32 + i] = (1 << by.bits) - 1;
     memset(packed, 0, sizeof packed);
-    pack_groups(&by, codes, steps, by.offsets ? offsets : NULL, packed);
+    pack_groups(&by, codes, steps, by.offsets ? offsets : NULL, units, packed);
     by.weight = packed;
     for (int64_t rows = 1; rows <= MOST_ROWS; rows++) {
         multiply(&by, x, INPUTS, y, rows, scratch);
@@ -60,13 +64,14 @@ static void products_of(product_t by) {
 }
 
 int main(void) {
-    for (int bits = 4; bits <= 8; bits += 4)
-        for (int group = 4; group <= INPUTS; group = group == 64 ? INPUTS : 2 * group)
-            for (int kind = 0; kind < 4; kind++)
+    for (int bits = 4; bits <= 8; bits += 2)
+        for (int group = bits == 6 ? 8 : 4; group <= INPUTS; group = group == 64 ? INPUTS : 2 * group)
+            for (int kind = 0; kind < 6; kind++)
                 for (int parts = 0; parts < 3; parts++) {
-                    printf("bits %d group %d offsets %d wide %d parts %d:", bits, group, kind & 1, kind >> 1, parts);
-                    const int zero = kind & 1 ? 0 : 1 << (bits - 1);
-                    products_of((product_t){INPUTS, OUTPUTS, 0, bits, group, zero, kind & 1, kind >> 1, parts});
+                    const int shifted = kind & 1, wide = kind >> 1 == 1, span = kind < 4 ? 0 : group > 64 ? INPUTS : 64;
+                    printf("bits %d group %d offsets %d wide %d span %d parts %d:", bits, group, shifted, wide, span, parts);
+                    const int zero = shifted ? 0 : 1 << (bits - 1);
+                    products_of((product_t){INPUTS, OUTPUTS, 0, bits, group, zero, shifted, wide, parts, 0, span, OUTPUTS});
                 }
     found_of(4);
     found_of(8);

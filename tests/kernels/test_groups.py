@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.groups import Groups, Parts, find_groups, grouped_product, rows_apart, stacked
+from ssd.kernels.groups import Groups, Parts, Stack, find_groups, grouped_product, rows_apart, stacked
 
 pytestmark = pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -38,6 +38,17 @@ def drawn(bits: int, group: int, shifted: bool, wide: bool, outputs: int = 70, i
     heads = torch.randn(2, outputs, inputs // group, generator=generator) * torch.logspace(-2, 1, outputs)[:, None]
     steps, offsets = heads if wide else heads.half().float()
     return Groups(codes, steps, offsets if shifted else None, 0 if shifted else 2 ** (bits - 1))
+
+
+def counted(weight: Groups, span: int) -> Groups:
+    """The same, but its steps and offsets are multiples of units, one for `span` inputs."""
+    generator, spans = torch.Generator().manual_seed(3), weight.shape[1] // span
+    units = [torch.randn(weight.shape[0], spans, generator=generator).half().float() for _ in weight.heads]
+    heads = []
+    for unit in units:
+        counts = torch.randint(-128, 128, weight.steps.shape, generator=generator).float()
+        heads.append(counts * unit.repeat_interleave(counts.shape[1] // spans, 1))
+    return Groups(weight.codes, heads[0], heads[1] if len(heads) == 2 else None, weight.zero, tuple(units))
 
 
 def plain(weight: Tensor) -> cpu.Product:
@@ -70,16 +81,22 @@ def test_the_bits_of_float32(kind: str, outputs: int, inputs: int) -> None:
     check_all_rows(product, x, plain(weight)(x)[:, :outputs] + bias)
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["half", "float"])
+@pytest.mark.parametrize("head", ["half", "float", "multiple"])
 @pytest.mark.parametrize("shifted", [False, True], ids=["zero", "offsets"])
 @pytest.mark.parametrize("group", [4, 16, 32, 64, 192])
 @pytest.mark.parametrize("bits", [3, 4, 6, 8])
-def test_groups_of_every_kind(bits: int, group: int, shifted: bool, wide: bool) -> None:
-    groups = drawn(bits, group, shifted, wide)
+def test_groups_of_every_kind(bits: int, group: int, shifted: bool, head: str) -> None:
+    groups, wide = drawn(bits, group, shifted, head == "float"), head == "float"
+    if head == "multiple":
+        groups = counted(groups, max(64, group))
     x, weight = inputs_of(40, 192), groups.dequantized()
     exact = x.double() @ weight.double().T
     products = {parts: grouped_product(groups, None, parts) for parts in (0, 1, 2)}
-    assert products[0].struct.wide == wide and products[0].struct.bits == (4 if bits <= 4 else 8)
+    kept = 4 if bits <= 4 else 6 if bits <= 6 and group % 8 == 0 else 8
+    assert products[0].struct.wide == wide and products[0].struct.bits == kept
+    assert bool(products[0].struct.span) == (head == "multiple")
+    assert torch.equal(products[0].rows(torch.arange(70)), weight)
+    assert torch.equal(products[0](x), plain(weight)(x)[:, :70])
     check_all_rows(products[0], x, products[0](x))
     # Half a level of the largest of 32 inputs, times the sizes of their weights; and float32's own rounding.
     chunk = min(group, 32) & -min(group, 32)
@@ -119,29 +136,36 @@ def test_groups_that_do_not_end_with_the_row_are_none() -> None:
     assert find_groups(made("Q4_0", 70, 64)[:, :33]) is None
 
 
-@pytest.mark.parametrize(
-    "other",
-    [drawn(4, 32, True, False, 33), drawn(4, 64, True, False, 33), drawn(6, 16, False, True, 33)],
-    ids=["alike", "larger groups", "another zero"],
-)
-def test_stacked_weights_keep_their_numbers(other: Groups) -> None:
-    first = drawn(4, 32, True, False)
-    for pair in ([first, other], [other, first]):
-        both = stacked(pair)
-        assert both is not None
-        assert torch.equal(both.dequantized(), torch.cat([weight.dequantized() for weight in pair]))
+def test_neighbours_of_one_kind_lie_in_one_weight() -> None:
+    first, second = drawn(4, 32, True, False), counted(drawn(6, 16, False, True, 33), 64)
+    both = stacked([first, first, second])
+    assert isinstance(both, Stack) and [len(part.codes) for part in both.parts] == [140, 33] and both.parts[1].units
+    assert torch.equal(both.dequantized(), torch.cat([part.dequantized() for part in (first, first, second)]))
+    alike = stacked([second, second])
+    assert isinstance(alike, Groups) and alike.units[0].shape == (66, 3)
+    assert torch.equal(alike.dequantized(), torch.cat([second.dequantized()] * 2))
 
 
-def test_weights_whose_codes_do_not_fit_a_byte_together_are_not_stacked() -> None:
-    wide = Groups(torch.full((2, 32), 255, dtype=torch.uint8), torch.ones(2, 1), None, 0)
-    assert stacked([wide, drawn(4, 32, False, False, inputs=32)]) is None
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_a_stack_has_the_products_of_its_parts(parts: Parts) -> None:
+    weights = [drawn(4, 32, True, False), drawn(6, 16, False, True, 33), drawn(8, 4, False, True, 5)]
+    both, x, bias = stacked(weights), inputs_of(40, 192), torch.linspace(-1, 1, 108)
+    products = [
+        grouped_product(weight, own, parts) for weight, own in zip(weights, bias.split([70, 33, 5]), strict=True)
+    ]
+    check_all_rows(grouped_product(both, bias, parts), x, torch.cat([product(x) for product in products], dim=1))
 
 
-def test_a_part_of_a_weight_ends_with_its_groups() -> None:
+@pytest.mark.parametrize("span", [None, 64])
+def test_a_part_of_a_weight_ends_with_its_groups(span: int | None) -> None:
     weight = drawn(4, 32, True, False)
+    weight = weight if span is None else counted(weight, span)
     for piece in ((), (slice(3, 7),), (slice(None), slice(64, 128)), (slice(3, 7), slice(0, 192))):
         part = weight[piece]
         assert part is not None and torch.equal(part.dequantized(), weight.dequantized()[piece])
+        assert bool(part.units) == bool(span)
+    cut = weight[slice(None), slice(32, 96)]
+    assert cut is not None and not cut.units and torch.equal(cut.dequantized(), weight.dequantized()[:, 32:96])
     assert weight[slice(None), slice(0, 48)] is None
 
 
