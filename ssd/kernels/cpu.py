@@ -169,6 +169,11 @@ class Product:
         call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, memory.data_ptr())
         return y
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(part.nbytes for part in self._kept if part is not None)
+
     def rows(self, places: Tensor) -> Tensor:
         """The rows [n, in] of the weight in float32 that `places` int64 [n] names. Raises `IndexError`."""
         if places.dtype != torch.int64 or places.dim() != 1:

@@ -29,6 +29,11 @@ HALVES = {
 }
 
 
+# Most bytes of a packed weight for a byte of its blocks. Codes of 2 and 3 bits take 4, of 5 take 6; those of IQ4 are
+# numbers of 8 bits.
+MOST = {"Q2_K": 2.0, "Q3_K": 1.35, "IQ4_NL": 1.9, "IQ4_XS": 2.0}
+
+
 def drawn(kind: str, outputs: int, inputs: int) -> np.ndarray:
     """Random bytes as blocks with finite steps: uint8 [outputs, bytes of a row]."""
     generator, block = np.random.default_rng(outputs), BLOCKS[kind]
@@ -55,12 +60,15 @@ def test_the_bits_of_every_type_are_those_of_gguf(kind: str) -> None:
 
 @pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_products_of_every_type_are_those_of_float32(kind: str) -> None:
+def test_products_of_every_type_are_those_of_float32_in_the_bits_of_the_file(kind: str) -> None:
     groups = groups_of(kind, drawn(kind, 70, 768))
     weight, x = groups.dequantized(), torch.randn(5, 768, generator=torch.Generator().manual_seed(1))
     # A last channel with more digits than bfloat16 keeps the reference in float32.
     plain = cpu.float_product(torch.cat((weight, torch.full((1, 768), 1 / 3).cumsum(1))), None)
     assert takes(groups)
-    assert torch.equal(grouped_product(groups, None)(x), plain(x)[:, :70])
+    product = grouped_product(groups, None)
+    assert torch.equal(product(x), plain(x)[:, :70])
+    channels = -(-70 // cpu.CHANNELS) * cpu.CHANNELS
+    assert product.bytes <= MOST.get(kind, 1.25) * channels * 768 // BLOCKS[kind].weights * BLOCKS[kind].bytes
     sizes = x.abs().amax() * weight.abs().sum(1)
     assert ((grouped_product(groups, None, 2)(x) - x @ weight.T).abs() <= 1e-4 * sizes).all()
