@@ -26,12 +26,19 @@ _SECONDS = 180  # a compiler may have to share the machine
 _COMPILERS = ("cc", "gcc", "clang")
 
 
+def expected() -> bool:
+    """Whether there will be kernels with products, as far as can be told without a compilation."""
+    flags = _processor().split()
+    vectors = {"avx2", "fma", "f16c"} <= {*flags} or platform.machine() == "aarch64"
+    return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(_compiler())
+
+
 @cache
 def library() -> Path | None:
     """The path of the compiled kernels; None with `SSD_KERNELS=0`, or, after a warning, if they cannot be compiled."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
-    command = (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
+    command = _compiler()
     if not command:
         log.warning("found no C compiler: torch has to do without our kernels, which is slower")
         return None
@@ -41,6 +48,11 @@ def library() -> Path | None:
         cause = getattr(error, "stderr", None) or str(error)
         log.warning("%s did not compile our kernels, torch has to do without: %s", command, cause.strip())
         return None
+
+
+def _compiler() -> str:
+    """The command of a C compiler; empty if there is none."""
+    return (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
 
 
 def _compiled(compiler: list[str]) -> Path:

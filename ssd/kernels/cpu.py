@@ -213,15 +213,22 @@ def chain(products: Sequence[Product]) -> Product:
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     """Pack W [out, in] and b [out], float32, for x W^T + b.
 
-    A weight whose numbers are all bfloat16's, as in most checkpoints, is stored in bfloat16: fewer bytes are read for
-    the same products, bit for bit."""
-    weight = weight.contiguous()
+    A weight whose numbers are all bfloat16's or float16's, as in most checkpoints, is stored so: fewer bytes are read
+    for the same products, bit for bit."""
     outputs, inputs = weight.shape
-    short, bias = weight.bfloat16(), None if bias is None else whole_blocks(bias)
-    kept = whole_blocks(short if torch.equal(short.float(), weight) else weight)
+    kept, bias = whole_blocks(shortest(weight)), None if bias is None else whole_blocks(bias)
     packed = kept.view(-1, CHANNELS, inputs).transpose(1, 2).contiguous()
     struct = library.Product(inputs, outputs, packed.element_size(), weight=packed.data_ptr(), bias=pointer(bias))
+    struct.half = packed.dtype == torch.float16
     return Product(struct, packed, bias)
+
+
+def shortest(weight: Tensor, types: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)) -> Tensor:
+    """The weight in the first of these types that has all its numbers; else in float32. Contiguous."""
+    for short in (weight.to(kind) for kind in types):
+        if torch.equal(short.float(), weight):
+            return short.contiguous()
+    return weight.contiguous()
 
 
 def whole_blocks(x: Tensor) -> Tensor:

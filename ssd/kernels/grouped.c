@@ -91,7 +91,7 @@ void grouped_product(const product_t *by, const float *x, int64_t stride, float 
             const char *block = by->weight + channel / CHANNELS * size;
             if (stored) {
                 unpack(by, block, by->bits, stored);
-                float_rows(by, x, stride, (const char *)stored, 4, y, rows, channel);
+                float_rows(by, x, stride, (const char *)stored, FLOATS, y, rows, channel);
                 continue;
             }
             for (int64_t row = 0; row < rows; row += ROWS) {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.cpu import CHANNELS, Product, chain, multiply_floats, whole_blocks
+from ssd.kernels.cpu import CHANNELS, Product, chain, multiply_floats, shortest, whole_blocks
 from ssd.kernels.library import call, pointer
 
 Parts = Literal[0, 1, 2]
@@ -191,11 +191,11 @@ def _multiples(weight: Groups) -> list[Tensor] | None:
 def rows_apart(weight: Tensor | Groups) -> Product:
     """Lay a weight out output after output: for `Product.rows` and `Product.dots` alone."""
     if isinstance(weight, Tensor):
-        short = weight.bfloat16()
-        kept = (short if torch.equal(short.float(), weight) else weight).contiguous()
+        kept = shortest(weight)
         struct = library.Product(
             weight.shape[1], weight.shape[0], kept.element_size(), weight=kept.data_ptr(), rowwise=1
         )
+        struct.half = kept.dtype == torch.float16
         return Product(struct, kept)
     outputs, inputs = weight.shape
     heads = [part.contiguous().view(torch.uint8) for part in weight.heads]

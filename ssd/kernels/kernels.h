@@ -41,14 +41,14 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
             int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
             int64_t window, float *scores);
-/* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of 2 or 4 `bytes`, bfloat16 or
-   float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
+/* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of 2 or 4 `bytes`, bfloat16
+   (or with `half` float16) or float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
    with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and `dots` alone: outputs follow each
    other, of groups each as steps, offsets if there are any, both in float32, and codes of 8 bits.
 
    A row of y has `columns` numbers: the outputs of this weight, then those of `next`, if there is one. */
 typedef struct product {
-    int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise, span, columns;
+    int64_t inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise, span, columns, half;
     const char *weight;
     const float *bias;
     const struct product *next;

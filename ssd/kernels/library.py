@@ -43,6 +43,7 @@ class Product(ctypes.Structure):
         ("rowwise", c_int64),
         ("span", c_int64),
         ("columns", c_int64),
+        ("half", c_int64),
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("next", c_void_p),

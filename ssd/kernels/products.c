@@ -2,6 +2,18 @@
 
 #include "tile.h"
 
+/* A number of a weight in floats. */
+static float read_float(const product_t *by, const char *from) {
+    uint16_t half;
+    int32_t bits;
+    if (by->bytes == 4) memcpy(&bits, from, sizeof bits);
+    else memcpy(&half, from, sizeof half), bits = (int32_t)((uint32_t)half << 16); /* a bfloat16: its first half */
+#ifdef WIDTH
+    if (by->half) return from_half(half);
+#endif
+    return float_of(bits);
+}
+
 #ifdef WIDTH
 
 int has_products(void) { return 1; }
@@ -11,19 +23,16 @@ static void float_product(const product_t *by, const float *x, int64_t stride, f
 #pragma omp parallel for schedule(static)
     for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS) {
         const char *block = by->weight + channel * by->inputs * by->bytes;
-        if (by->bytes == 2) float_rows(by, x, stride, block, 2, y, rows, channel);
-        else float_rows(by, x, stride, block, 4, y, rows, channel);
+        if (by->bytes == 4) float_rows(by, x, stride, block, FLOATS, y, rows, channel);
+        else if (by->half) float_rows(by, x, stride, block, HALVES, y, rows, channel);
+        else float_rows(by, x, stride, block, BFLOATS, y, rows, channel);
     }
 }
 
 /* One channel of a weight as `float_product` has it packed. */
 static void float_row(const product_t *by, int64_t channel, float *y) {
     const char *from = by->weight + (channel / CHANNELS * by->inputs * CHANNELS + channel % CHANNELS) * by->bytes;
-    for (int64_t i = 0; i < by->inputs; i++, from += CHANNELS * by->bytes) {
-        uint32_t bits = 0; /* the first half of a float32 is a bfloat16 */
-        memcpy((char *)&bits + 4 - by->bytes, from, by->bytes);
-        memcpy(y + i, &bits, sizeof bits);
-    }
+    for (int64_t i = 0; i < by->inputs; i++, from += CHANNELS * by->bytes) y[i] = read_float(by, from);
 }
 
 static void packed_row(const product_t *by, int64_t channel, float *y) {
@@ -53,9 +62,7 @@ static void plain_row(const product_t *by, int64_t output, float *y) {
     const char *from = by->weight + output * (by->bits ? heads + inputs : inputs * by->bytes);
     const float *steps = (const float *)from;
     const uint8_t *codes = (const uint8_t *)from + heads;
-    if (!by->bits && by->bytes == 4) memcpy(y, from, inputs * sizeof *y);
-    for (int64_t i = 0; i < inputs && !by->bits && by->bytes == 2; i++) /* the first half of a float32 is a bfloat16 */
-        y[i] = float_of((int32_t)((uint32_t)((const uint16_t *)from)[i] << 16));
+    for (int64_t i = 0; i < inputs && !by->bits; i++) y[i] = read_float(by, from + i * by->bytes);
     for (int64_t group = 0; group < groups; group++, y += by->group, codes += by->group)
         if (by->offsets)
             for (int64_t i = 0; i < by->group; i++) y[i] = fmaf(steps[group], codes[i], steps[groups + group]);

@@ -47,14 +47,22 @@ INLINED void finish(const pair_t sums[PAIRS], const product_t *by, float *y, int
     }
 }
 
-INLINED floats numbers_at(const char *weight, int bytes) { return bytes == 4 ? floats_at(weight) : bfloats_at(weight); }
+/* Numbers of a weight: how many bytes each has is the first digit. */
+#define FLOATS 40
+#define BFLOATS 20
+#define HALVES 21
 
-/* Adds the products with so many inputs of a weight in numbers of 2 or 4 `bytes`, [inputs, CHANNELS]. */
-INLINED void float_pair(const float *x, int64_t stride, const char *weight, int bytes, int64_t inputs, int rows,
+INLINED floats numbers_at(const char *weight, int kind) {
+    return kind == FLOATS ? floats_at(weight) : kind == HALVES ? halves_at(weight) : bfloats_at(weight);
+}
+
+/* Adds the products with `inputs` inputs of a weight in numbers of a `kind`, [inputs, CHANNELS]. */
+INLINED void float_pair(const float *x, int64_t stride, const char *weight, int kind, int64_t inputs, int rows,
                         pair_t *sums) {
+    const int bytes = kind / 10;
     pair_t own = *sums;
     for (int64_t k = 0; k < inputs; k++, weight += CHANNELS * bytes) {
-        const floats first = numbers_at(weight, bytes), second = numbers_at(weight + HALF * bytes, bytes);
+        const floats first = numbers_at(weight, kind), second = numbers_at(weight + HALF * bytes, kind);
         __builtin_prefetch(weight + AHEAD);
         if (bytes == 4 && WIDTH == 16) __builtin_prefetch(weight + AHEAD + 64);
         EACH_ROW {
@@ -68,22 +76,22 @@ INLINED void float_pair(const float *x, int64_t stride, const char *weight, int 
 /* Inputs that all pairs take in turn: their weights stay in the nearest cache. */
 #define STRIP (PAIRS == 1 ? INT64_MAX : 64)
 
-INLINED void float_block(const product_t *by, const float *x, int64_t stride, const char *weight, int bytes, float *y,
+INLINED void float_block(const product_t *by, const float *x, int64_t stride, const char *weight, int kind, float *y,
                          int64_t channel, int rows) {
-    const int64_t inputs = by->inputs;
+    const int64_t inputs = by->inputs, bytes = kind / 10;
     pair_t sums[PAIRS] = {0};
     for (int64_t k = 0, some; k < inputs; k += some, weight += some * CHANNELS * bytes) {
         some = inputs - k < STRIP ? inputs - k : STRIP;
-        EACH_PAIR float_pair(x + k, stride, weight + pair * WIDTH * bytes, bytes, some, rows, sums + pair);
+        EACH_PAIR float_pair(x + k, stride, weight + pair * WIDTH * bytes, kind, some, rows, sums + pair);
     }
     finish(sums, by, y, channel, rows);
 }
 
 /* All rows of the block that begins at `channel`, whose numbers are at `weight`. */
-INLINED void float_rows(const product_t *by, const float *x, int64_t stride, const char *weight, int bytes, float *y,
+INLINED void float_rows(const product_t *by, const float *x, int64_t stride, const char *weight, int kind, float *y,
                         int64_t rows, int64_t channel) {
     for (int64_t row = 0; row < rows; row += ROWS)
-        UNROLLED(rows - row, float_block, by, x + row * stride, stride, weight, bytes, y + row * by->columns, channel)
+        UNROLLED(rows - row, float_block, by, x + row * stride, stride, weight, kind, y + row * by->columns, channel)
 }
 
 #endif

@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass
 
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.gguf_header import PACKED
+from ssd.models.gguf_tensors import GgufTensor
+from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
+from ssd.models.quantization import QuantizedTensor
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """More than any model has."""
@@ -58,17 +62,52 @@ class ModelSizes:
 
 
 def weights(model: Checkpoint) -> int:
-    """How many weights a model has in memory: those of its tensors, if they were read.
+    """How many weights a model has in memory: those of its tensors, if they were read; see `_repeated`."""
+    if not model.tensors:
+        return ModelSizes.of(model).parameters()
+    return _repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
+
+
+def host_bytes(model: Checkpoint, item_bytes: int, packs: bool, int8: bool) -> int:
+    """Bytes of a model's weights in the memory of the host, in a type of `item_bytes`.
+
+    `packs`: our products are there, so that in float32 weights of 16 bits and of few keep theirs. `int8`: linear
+    layers are rounded to 8 bits (`--quantize`)."""
+    if not model.tensors:
+        return ModelSizes.of(model).parameters() * (1 if int8 else item_bytes)
+
+    def size(name: str, info: TensorInfo) -> int:
+        count, kept = math.prod(info.shape), _packed_bytes(info) if packs and item_bytes == 4 else None
+        floats = count * (2 if packs and item_bytes == 4 and info.dtype in ("BF16", "F16") else item_bytes)
+        if kept is not None or not int8 or len(info.shape) < 2:
+            return floats if kept is None else kept
+        head = 0 if EMBEDDING in name and OUTPUTS in model.tensors else count
+        return head + floats if EMBEDDING in name else head  # the table of a rounded head keeps its numbers
+
+    return _repeated(model) * item_bytes + sum(size(name, info) for name, info in model.tensors.items())
+
+
+def _packed_bytes(info: TensorInfo) -> int | None:
+    """What `ssd.kernels.groups.grouped_product` keeps a weight in; None if it becomes floats."""
+    count = math.prod(info.shape)
+    if isinstance(info, GgufTensor) and info.dtype in PACKED and not info.transposed:
+        block, packed = PACKED[info.dtype]
+        return count // block * packed
+    if isinstance(info, QuantizedTensor) and info.layout != "fp8" and "order" not in info.parts:
+        heads = 2 if "zero" in info.parts else 1
+        return count * info.bits // 8 + 4 * heads * math.prod(info.parts["scale"][1].shape)
+    return None
+
+
+def _repeated(model: Checkpoint) -> int:
+    """How many weights are in memory twice.
 
     An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
     keeps for ids beyond its list or as its embedding."""
-    if not model.tensors:
-        return ModelSizes.of(model).parameters()
-    counts = {name: math.prod(info.shape) for name, info in model.tensors.items()}
-    rows = 0
-    if is_head(model) and (OUTPUTS not in counts or OUTPUTS in model.config.get(SHARED, ())):
-        known = model.count("vocab_size")
-        predicted = model.count(DRAFT_VOCAB, known)
-        kept = predicted < known or not {OUTPUTS, EMBEDDING} & counts.keys()
-        rows = model.count("hidden_size") * predicted if kept else 0
-    return rows + sum(counts.values())
+    names = model.tensors.keys()
+    if not is_head(model) or (OUTPUTS in names and OUTPUTS not in model.config.get(SHARED, ())):
+        return 0
+    known = model.count("vocab_size")
+    predicted = model.count(DRAFT_VOCAB, known)
+    kept = predicted < known or not {OUTPUTS, EMBEDDING} & names
+    return model.count("hidden_size") * predicted if kept else 0

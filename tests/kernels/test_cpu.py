@@ -105,9 +105,13 @@ def test_another_size_is_refused() -> None:
         cpu.rms_norm(torch.ones(2, 8), torch.ones(9), 1e-5)
 
 
-def test_a_weight_of_bfloat16_numbers_gives_the_bits_of_float32() -> None:
-    weight, x = numbers(70, 33).bfloat16().float(), numbers(9, 33)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_a_weight_of_16_bits_gives_the_bits_of_float32_in_half_the_bytes(kind: torch.dtype) -> None:
+    weight, x = numbers(70, 33).to(kind).float(), numbers(9, 33)
     if not cpu.multiply_floats(weight):
-        pytest.skip("a processor without AVX-512: there is no such product")
+        pytest.skip("a processor without vectors: there is no such product")
+    weight[0, :4] = torch.tensor([6e-8, -6e-5, 0.0, -0.0]).to(kind).float()  # the least numbers of float16
     nudged = torch.cat((weight, numbers(1, 33)))  # its last channel has more digits, so that all are kept in float32
-    assert torch.equal(cpu.float_product(weight, None)(x), cpu.float_product(nudged, None)(x)[:, :70])
+    short, whole = cpu.float_product(weight, None), cpu.float_product(nudged, None)
+    assert torch.equal(short(x), whole(x)[:, :70])
+    assert torch.equal(short.rows(torch.arange(70)), weight) and 2 * short.bytes == whole.bytes

@@ -182,10 +182,10 @@ def test_rows_are_those_of_the_weight(bits: int, group: int, shifted: bool, wide
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["packed", "rows apart"])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q8_0"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "Q8_0"])
 def test_dots_have_the_bits_of_any_batch(kind: str, apart: bool) -> None:
     weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(2))
-    weight = weight.bfloat16().float() if kind == "bfloat16" else weight
+    weight = weight if kind == "Q8_0" else weight.to(getattr(torch, kind)).float()
     stored = found(made(kind, 70, 96)) if kind == "Q8_0" else weight
     packed = grouped_product(stored, None) if isinstance(stored, Groups) else cpu.float_product(stored, None)
     product = rows_apart(stored) if apart else packed

@@ -10,7 +10,7 @@ import torch
 from ssd.kernels import cpu
 from ssd.kernels.groups import grouped_product, takes
 from ssd.models.gguf_blocks import BLOCKS, groups_of
-from ssd.models.gguf_header import FLOATS, SUPPORTED
+from ssd.models.gguf_header import FLOATS, PACKED, SUPPORTED
 
 # Where the halves of a block are: its step, and its offset if it has one.
 HALVES = {
@@ -27,11 +27,6 @@ HALVES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-
-
-# Most bytes of a packed weight for a byte of its blocks. Codes of 2 and 3 bits take 4, of 5 take 6; those of IQ4 are
-# numbers of 8 bits.
-MOST = {"Q2_K": 2.0, "Q3_K": 1.35, "IQ4_NL": 1.9, "IQ4_XS": 2.0}
 
 
 def drawn(kind: str, outputs: int, inputs: int) -> np.ndarray:
@@ -55,12 +50,16 @@ def test_the_bits_of_every_type_are_those_of_gguf(kind: str) -> None:
     expected, groups = gguf.dequantize(rows, known), groups_of(kind, rows)
     assert np.isfinite(expected).all()
     assert groups.shape == (70, 768) and groups.group in (16, 32)
+    # Codes of 2 and 3 bits take 4 in a packed weight; those of IQ4 are numbers of 8 bits.
+    coarse = kind.startswith("IQ") or kind in ("Q2_K", "Q3_K")
+    assert PACKED[kind][0] == BLOCKS[kind].weights
+    assert PACKED[kind][1] <= (2.0 if coarse else 1.25) * BLOCKS[kind].bytes
     assert (groups.dequantized().numpy().view(np.int32) == expected.view(np.int32)).all()
 
 
 @pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_products_of_every_type_are_those_of_float32_in_the_bits_of_the_file(kind: str) -> None:
+def test_products_of_every_type_are_those_of_float32_in_the_bytes_that_are_counted(kind: str) -> None:
     groups = groups_of(kind, drawn(kind, 70, 768))
     weight, x = groups.dequantized(), torch.randn(5, 768, generator=torch.Generator().manual_seed(1))
     # A last channel with more digits than bfloat16 keeps the reference in float32.
@@ -69,6 +68,6 @@ def test_products_of_every_type_are_those_of_float32_in_the_bits_of_the_file(kin
     product = grouped_product(groups, None)
     assert torch.equal(product(x), plain(x)[:, :70])
     channels = -(-70 // cpu.CHANNELS) * cpu.CHANNELS
-    assert product.bytes <= MOST.get(kind, 1.25) * channels * 768 // BLOCKS[kind].weights * BLOCKS[kind].bytes
+    assert product.bytes == channels * 768 // PACKED[kind][0] * PACKED[kind][1]
     sizes = x.abs().amax() * weight.abs().sum(1)
     assert ((grouped_product(groups, None, 2)(x) - x @ weight.T).abs() <= 1e-4 * sizes).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -17,8 +18,9 @@ from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.gguf_architectures import ARCHITECTURES
 from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.sizes import host_bytes
 from tests.models import tiny
-from tests.models.gguf_writer import finish
+from tests.models.gguf_writer import finish, write_gguf
 from tests.models.test_gguf_blocks import drawn
 
 WIDTH, INNER, LAYERS, VOCABULARY = 256, 768, 2, 1200
@@ -86,3 +88,21 @@ def test_a_gguf_takes_little_more_than_its_file(kinds: dict[str, str], tied: boo
     file = write(tmp_path, kinds, tied)
     model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64)
     assert tensor_bytes(model) < MOST * file.stat().st_size
+    check_expected(tmp_path, tensor_bytes(model))
+
+
+def check_expected(directory: Path, held: int, int8: bool = False) -> None:
+    """A start counts what the model will hold, but for norms and positions."""
+    assert 0.93 * held < host_bytes(inspect(directory), 4, packs=True, int8=int8) <= held
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("int8", [False, True], ids=["as it is", "int8"])
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_a_start_counts_what_floats_will_take(kind: str, int8: bool, tied: bool, tmp_path: Path) -> None:
+    """Of blocks `test_a_gguf_takes_little_more_than_its_file` looks at it."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "vocab_size": VOCABULARY, "tie_word_embeddings": tied}
+    write_gguf(tiny.llama(tmp_path / "whole", **sizes), tmp_path / GGUF_FILE, kind)
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path)
+    model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64, int8=int8)
+    check_expected(tmp_path, tensor_bytes(model), int8)
