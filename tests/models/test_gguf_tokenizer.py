@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ssd.errors import UsageError
-from ssd.models.gguf_import import read_gguf
+from ssd.models.gguf_header import read_header
 from ssd.models.gguf_tokenizer import write_tokenizer
 from tests.models.gguf_writer import finish
 
@@ -115,7 +115,7 @@ def write(tmp_path: Path, fields: dict[str, Any]) -> Path:
 
 
 def rebuilt(tmp_path: Path, fields: dict[str, Any]) -> Tokenizer:
-    write_tokenizer(read_gguf(write(tmp_path, fields)), tmp_path)
+    write_tokenizer(read_header(write(tmp_path, fields)), tmp_path)
     return Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
-from ssd.models.gguf_import import read_gguf
+from ssd.models.gguf_header import read_header
 from ssd.models.gguf_tokenizer import write_tokenizer
 from tests.models.gguf_writer import finish
 
@@ -95,7 +95,7 @@ def written(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], **f
 
 
 def rebuilt(file: Path) -> Tokenizer:
-    write_tokenizer(read_gguf(file), file.parent)
+    write_tokenizer(read_header(file), file.parent)
     return Tokenizer.from_file(str(file.parent / "tokenizer.json"))
 
 
@@ -189,12 +189,12 @@ def test_special_tokens_of_phi_3_drop_the_spaces_behind_them(name: str, drops: b
 
 def test_a_tokenizer_beside_the_file_keeps_the_files_ends_and_template(tmp_path: Path) -> None:
     file = of_pieces(tmp_path, template="{{ messages }}")
-    write_tokenizer(read_gguf(file), tmp_path)
+    write_tokenizer(read_header(file), tmp_path)
     own = (tmp_path / "tokenizer.json").read_text().replace("<table>", "<other>")
     (tmp_path / "tokenizer.json").write_text(own)
     for name in ("generation_config.json", "chat_template.jinja"):
         (tmp_path / name).unlink()
-    write_tokenizer(read_gguf(file), tmp_path, ["tokenizer.json"])
+    write_tokenizer(read_header(file), tmp_path, ["tokenizer.json"])
     assert (tmp_path / "tokenizer.json").read_text() == own
     assert 2 in json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
     assert (tmp_path / "chat_template.jinja").read_text() == "{{ messages }}"

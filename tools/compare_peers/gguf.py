@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 from ssd.files import cache_dir
 from ssd.models.download import fetch, locate
-from ssd.models.gguf_import import read_gguf
+from ssd.models.gguf_header import read_header
 from ssd.models.pull import SOURCES, extract, progress_bar
 
 
@@ -33,6 +34,6 @@ def gguf_of(target: str) -> Path | None:
 
 def blocks(gguf: Path) -> str:
     """Return the types of a file's matrices and the mean bits of a weight: "5.7-bit blocks (Q4_1, Q8_0)"."""
-    tables = [tensor for tensor in read_gguf(gguf).tensors if len(tensor.shape) == 2]
-    bits = 8 * sum(int(table.n_bytes) for table in tables) / sum(int(table.n_elements) for table in tables)
-    return f"{bits:.1f}-bit blocks ({', '.join(sorted({table.tensor_type.name for table in tables}))})"
+    tables = [tensor for tensor in read_header(gguf).tensors if len(tensor.shape) == 2]
+    bits = 8 * sum(table.stop - table.start for table in tables) / sum(math.prod(table.shape) for table in tables)
+    return f"{bits:.1f}-bit blocks ({', '.join(sorted({table.kind for table in tables}))})"
