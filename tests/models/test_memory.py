@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
 from ssd.kernels import cpu
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.gguf_architectures import ARCHITECTURES
+from ssd.models.gguf_blocks import BLOCKS
 from ssd.models.gguf_tensors import GGUF_FILE
 from ssd.models.sizes import host_bytes
 from tests.models import tiny
@@ -30,8 +33,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def write(directory: Path, kinds: dict[str, str], tied: bool) -> Path:
-    """A Llama of random blocks in a folder: a tensor's part of `kinds`, else "", names its type. -> the GGUF."""
+def write(directory: Path, kinds: dict[str, str], tied: bool, dequantized: bool = False) -> Path:
+    """A Llama of random blocks in a folder: a tensor's part of `kinds`, else "", names its type. -> the GGUF.
+
+    `dequantized`: in float32, with the same numbers."""
+    directory.mkdir(exist_ok=True)
     sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
     known = tiny.SIZES | sizes | heads | {"model_type": "llama", "tie_word_embeddings": tied}
@@ -46,16 +52,22 @@ def write(directory: Path, kinds: dict[str, str], tied: bool) -> Path:
         if part.endswith("norm"):
             writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
         else:
-            _add(writer, name, rows.get(part, WIDTH), INNER if part == "ffn_down" else WIDTH, kinds)
+            _add(writer, name, rows.get(part, WIDTH), INNER if part == "ffn_down" else WIDTH, kinds, dequantized)
     for name in ("token_embd",) if tied else ("token_embd", "output"):
-        _add(writer, name, VOCABULARY, WIDTH, kinds)
+        _add(writer, name, VOCABULARY, WIDTH, kinds, dequantized)
     finish(writer)
     return file
 
 
-def _add(writer: gguf.GGUFWriter, name: str, outputs: int, inputs: int, kinds: dict[str, str]) -> None:
-    kind = kinds.get(name.rpartition(".")[2], kinds[""])
-    writer.add_tensor(f"{name}.weight", drawn(kind, outputs, inputs), raw_dtype=gguf.GGMLQuantizationType[kind])
+def _add(
+    writer: gguf.GGUFWriter, name: str, outputs: int, inputs: int, kinds: dict[str, str], dequantized: bool
+) -> None:
+    kind = gguf.GGMLQuantizationType[kinds.get(name.rpartition(".")[2], kinds[""])]
+    blocks = drawn(kind.name, outputs, inputs)
+    if dequantized:
+        writer.add_tensor(f"{name}.weight", gguf.dequantize(blocks, kind))
+    else:
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
 
 
 def tensor_bytes(root: object) -> int:
@@ -89,6 +101,22 @@ def test_a_gguf_takes_little_more_than_its_file(kinds: dict[str, str], tied: boo
     model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64)
     assert tensor_bytes(model) < MOST * file.stat().st_size
     check_expected(tmp_path, tensor_bytes(model))
+
+
+def logits(directory: Path) -> torch.Tensor:
+    model = registry.load(inspect(directory), torch.float32, tiny.CPU, max_position=64)
+    return Runner(model, 4, 16).forward([Row(tiny.token_ids(40, 1, VOCABULARY), 0, range(4), outputs=40)])
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, "Q4_K and Q6_K"])
+def test_logits_of_every_type_are_those_of_the_dequantized_model(kind: str, tmp_path: Path) -> None:
+    """Bit for bit, where inputs are not rounded."""
+    first, *rest = kind.split(" and ")
+    kinds = {"": first, **{part: other for other in rest for part in ("attn_v", "ffn_down", "token_embd")}}
+    for name, dequantized in (("blocks", False), ("floats", True)):
+        write(tmp_path / name, kinds, True, dequantized)
+    found = logits(tmp_path / "blocks")
+    assert found.isfinite().all() and torch.equal(found, logits(tmp_path / "floats"))
 
 
 def check_expected(directory: Path, held: int, int8: bool = False) -> None:
