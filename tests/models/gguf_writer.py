@@ -49,7 +49,7 @@ def write_gguf(
     file: Path,
     kind: str,
     tokenizer: Path | None = None,
-    metadata: Mapping[str, str | float] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> None:
     """Write the checkpoint in `directory`, tables as `kind` ("F32", "Q8_0", ...), norms as F32, with the tokenizer of
@@ -64,8 +64,7 @@ def write_gguf(
             writer.add_key_value(f"{arch}.{key}", value, _type(value))
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer)
-    for key, value in (metadata or {}).items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(key, value)
+    add_fields(writer, metadata or {})
     for name, array in {**dict(_tensors(model)), **dict(_factors(config)), **(tensors or {})}.items():
         if array is None:
             continue
@@ -77,6 +76,13 @@ def write_gguf(
         known = _known(kind if fits else "F32")
         writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(array), known), raw_dtype=known)
     finish(writer)
+
+
+def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
+    """Add metadata: numbers, texts, and lists of them. None leaves a field out."""
+    for key, value in fields.items():
+        if value is not None:
+            writer.add_key_value(key, value, _type(value))
 
 
 def _known(kind: str) -> gguf.GGMLQuantizationType:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ssd.errors import UsageError
 from ssd.models.gguf_header import read_header
 from ssd.models.gguf_tokenizer import write_tokenizer
-from tests.models.gguf_writer import finish
+from tests.models.gguf_writer import add_fields, finish
 
 HARD = [
     *("", " ", "   ", "a", " a", "  a ", "a  b   c", "\t\tx\t", "a\u00a0b", "\r\n\r\nx\r\n", "\n\n\n\ny", "x \n \n y"),
@@ -99,17 +99,9 @@ def sentencepiece(prefix: bool) -> tuple[Tokenizer, list[tuple[str, float, int]]
 
 
 def write(tmp_path: Path, fields: dict[str, Any]) -> Path:
-    """Writes metadata; a field's type follows its value. None leaves a field out."""
+    """A GGUF of nothing but metadata."""
     writer = gguf.GGUFWriter(tmp_path / "tokens.gguf", "llama")
-    for key, value in fields.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+    add_fields(writer, fields)
     finish(writer)
     return tmp_path / "tokens.gguf"
 

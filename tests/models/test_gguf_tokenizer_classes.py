@@ -15,7 +15,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from ssd.models.gguf_header import read_header
 from ssd.models.gguf_tokenizer import write_tokenizer
-from tests.models.gguf_writer import finish
+from tests.models.gguf_writer import add_fields, finish
 
 TEXTS = [
     "",
@@ -81,15 +81,9 @@ def pieces() -> tuple[tuple[str, float, int], ...]:
 def written(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], **fields: Any) -> Path:
     """A GGUF of nothing but a tokenizer."""
     writer = gguf.GGUFWriter(tmp_path / "tokens.gguf", "llama")
-    writer.add_tokenizer_model(model)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    if (name := fields.pop("name", None)) is not None:
-        writer.add_name(name)
-    if (template := fields.pop("template", None)) is not None:
-        writer.add_chat_template(template)
-    for name, value in fields.items():
-        writer.add_key_value(f"tokenizer.ggml.{name}", value, gguf.GGUFValueType.get_type(value))
+    others = {"general.name": fields.pop("name", None), "tokenizer.chat_template": fields.pop("template", None)}
+    fields |= {"model": model, "tokens": tokens, "token_type": kinds}
+    add_fields(writer, others | {f"tokenizer.ggml.{name}": value for name, value in fields.items()})
     finish(writer)
     return tmp_path / "tokens.gguf"
 
