@@ -1,0 +1,119 @@
+"""The functions that a GPU runs as graphs, of models of every size, on `meta` tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.draft.static_shapes import TreeRunner
+from ssd.execution.graph_shapes import GraphShape
+from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
+from ssd.ipc.board import BoardReader, size_bytes
+from ssd.ipc.device_board import DeviceBoard
+from ssd.ipc.process import memory_file
+from ssd.layers.triton_attention import TritonAttention
+from ssd.models.interface import Model
+from ssd.models.registry import GROUP
+from ssd.models.weights import Weights
+from ssd.target.overlap import DeviceScheduler
+from tests.capture.watch import META
+from tests.draft.pair import config
+
+PROCESSORS = 132  # of an H100
+PAGE, LONGEST, ROWS = 16, 4096, 1
+SHAPE = GraphShape(1, 8, 8)
+"""One sequence: a committed token and up to seven of a draft."""
+
+
+def _llama(width: int, inner: int, layers: int, heads: int, kv: int, vocab: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocab}
+    return sizes | {"num_attention_heads": heads, "num_key_value_heads": kv, "model_type": "llama"} | more
+
+
+_GEMMA = {"model_type": "gemma3_text", "head_dim": 256, "sliding_window": 512, "query_pre_attn_scalar": 256}
+_QWEN = {"model_type": "qwen3", "head_dim": 128}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama 3.2 1B": _llama(2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True),
+    "Llama 3.1 8B": _llama(4096, 14336, 32, 32, 8, 128256),
+    "Llama 3.1 70B": _llama(8192, 28672, 80, 64, 8, 128256),
+    "Qwen3 0.6B": _llama(1024, 3072, 28, 16, 8, 151936, **_QWEN, tie_word_embeddings=True),
+    "Qwen3 32B": _llama(5120, 25600, 64, 64, 8, 151936, **_QWEN),
+    "Gemma 3 1B": _llama(1152, 6912, 26, 4, 1, 262144, **_GEMMA, hidden_activation="gelu_pytorch_tanh"),
+    "GPT-2 XL": {
+        "model_type": "gpt2",
+        **{"hidden_size": 1600, "num_attention_heads": 25, "num_hidden_layers": 48, "vocab_size": 50257},
+        "max_position_embeddings": 1024,
+    },
+}
+"""The sizes of these checkpoints' config.json."""
+
+
+class Function(NamedTuple):
+    """A function that is captured; `layers` of its model are in it, 0: none."""
+
+    run: Callable[[], None]
+    layers: int
+
+
+def model_of(name: str, layers: int | None = None) -> Model:
+    """A model in bfloat16; with only so many `layers`."""
+    from importlib.metadata import entry_points
+
+    said = CONFIGS[name] | ({} if layers is None else {"num_hidden_layers": layers})
+    said = {"max_position_embeddings": LONGEST, **said}
+    (entry,) = [entry for entry in entry_points(group=GROUP) if entry.name == said["model_type"]]
+
+    def read(name: str, shape: tuple[int, ...], piece: object = None) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=META)
+
+    longest = min(LONGEST, said["max_position_embeddings"])
+    made: Model = entry.load()(said, Weights(read, names=()), torch.bfloat16, META, longest)
+    return made
+
+
+def _on_triton(runner: Runner) -> None:
+    runner.attention = TritonAttention(META, processors=PROCESSORS)
+
+
+def target_functions(name: str, layers: int | None = None) -> dict[str, Function]:
+    """`verify`, and what else runs between two verifications."""
+    model = model_of(name, layers)
+    runner = StaticRunner(model, 600, PAGE, attention="torch", most_rows=ROWS, longest=SHAPE.tokens)
+    _on_triton(runner)
+    step = runner.steps[SHAPE]
+    step.logits = torch.empty(SHAPE.tokens, model.shape.vocab_size, dtype=torch.bfloat16, device=META)
+    reader = BoardReader(memory_file("capture", size_bytes(ROWS)), ROWS, model.shape.vocab_size)
+    device = DeviceScheduler(runner, DeviceBoard(reader, META))
+    return {
+        "verify": Function(step._forward, model.shape.layers),
+        "draw": Function(step._draw, 0),
+        "decide": Function(device._make_decision, 0),
+        "build": Function(lambda: device._make_batch(step), 0),
+    }
+
+
+def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]:
+    """`tree step`, without noise and with it."""
+    model = model_of(name, layers)
+    sizes = {"max_num_seqs": ROWS, "draft_num_pages": 600, "page_size": PAGE, "vocab_size": model.shape.vocab_size}
+    settings = config(Speculation("ssd", 5, (3,)), max_model_len=LONGEST - MAX_LOOKAHEAD - 1, **sizes)
+    runner = TreeRunner(model, settings, attention="torch", capture=False)
+    _on_triton(runner)
+    shape = next(shape for shape in runner._steps if shape.tokens >= 16)
+    plain, warm = runner._steps[shape].ranked
+    return {
+        "tree step": Function(plain._compute, model.shape.layers),
+        "warm tree step": Function(warm._compute, model.shape.layers),
+    }
+
+
+@cache
+def functions(name: str, layers: int | None = None) -> dict[str, Function]:
+    """All functions of a model, as target and as draft."""
+    return target_functions(name, layers) | draft_functions(name, layers)
