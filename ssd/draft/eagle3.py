@@ -26,6 +26,7 @@ from ssd.execution.paged import PagedContext
 from ssd.execution.runner import Runner
 from ssd.execution.tables import TableContext
 from ssd.ipc.features import FeatureArena, extend_tags
+from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention
 from ssd.models.eagle3 import Eagle3
 from ssd.speculation.noise import NoiseCache
@@ -50,8 +51,8 @@ class HeadContext(TreeContext):
     def features(self) -> Tensor:
         return torch.cat([part if part.dim() == 2 else part[None] for part in self.parts])
 
-    def keep_hidden(self, layers: int, x: Tensor) -> None:
-        self.made = x
+    def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
+        self.made = x if isinstance(x, Tensor) else x.value
 
 
 def warm_up(runner: Runner, rows: int) -> None:

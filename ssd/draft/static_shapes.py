@@ -168,8 +168,7 @@ class StaticTreeContext(TableContext):
         super().__init__(positions, slots, shared, cache.cache, attention)
         self._own, self._tree_cache = own, cache
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        self._cache.write(layer, self._slots, k, v)
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         paths = self._cache.keys[layer], self._cache.values[layer]
         shared = self._attention.part(q, *paths, self._rows, scale, rule)

@@ -20,6 +20,7 @@ from ssd.kernels import cpu
 from ssd.kernels.attention import KVSpans, View
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
+from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Shape
 
@@ -157,7 +158,13 @@ class TreeContext:
         chains = View(*self._places)
         return Views([chains] if paged.view is None else [paged.view, chains], paged.places + positions)
 
-    def keep_hidden(self, layers: int, x: Tensor) -> None:
+    def cache_places(self, layer: int) -> None:
+        return None
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        raise NotImplementedError("it has no places for keys and values")
+
+    def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         pass
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:

@@ -9,6 +9,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from ssd.kernels.decoder import Views
+from ssd.layers.attention import PLAIN, CachePlaces, Scores
+from ssd.layers.norm import Residual
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class BaseContext:
     def views(self) -> Views | None:
         return None
 
-    def keep_hidden(self, layers: int, x: Tensor) -> None:
+    def cache_places(self, layer: int) -> CachePlaces | None:
+        return None
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        raise NotImplementedError("it has no places for keys and values")
+
+    def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         if layers in self._layers:
-            self.hidden[layers] = x
+            self.hidden[layers] = x if isinstance(x, Tensor) else x.value

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssd.execution.batch import BaseContext, Row
 from ssd.execution.kv_cache import KVCache
-from ssd.layers.attention import PLAIN, Scores
+from ssd.layers.attention import PLAIN, CachePlaces, Scores
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.speculation.noise import halves
 from ssd.speculation.sampling import Law
@@ -209,8 +209,14 @@ class TableContext(BaseContext):
         self._slots, self._rows, self._cache, self._attention = slots, rows, cache, attention
         self._scale = cache.keys.shape[-1] ** -0.5
 
+    def cache_places(self, layer: int) -> CachePlaces:
+        return CachePlaces(self._cache.keys[layer], self._cache.values[layer], self._slots)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         self._cache.write(layer, self._slots, k, v)
+        return self.attend_stored(layer, q, rule)
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         return self._attention.attend(q, keys, values, self._rows, scale, rule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,14 @@ class Scores:
 
 
 PLAIN = Scores()
+
+
+class CachePlaces(NamedTuple):
+    """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and where those of each token go, int64 [n]."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
 
 
 @lru_cache(maxsize=64)

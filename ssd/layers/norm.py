@@ -1,12 +1,23 @@
-"""Norms, and the gated activation between two products."""
+"""Norms, gated activations between two products, and the sum that norms read.
+
+On a GPU each is one launch where Triton is installed (`ssd.layers.triton_fused`)."""
 
 from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
+
+
+@cache
+def fuses(device: torch.device) -> bool:
+    """Whether what lies between products has kernels of ours on the device: a GPU with Triton."""
+    return device.type != "cpu" and find_spec("triton") is not None
 
 
 class RMSNorm:
@@ -19,14 +30,30 @@ class RMSNorm:
         size, self._wide = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
         # By the length of x in place of the mean, as torch's CPU needs half the time of its own RMS norm for it.
         self._least = torch.tensor((size * eps) ** 0.5, dtype=self._wide, device=weight.device)
-        self._weight = weight.to(self._wide) * size**0.5
+        self.weight, self.least = weight.to(self._wide) * size**0.5, size * eps
+        """The weight times sqrt(size), and size * eps: what the length of x in place of the mean makes of them."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kernel is not None and x.dtype == torch.float32:
             return cpu.rms_norm(x, *self.kernel)
+        if fuses(x.device):
+            return self._fused(x)[1]
         wide = x.to(self._wide)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return (wide / length).mul_(self._weight).to(x.dtype)
+        return (wide / length).mul_(self.weight).to(x.dtype)
+
+    def added(self, x: Tensor, y: Tensor, behind: RMSNorm | None = None) -> tuple[Tensor, Tensor]:
+        """x + y, or x + behind(y), and the norm of that."""
+        if fuses(x.device):
+            return self._fused(x, y, behind)
+        total = x + (y if behind is None else behind(y))
+        return total, self(total)
+
+    def _fused(self, x: Tensor, y: Tensor | None = None, behind: RMSNorm | None = None) -> tuple[Tensor, Tensor]:
+        from ssd.layers.triton_fused import rms_norm
+
+        own = None if behind is None else (behind.weight, behind.least)
+        return rms_norm(x, (self.weight, self.least), y, own)
 
 
 class OffsetRMSNorm(RMSNorm):
@@ -50,5 +77,45 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (Shazeer, arXiv 2002.05202)."""
     if cpu.serve(gate_up):
         return cpu.silu_mul(gate_up)
+    if fuses(gate_up.device):
+        from ssd.layers.triton_fused import gated
+
+        return gated(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """(gate, up) [n, 2 * size] -> gelu(gate) * up [n, size], GELU by tanh (arXiv 1606.08415)."""
+    if fuses(gate_up.device):
+        from ssd.layers.triton_fused import gated
+
+        return gated(gate_up, gelu=True)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+class Residual:
+    """The sum x [n, width] that layers add to. What was added last waits, so that the next norm takes it along."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._waits: tuple[Tensor, RMSNorm | None] | None = None
+
+    def add(self, y: Tensor, behind: RMSNorm | None = None) -> None:
+        """Add y, or behind(y)."""
+        self._x, self._waits = self.value, (y, behind)
+
+    @property
+    def value(self) -> Tensor:
+        if self._waits is not None:
+            (y, behind), self._waits = self._waits, None
+            self._x = self._x + (y if behind is None else behind(y))
+        return self._x
+
+    def normed(self, norm: RMSNorm) -> Tensor:
+        """The norm of the sum."""
+        if self._waits is None:
+            return norm(self._x)
+        (self._x, normed), self._waits = norm.added(self._x, *self._waits), None
+        return normed

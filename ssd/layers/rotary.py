@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels import cpu
+from ssd.layers.attention import CachePlaces
 from ssd.layers.fields import Config, count, flag, mapping, number
+from ssd.layers.norm import RMSNorm
 
 SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -54,6 +56,19 @@ class Rotary:
         if self._kernel:
             return cpu.rotate(x, cos, sin)
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
+
+
+def turned(
+    projected: Tensor, kv_heads: int, table: tuple[Tensor, Tensor], norms: Sequence[RMSNorm], places: CachePlaces
+) -> Tensor:
+    """Queries [n, heads, dim], rotated, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
+
+    Keys, rotated, and values go to their `places`. `norms`, if any, norm queries and keys before. In one launch, where
+    `ssd.layers.norm.fuses`."""
+    from ssd.layers.triton_fused import turn
+
+    weights = (norms[0].weight, norms[1].weight) if norms else None
+    return turn(projected, kv_heads, table, weights, norms[0].least if norms else 0.0, *places)
 
 
 def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:

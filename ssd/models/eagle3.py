@@ -17,7 +17,7 @@ from ssd.kernels.decoder import Decoder, DecoderLayer
 from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
 from ssd.layers.fields import Config, flag, number
-from ssd.layers.norm import RMSNorm
+from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.layers.table import Table
 from ssd.models.head import Head, check_ids, embedding_table
@@ -103,11 +103,11 @@ class Eagle3:
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
         features = self._feature_norm(context.features)
         pairs = torch.cat((self._token_norm(self._embed(token_ids)), features), dim=-1)
-        x = features if self._normed_residual else context.features
-        x = x + self._attention(pairs, self._rotary.at(context.positions), context)
-        x = x + self._feed_forward(self._forward_norm(x))
+        x = Residual(features if self._normed_residual else context.features)
+        x.add(self._attention(pairs, self._rotary.at(context.positions), context))
+        x.add(self._feed_forward(x.normed(self._forward_norm)))
         context.keep_hidden(1, x)
-        return x
+        return x.value
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(self._norm(hidden))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
+from ssd.layers.norm import Residual
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 from ssd.models.interface import ForwardContext, Shape
@@ -271,7 +272,13 @@ class _Probe:
     def views(self) -> None:
         return None
 
-    def keep_hidden(self, layers: int, x: Tensor) -> None:
+    def cache_places(self, layer: int) -> None:
+        return None
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        raise NotImplementedError("it has no places for keys and values")
+
+    def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         pass
 
     def check(self, config: Any) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, mapping, number, refuse
-from ssd.layers.norm import OffsetRMSNorm
+from ssd.layers.norm import OffsetRMSNorm, Residual, gelu_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import FULL, SLIDING, SPLITS, Attention, FeedForward, head_and_table, shape_of, window_of
@@ -40,12 +39,11 @@ class Gemma3FeedForward(FeedForward):
     """down(gelu(gate(x)) * up(x))."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.gelu(gate, approximate="tanh") * up)
+        return self._down(gelu_mul(self._gate_up(x)))
 
 
 class Layer:
-    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
+    """Adds norm(attention(norm(x))) to x, then norm(feed_forward(norm(x)))."""
 
     def __init__(self, config: Config, weights: Weights, attention: Attention) -> None:
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
@@ -54,10 +52,10 @@ class Layer:
         self._attention = attention
         self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+    def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
         before_attention, after_attention, before, after = self._norms
-        x = x + after_attention(self._attention(before_attention(x), table, context))
-        return x + after(self._feed_forward(before(x)))
+        x.add(self._attention(x.normed(before_attention), table, context), after_attention)
+        x.add(self._feed_forward(x.normed(before)), after)
 
 
 class Gemma3:
@@ -105,10 +103,11 @@ class Gemma3:
         x = self._embed(token_ids) * self._scale
         tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary.items()}
         context.keep_hidden(0, x)
+        total = Residual(x)
         for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
-            x = layer(x, tables[kind], context)
-            context.keep_hidden(index, x)
-        return self._norm(x)
+            layer(total, tables[kind], context)
+            context.keep_hidden(index, total)
+        return total.normed(self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._cap.capped(self.head(hidden))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.decoder import Views
-from ssd.layers.attention import PLAIN, Scores
+from ssd.layers.attention import PLAIN, CachePlaces, Scores
+from ssd.layers.norm import Residual
 from ssd.models.sizes import MOST
 
 
@@ -26,10 +27,16 @@ class ForwardContext(Protocol):
 
         Returns [n, heads * head_dim]."""
 
+    def cache_places(self, layer: int) -> CachePlaces | None:
+        """Where a kernel may store keys and values of this layer, before `attend_stored`; None: nowhere."""
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        """As `attend`, with keys and values that lie at their `cache_places`."""
+
     def views(self) -> Views | None:
         """What tokens see, if our kernels can compute all layers over it in one call; else None."""
 
-    def keep_hidden(self, layers: int, x: Tensor) -> None:
+    def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         """Offer x [n, width], the hidden states after the first `layers` layers; few contexts keep them.
 
         A family that calls this after every layer can be the target of an EAGLE-3 head."""

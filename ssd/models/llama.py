@@ -16,8 +16,8 @@ from ssd.kernels.groups import Groups, equal
 from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
-from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
-from ssd.layers.rotary import Rotary, frequencies
+from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, fuses, silu_mul
+from ssd.layers.rotary import Rotary, frequencies, turned
 from ssd.layers.table import Table
 from ssd.models.head import Head, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
@@ -133,6 +133,10 @@ class Attention:
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
+        norms, places = self.fused_norms, context.cache_places(self._layer) if fuses(x.device) else None
+        if places is not None and norms is not None:
+            q = turned(projected, kv_heads, table, norms, places)
+            return self._out(context.attend_stored(self._layer, q, self._scores))
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
         return self._out(context.attend(self._layer, rotated[:, :heads], k, v, self._scores))
@@ -151,6 +155,11 @@ class Attention:
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
         """Weights of the norms in `normalised`; None if there are none."""
         return None
+
+    @property
+    def fused_norms(self) -> tuple[RMSNorm, ...] | None:
+        """The norms of `normalised`, of queries and of keys, or none; None if it does something else."""
+        return () if type(self).normalised is Attention.normalised else None
 
     @staticmethod
     def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
@@ -196,7 +205,7 @@ class FeedForward:
 
 
 class Layer:
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """Adds attention(norm(x)) to x, then feed_forward(norm(x))."""
 
     def __init__(
         self,
@@ -225,9 +234,9 @@ class Layer:
             (first[0], second[0]), self._attention.head_norms, first[1], products, self._attention.heads
         )
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), table, context)
-        return x + self._feed_forward(self._forward_norm(x))
+    def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
+        x.add(self._attention(x.normed(self._attention_norm), table, context))
+        x.add(self._feed_forward(x.normed(self._forward_norm)))
 
 
 class Llama:
@@ -297,11 +306,11 @@ class Llama:
                 x, first = self._decoder(x, views, first, stop), stop
                 context.keep_hidden(stop, x)
             return self._norm(x)
-        table = self._rotary.at(context.positions)
+        table, total = self._rotary.at(context.positions), Residual(x)
         for index, layer in enumerate(self._layers, 1):
-            x = layer(x, table, context)
-            context.keep_hidden(index, x)
-        return self._norm(x)
+            layer(total, table, context)
+            context.keep_hidden(index, total)
+        return total.normed(self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.layers.fields import Config, number
-from ssd.layers.norm import RMSNorm
+from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import SPLITS, Attention, Layer, Llama
@@ -48,11 +48,11 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2Layer(Layer):
-    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
+    """Adds norm(attention(x)) to x, then norm(feed_forward(x))."""
 
-    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        x = x + self._attention_norm(self._attention(x, table, context))
-        return x + self._forward_norm(self._feed_forward(x))
+    def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
+        x.add(self._attention(x.value, table, context), self._attention_norm)
+        x.add(self._feed_forward(x.value), self._forward_norm)
 
 
 class Olmo2(Llama):

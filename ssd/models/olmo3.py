@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd.layers.fields import Config, number
+from ssd.layers.norm import Residual
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.gemma3 import layer_types, rope
 from ssd.models.interface import ForwardContext
@@ -40,7 +41,8 @@ class Olmo3(Olmo2):
         x = self._embed(token_ids)
         tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary_of.items()}
         context.keep_hidden(0, x)
+        total = Residual(x)
         for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
-            x = layer(x, tables[kind], context)
-            context.keep_hidden(index, x)
-        return self._norm(x)
+            layer(total, tables[kind], context)
+            context.keep_hidden(index, total)
+        return total.normed(self._norm)

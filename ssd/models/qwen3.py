@@ -31,6 +31,10 @@ class Qwen3Attention(Attention):
         q, k = self._q_norm.kernel, self._k_norm.kernel
         return None if q is None or k is None else (q[0], k[0])
 
+    @property
+    def fused_norms(self) -> tuple[RMSNorm, ...] | None:
+        return (self._q_norm, self._k_norm) if type(self).normalised is Qwen3Attention.normalised else None
+
     def normalised(self, qk: Tensor) -> Tensor:
         heads = self._shape.heads
         return torch.cat((self._q_norm(qk[:, :heads]), self._k_norm(qk[:, heads:])), dim=1)

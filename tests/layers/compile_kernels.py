@@ -11,18 +11,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64"}
+_NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
+_NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
 _POINTERS = ("table", "sequences", "starts")
 _ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
 
 
 def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str) -> Any:
     """A kernel for these constants; `element` and `result` are the types that it reads and writes."""
-    elements = {"q", "keys", "values"}
-    floats = {"totals", "parts", "part_totals"}
+    elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin"}
+    floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight"}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -57,6 +59,13 @@ def main() -> None:
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled(merge_kernel, merged, "fp32", "bf16")
     print("merge")
+    for kernel, constants in (
+        (norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "ADDED": True, "BEHIND": True}),
+        (gate_kernel, {"SIZE": 14336, "BLOCK": 1024, "GELU": True}),
+        (turn_kernel, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True}),
+    ):
+        compiled(kernel, constants, "bf16", "bf16")
+        print(kernel.__name__)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,207 @@
+"""Triton kernels of what lies between products: each does in one launch what torch does in three to six.
+
+Each row, or each head of a row, has a program of its own, so its result has the same bits in any batch. Sums are in
+float32; what torch rounds between two operations is rounded here, too."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+@triton.jit
+def norm_kernel(
+    x: tl.tensor,
+    added: tl.tensor,
+    behind: tl.tensor,
+    weight: tl.tensor,
+    total: tl.tensor,
+    out: tl.tensor,
+    behind_least: float,
+    least: float,
+    x_stride: int,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDED: tl.constexpr,
+    BEHIND: tl.constexpr,
+) -> None:
+    """out = t / sqrt(sum(t^2) + least) * weight for each row t of x, or of x + added, which goes to `total`.
+
+    With `BEHIND`, what is added is normed first, in the same way, with the weight `behind`."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    held = at < SIZE
+    numbers = tl.load(x + row * x_stride + at, mask=held, other=0.0)
+    if ADDED:
+        more = tl.load(added + row * SIZE + at, mask=held, other=0.0)
+        if BEHIND:
+            wide = more.to(tl.float32)
+            length = tl.sqrt(tl.sum(wide * wide, 0) + behind_least)
+            more = (wide / length * tl.load(behind + at, mask=held, other=0.0)).to(numbers.dtype)
+        numbers = (numbers.to(tl.float32) + more.to(tl.float32)).to(numbers.dtype)
+        tl.store(total + row * SIZE + at, numbers, mask=held)
+    wide = numbers.to(tl.float32)
+    length = tl.sqrt(tl.sum(wide * wide, 0) + least)
+    scaled = wide / length * tl.load(weight + at, mask=held, other=0.0)
+    tl.store(out + row * SIZE + at, scaled.to(out.dtype.element_ty), mask=held)
+
+
+Norm = tuple[Tensor, float]
+"""(weight float32 [size], least) of t / sqrt(sum(t^2) + least) * weight."""
+
+
+def rms_norm(x: Tensor, norm: Norm, added: Tensor | None = None, behind: Norm | None = None) -> tuple[Tensor, Tensor]:
+    """(t, its norm) of the rows t = x [..., size], or x + added, or x + the norm `behind` of added."""
+    weight, least = norm
+    size = weight.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous().view(-1, size)
+    total = out if added is None else torch.empty_like(out)
+    norm_kernel[(rows.shape[0],)](
+        rows,
+        rows if added is None else added.contiguous(),
+        weight if behind is None else behind[0],
+        weight,
+        total,
+        out,
+        0.0 if behind is None else behind[1],
+        least,
+        rows.stride(0),
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        ADDED=added is not None,
+        BEHIND=behind is not None,
+        num_warps=4 if size <= 4096 else 8,
+    )
+    return x if added is None else total, out
+
+
+@triton.jit
+def gate_kernel(
+    gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
+) -> None:
+    """out = act(gate) * up for a block of a row of (gate, up) [2 * SIZE]; act is SiLU, or GELU by tanh."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = at < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + at, mask=held, other=0.0)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=held, other=0.0)
+    wide = gate.to(tl.float32)
+    if GELU:
+        # 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3)
+        acted = wide / (1.0 + tl.exp(-1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)))
+    else:
+        acted = wide / (1.0 + tl.exp(-wide))
+    acted = acted.to(gate.dtype).to(tl.float32)
+    tl.store(out + row * SIZE + at, (acted * up.to(tl.float32)).to(out.dtype.element_ty), mask=held)
+
+
+def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
+    """(gate, up) [n, 2 * size] -> act(gate) * up [n, size]."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    gate_kernel[(rows, triton.cdiv(size, _BLOCK))](
+        gate_up.contiguous(), out, SIZE=size, BLOCK=_BLOCK, GELU=gelu, num_warps=4
+    )
+    return out
+
+
+@triton.jit
+def turn_kernel(
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    least: float,
+    x_stride: int,
+    kv_stride: int,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    TURNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMED: tl.constexpr,
+) -> None:
+    """One head of a token's queries, keys and values: norms and turns it, and puts it where attention reads it."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    held = at < DIM
+    from_ = x + token * x_stride + head * DIM
+    numbers = tl.load(from_ + at, mask=held, other=0.0)
+    slot = tl.load(slots + token).to(tl.int64)
+    if head >= HEADS + KV_HEADS:
+        tl.store(values + slot * kv_stride + (head - HEADS - KV_HEADS) * DIM + at, numbers, mask=held)
+        return
+    # Number i is paired with number i + TURNED / 2.
+    turns = at < TURNED
+    pair = tl.where(turns, (at + TURNED // 2) % TURNED, at)
+    others = tl.load(from_ + pair, mask=held, other=0.0)
+    if NORMED:
+        wide = numbers.to(tl.float32)
+        length = tl.sqrt(tl.sum(wide * wide, 0) + least)
+        weight = k_weight
+        if head < HEADS:
+            weight = q_weight
+        own = tl.load(weight + at, mask=held, other=0.0)
+        theirs = tl.load(weight + pair, mask=held, other=0.0)
+        others = (others.to(tl.float32) / length * theirs).to(numbers.dtype)
+        numbers = (wide / length * own).to(numbers.dtype)
+    c = tl.load(cos + token * TURNED + at, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + token * TURNED + at, mask=turns, other=0.0).to(tl.float32)
+    turned = (numbers.to(tl.float32) * c + others.to(tl.float32) * s).to(numbers.dtype)
+    if head < HEADS:
+        tl.store(q + (token * HEADS + head) * DIM + at, turned, mask=held)
+    else:
+        tl.store(keys + slot * kv_stride + (head - HEADS) * DIM + at, turned, mask=held)
+
+
+def turn(
+    projected: Tensor,
+    kv_heads: int,
+    table: tuple[Tensor, Tensor],
+    norms: tuple[Tensor, Tensor] | None,
+    least: float,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Queries [n, heads, dim], turned, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
+
+    Keys, turned, and values go to `slots` int64 [n] of `keys` and `values` [slots, kv_heads, dim]. `table`: cosines and
+    signed sines [n, 1, turned]. With `norms`, weights float32 [dim] for queries and keys, heads are normed first, as by
+    `rms_norm`."""
+    n, every, dim = projected.shape
+    heads = every - 2 * kv_heads
+    q = torch.empty(n, heads, dim, dtype=projected.dtype, device=projected.device)
+    q_weight, k_weight = norms or (q, q)
+    turn_kernel[(n, every)](
+        projected,
+        *table,
+        q_weight,
+        k_weight,
+        q,
+        keys,
+        values,
+        slots,
+        least,
+        projected.stride(0),
+        keys.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        TURNED=table[0].shape[-1],
+        BLOCK=triton.next_power_of_2(dim),
+        NORMED=norms is not None,
+        num_warps=1,
+    )
+    return q
