@@ -32,7 +32,7 @@ from ssd.layers.attention import PLAIN, Scores, merge
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Model
 from ssd.speculation import outcome
-from ssd.speculation.noise import NoiseCache, gumbels_at, gumbels_of
+from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import highest, warmed
 
 
@@ -189,14 +189,12 @@ class _RankedStep:
         runner, batch = self._runner, self._batch
         context = batch.tree_context(runner.tables.tensor, runner.tree_cache, runner.attention)
         logits = runner.model.logits(runner.model.forward(batch.ids, context))
-        scores = logits[:, : runner.guessed].float()
+        scores = logits[:, : runner.guessed]
         if self._warm:
-            keys, inverse = batch.draws
-            noise = gumbels_of(keys, scores.shape[1]) if runner.ids is None else gumbels_at(keys, runner.ids)
-            scores = warmed(scores, inverse, noise)
+            scores = warmed(scores, *batch.draws, runner.ids)
         else:
             self._kept[: len(logits)] = logits
-        places, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
+        places, self.scores = highest(scores.float().contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
         self.ids = places if runner.ids is None else runner.ids[places]
 
 

@@ -18,8 +18,7 @@ from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
-from ssd.speculation.noise import gumbels_of
-from ssd.speculation.sampling import Law, best, drawn, sound
+from ssd.speculation.sampling import Law, drawn, likeliest
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
@@ -73,7 +72,7 @@ class Step:
         runner = self._runner
         context = self.batch.context(runner.tables.tensor, runner.cache, runner.attention, self._layers)
         self.logits = runner.model.logits(runner.model.forward(self.batch.ids, context))
-        self.greedy = sound(*best(self.logits.float()))
+        self.greedy = likeliest(self.logits)
         self.hidden = context.hidden
 
     def tokens(self, greedy: bool) -> Tensor:
@@ -84,7 +83,7 @@ class Step:
 
     def _draw(self) -> None:
         keys, inverse = self.batch.draws
-        self.drawn = drawn(self.logits, inverse, gumbels_of(keys, self.logits.shape[1]))
+        self.drawn = drawn(self.logits, keys, inverse)
 
 
 class StaticRunner(Runner):

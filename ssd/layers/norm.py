@@ -4,20 +4,12 @@ On a GPU each is one launch where Triton is installed (`ssd.layers.triton_fused`
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
-
-
-@cache
-def fuses(device: torch.device) -> bool:
-    """Whether what lies between products has kernels of ours on the device: a GPU with Triton."""
-    return device.type != "cpu" and find_spec("triton") is not None
+from ssd.kernels.gpu import fuses
 
 
 class RMSNorm:

@@ -64,7 +64,7 @@ def turned(
     """Queries [n, heads, dim], rotated, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
 
     Keys, rotated, and values go to their `places`. `norms`, if any, norm queries and keys before. In one launch, where
-    `ssd.layers.norm.fuses`."""
+    `ssd.kernels.gpu.fuses`."""
     from ssd.layers.triton_fused import turn
 
     weights = (norms[0].weight, norms[1].weight) if norms else None

@@ -12,11 +12,12 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.cpu import Product
 from ssd.kernels.decoder import Decoder, DecoderLayer, Heads
+from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Groups, equal
 from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
-from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, fuses, silu_mul
+from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, frequencies, turned
 from ssd.layers.table import Table
 from ssd.models.head import Head, embedding_table, head_of

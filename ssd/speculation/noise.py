@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.kernels.gpu import fuses
 
 _MASK64 = 2**64 - 1
 # Hashes that are computed at a time: few enough for a processor's cache.
@@ -98,15 +99,26 @@ def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str
 def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
     """`gumbels` for keys int32 [n, 2] (`halves`) that are on the device already: float32 [n, vocab_size].
 
-    The C kernel has other logarithms than torch: the last bits are those of one machine and its kernels."""
+    Our kernels have other logarithms than torch: the last bits are those of one machine and its kernels."""
     if cpu.present(keys.device):
         return cpu.gumbel(keys, first, vocab_size)
+    if fuses(keys.device):
+        return _on_gpu(keys, vocab_size, first)
     return _gumbels(_lanes(keys, torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)))
 
 
 def gumbels_at(keys: Tensor, ids: Tensor) -> Tensor:
     """`gumbels_of` these token ids, int64 [k], alone, bit by bit: float32 [n, k]."""
-    return cpu.gumbel_of(keys, ids) if cpu.present(keys.device) else _gumbels(_lanes(keys, ids.int()))
+    if cpu.present(keys.device):
+        return cpu.gumbel_of(keys, ids)
+    return _on_gpu(keys, len(ids), 0, ids) if fuses(keys.device) else _gumbels(_lanes(keys, ids.int()))
+
+
+def _on_gpu(keys: Tensor, size: int, first: int, ids: Tensor | None = None) -> Tensor:
+    """`gumbels_of`, or `gumbels_at`, on a GPU."""
+    from ssd.kernels.triton_sampling import gumbels
+
+    return gumbels(keys, size, first, ids)
 
 
 def _gumbels(lanes: Tensor) -> Tensor:

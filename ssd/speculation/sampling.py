@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
+from ssd.kernels.gpu import fuses
+from ssd.speculation.noise import gumbels_at, gumbels_of
 
 _BLOCK = 128
 _NUCLEUS = 256
@@ -139,16 +141,35 @@ def sound(ids: Tensor, values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), ids, -1)
 
 
-def drawn(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
+def likeliest(logits: Tensor) -> Tensor:
+    """`argmax` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
+    if fuses(logits.device):
+        from ssd.kernels.triton_sampling import draw
+
+        return draw(logits)
+    return sound(*best(logits.float()))
+
+
+def drawn(logits: Tensor, keys: Tensor, inverse_temperatures: Tensor) -> Tensor:
     """`argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device; see `warmed`."""
-    return sound(*best(warmed(logits, inverse_temperatures, noise)))
+    if fuses(logits.device):
+        from ssd.kernels.triton_sampling import draw
+
+        return draw(logits, keys, inverse_temperatures)
+    return sound(*best(warmed(logits, keys, inverse_temperatures)))
 
 
-def warmed(logits: Tensor, inverse_temperatures: Tensor, noise: Tensor) -> Tensor:
+def warmed(logits: Tensor, keys: Tensor, inverse_temperatures: Tensor, ids: Tensor | None = None) -> Tensor:
     """`perturbed` of logits [n, V] under laws that filter nothing, without waiting for the device.
 
-    `inverse_temperatures` float32 [n] are 0 for greedy rows; `noise` is float32 [n, V]. A GPU divides by a number as it
-    multiplies by its inverse, so these are the scores of `perturbed` there."""
+    `inverse_temperatures` float32 [n] are 0 for greedy rows; `keys` int32 [n, 2] are those of the noise. The tokens are
+    `ids` int64 [V], or 0 to V - 1. A GPU divides by a number as it multiplies by its inverse, so these are the scores
+    of `perturbed` there."""
+    if fuses(logits.device):
+        from ssd.kernels import triton_sampling
+
+        return triton_sampling.warmed(logits, keys, inverse_temperatures, ids)
+    noise = gumbels_of(keys, logits.shape[1]) if ids is None else gumbels_at(keys, ids)
     scores, inverse = logits.float(), inverse_temperatures[:, None]
     return torch.where(inverse > 0, scores * inverse + noise, scores)
 

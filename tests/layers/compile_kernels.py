@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ssd.kernels.triton_sampling import best_kernel, last_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
@@ -21,14 +22,16 @@ _POINTERS = ("table", "sequences", "starts")
 _ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
 
 
-def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str) -> Any:
-    """A kernel for these constants; `element` and `result` are the types that it reads and writes."""
-    elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin"}
-    floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight"}
+def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str, **types: str) -> Any:
+    """A kernel for these constants; `element` and `result` are the types that it reads and writes, `types` others."""
+    elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin", "logits"}
+    floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse"}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif name in types:
+            signature[name] = types[name]
         elif name in elements:
             signature[name] = f"*{element}"
         elif name == "out":
@@ -59,12 +62,18 @@ def main() -> None:
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled(merge_kernel, merged, "fp32", "bf16")
     print("merge")
-    for kernel, constants in (
-        (norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "ADDED": True, "BEHIND": True}),
-        (gate_kernel, {"SIZE": 14336, "BLOCK": 1024, "GELU": True}),
-        (turn_kernel, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True}),
+    heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True}
+    sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
+    for kernel, constants, types in (
+        (norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "ADDED": True, "BEHIND": True}, {}),
+        (gate_kernel, {"SIZE": 14336, "BLOCK": 1024, "GELU": True}, {}),
+        (turn_kernel, heads, {}),
+        (noise_kernel, {"LISTED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
+        (best_kernel, {"WARM": True, "BLOCK": 2048}, sampling),
+        (last_kernel, {"BLOCK": 64}, {**sampling, "out": "*i64"}),
+        (warm_kernel, {"LISTED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
     ):
-        compiled(kernel, constants, "bf16", "bf16")
+        compiled(kernel, constants, "bf16", "bf16", **types)
         print(kernel.__name__)
 
 

@@ -29,4 +29,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         "norm_kernel",
         "gate_kernel",
         "turn_kernel",
+        "noise_kernel",
+        "best_kernel",
+        "last_kernel",
+        "warm_kernel",
     ]

@@ -1,0 +1,75 @@
+"""Drawing tokens by Triton's interpreter: noise against double precision, and the choices of torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.kernels import triton_sampling as kernels
+from ssd.speculation.noise import halves, hash_lanes
+
+PLACES = [(0, 0), (5, 7), (2**63 - 1, 100_000), (77, 3), (2**40, 12)]
+SIZE = 5000
+
+
+def keys() -> Tensor:
+    return torch.tensor([halves(place) for place in PLACES], dtype=torch.int32)
+
+
+def test_noise_is_that_of_the_hash_in_double_precision() -> None:
+    found = kernels.gumbels(keys(), SIZE)
+    lanes = torch.stack([hash_lanes(*place, SIZE) for place in PLACES])
+    u = (lanes & 0x7FFFFFFF).float().add(0.5).mul(2.0**-31).clamp(max=1 - 2.0**-24).double()
+    exact = -torch.log(-torch.log1p(-u))
+    assert ((found.double() - exact).abs() <= 3e-7 * exact.abs() + 3e-7).all()
+    assert float(found.min()) > -3.2 and 7.0 < float(found.max()) < 22.0
+
+
+def test_noise_of_some_tokens_has_the_bits_of_all() -> None:
+    whole, ids = kernels.gumbels(keys(), SIZE), torch.tensor([4999, 0, 17, 17, 2048])
+    assert torch.equal(kernels.gumbels(keys(), len(ids), ids=ids), whole[:, ids])
+    assert torch.equal(kernels.gumbels(keys()[2:3], 300, first=2000), whole[2:3, 2000:2300])
+
+
+def test_the_largest_number_of_a_float_and_the_smallest_are_finite() -> None:
+    """Those of u next to 1 and to 0, which no hash here hits."""
+    lanes = torch.tensor([0x7FFFFFFF, 0])
+    u = (lanes.double() + 0.5) * 2.0**-31
+    assert torch.isfinite(-torch.log(-torch.log1p(-u.clamp(max=1 - 2.0**-24)))).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [5000, 4096, 131])
+def test_draws_are_the_largest_scores(size: int, dtype: torch.dtype) -> None:
+    logits = (3 * torch.randn(5, size, generator=torch.Generator().manual_seed(size))).to(dtype)
+    inverse = torch.tensor([1 / 0.7, 0.0, 1 / 1.3, 1.0, 0.0])
+    noise, wide = kernels.gumbels(keys(), size), logits.float()
+    scores = torch.where(inverse[:, None] > 0, wide * inverse[:, None] + noise, wide)
+    assert torch.equal(kernels.warmed(logits, keys(), inverse), scores)
+    assert kernels.draw(logits, keys(), inverse).tolist() == scores.argmax(-1).tolist()
+    assert kernels.draw(logits).tolist() == [int((row == row.max()).nonzero()[0]) for row in wide]
+    for row in range(5):  # alone, and as a part of wider rows
+        wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
+        own = keys()[row : row + 1], inverse[row : row + 1]
+        assert torch.equal(kernels.warmed(wider, *own)[0], scores[row])
+        assert kernels.draw(wider, *own).tolist() == [int(scores[row].argmax())]
+
+
+def test_tokens_of_a_short_vocabulary_have_their_own_noise() -> None:
+    ids, logits = torch.tensor([40, 3, 4999, 128]), torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    inverse = torch.full((5,), 1.25)
+    expected = logits * 1.25 + kernels.gumbels(keys(), SIZE)[:, ids]
+    assert torch.equal(kernels.warmed(logits, keys(), inverse, ids), expected)
+
+
+def test_ties_go_to_the_lowest_token_and_rows_without_a_largest_number_to_none() -> None:
+    logits = torch.zeros(5, SIZE)
+    logits[0, [4500, 2100, 4900]] = 1.0
+    logits[1, 4000] = torch.nan
+    logits[2, 10] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 2] = -torch.inf
+    for drawn in (kernels.draw(logits), kernels.draw(logits, keys(), torch.zeros(5))):
+        assert drawn.tolist() == [2100, -1, -1, -1, 0]
+    assert kernels.draw(logits, keys(), torch.ones(5)).tolist()[1:4] == [-1, -1, -1]
