@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -28,13 +28,18 @@ class Groups:
 
     `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each. Where they are
     whole multiples, -128 to 127, of numbers that float16 has, `units` may say so: those of the steps, then those of the
-    offsets if there are any, float32 [out, spans] each, for in / spans inputs."""
+    offsets if there are any, float32 [out, spans] each, for in / spans inputs.
+
+    `e4m3`: codes are FP8 numbers, without offsets and zero; such a weight is for GPUs. `dtype`: what `dequantized`
+    returns."""
 
     codes: Tensor
     steps: Tensor
     offsets: Tensor | None
     zero: int = 0
     units: tuple[Tensor, ...] = ()
+    e4m3: bool = False
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if self.offsets is not None and self.zero:
@@ -45,9 +50,19 @@ class Groups:
         return self.codes.shape
 
     @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
     def group(self) -> int:
         """Inputs of a group."""
         return self.shape[1] // self.steps.shape[1]
+
+    @property
+    def bits(self) -> int:
+        """Bits that a code takes in a packed weight."""
+        most = int(self.codes.max())
+        return 4 if most < 16 else 6 if most < 64 and self.group % 8 == 0 else 8
 
     @property
     def heads(self) -> list[Tensor]:
@@ -58,19 +73,21 @@ class Groups:
     def kind(self) -> tuple[object, ...]:
         """What two weights have in common that can lie in one."""
         spans = self.units[0].shape[1] if self.units else 0
-        return _bits(self), self.group, self.zero, len(self.heads), spans
+        return self.bits, self.group, self.zero, len(self.heads), spans, self.e4m3
 
     def dequantized(self) -> Tensor:
-        """The weight in float32, each number with one rounding."""
+        """The weight in float32, each number with one rounding, and then in `dtype`."""
         if self.offsets is None:
-            return ((self.codes.float() - self.zero).view(*self.steps.shape, -1) * self.steps[..., None]).flatten(1)
+            numbers = self.codes.view(torch.float8_e4m3fn).float() if self.e4m3 else self.codes.float() - self.zero
+            return (numbers.view(*self.steps.shape, -1) * self.steps[..., None]).flatten(1).to(self.dtype)
         numbers = self.codes.double().view(*self.steps.shape, -1) * self.steps[..., None]
-        return numbers.add_(self.offsets[..., None]).float().flatten(1)
+        return numbers.add_(self.offsets[..., None]).float().flatten(1).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Groups:
         """The weight with all its tensors changed."""
         offsets = None if self.offsets is None else change(self.offsets)
-        return Groups(change(self.codes), change(self.steps), offsets, self.zero, tuple(map(change, self.units)))
+        codes, steps, units = change(self.codes), change(self.steps), tuple(map(change, self.units))
+        return replace(self, codes=codes, steps=steps, offsets=offsets, units=units)
 
     def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
         """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""
@@ -79,7 +96,7 @@ class Groups:
         if start % self.group or stop % self.group:
             return None
         span = self.shape[1] // self.units[0].shape[1] if self.units else self.group
-        whole = self if start % span == 0 == stop % span else Groups(self.codes, self.steps, self.offsets, self.zero)
+        whole = self if start % span == 0 == stop % span else replace(self, units=())
 
         def part(of: Tensor) -> Tensor:
             inputs = self.shape[1] // of.shape[1]
@@ -97,6 +114,14 @@ class Stack:
     @property
     def shape(self) -> torch.Size:
         return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
 
     def dequantized(self) -> Tensor:
         """As in `Groups`."""
@@ -118,7 +143,7 @@ def equal(one: Tensor | Groups, other: Tensor | Groups) -> bool:
     parts = [(one.codes, other.codes), (one.steps, other.steps)]
     if one.offsets is not None and other.offsets is not None:
         parts.append((one.offsets, other.offsets))
-    alike = one.zero == other.zero and (one.offsets is None) == (other.offsets is None)
+    alike = (one.zero, one.e4m3, one.offsets is None) == (other.zero, other.e4m3, other.offsets is None)
     return alike and all(torch.equal(*pair) for pair in parts)
 
 
@@ -150,7 +175,7 @@ def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> P
 
 def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     outputs, inputs = weight.shape
-    multiples, heads, bits = _multiples(weight), weight.heads, _bits(weight)
+    multiples, heads, bits = multiples_of(weight), weight.heads, weight.bits
     wide = not all(torch.equal(part.half().float(), part) for part in heads)
     struct = library.Product(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
     head_bytes, units = 4 if wide else 2, None
@@ -169,13 +194,7 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     return Product(struct, packed, bias)
 
 
-def _bits(weight: Groups) -> int:
-    """Bits that a code takes in a packed weight."""
-    most = int(weight.codes.max())
-    return 4 if most < 16 else 6 if most < 64 and weight.group % 8 == 0 else 8
-
-
-def _multiples(weight: Groups) -> list[Tensor] | None:
+def multiples_of(weight: Groups) -> list[Tensor] | None:
     """How many units the steps are, and the offsets; None if they are no multiples that a byte holds."""
     found = []
     for part, unit in zip(weight.heads, weight.units, strict=False):
@@ -221,12 +240,12 @@ def stacked(weights: Sequence[Groups]) -> Grouped:
 def _together(weights: Sequence[Groups]) -> Groups:
     """Weights of one kind as one."""
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-    return Groups(
-        torch.cat([weight.codes for weight in weights]),
-        torch.cat([weight.steps for weight in weights]),
-        torch.cat(offsets) if offsets else None,
-        weights[0].zero,
-        tuple(map(torch.cat, zip(*(weight.units for weight in weights), strict=True))),
+    return replace(
+        weights[0],
+        codes=torch.cat([weight.codes for weight in weights]),
+        steps=torch.cat([weight.steps for weight in weights]),
+        offsets=torch.cat(offsets) if offsets else None,
+        units=tuple(map(torch.cat, zip(*(weight.units for weight in weights), strict=True))),
     )
 
 

@@ -19,7 +19,7 @@ from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.models import pairs
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.sizes import ModelSizes, host_bytes, weights
+from ssd.models.sizes import ModelSizes, device_bytes, host_bytes
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30
@@ -145,7 +145,7 @@ def _need(sized: Sized, options: EngineOptions, rows: int, ranks: int, kept: Seq
     in memory of their own, keep the logits of `kept` tokens each."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
     return Need(
-        weights=item * weights(sized.model) // ranks,
+        weights=device_bytes(sized.model, item) // ranks,
         working=sum(
             working(tokens, outputs, sizes.width, sizes.inner, sizes.vocab_size)
             for tokens, outputs in ((options.max_num_batched_tokens, rows), (largest, largest))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -11,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, takes
+
+log = logging.getLogger("ssd.layers")
 
 # Rows that oneDNN lays a weight out for: verifications of a few sequences. Measured in docs/performance.md.
 _ROWS_HINT = 16
@@ -34,13 +38,31 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         groups = find_groups(weight) if isinstance(weight, Tensor) else weight
-        if groups is not None and takes(groups):
+        if not isinstance(weight, Tensor) and fuses(weight.device):
+            self.product = _packed_product(weight, bias)
+        elif groups is not None and takes(groups):
             self.product = grouped_product(groups, bias, parts)
         else:
             self.product = _dense_product(weight if isinstance(weight, Tensor) else weight.dequantized(), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
+
+
+def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product on a GPU; with a dequantised weight if the kernels do not take its groups."""
+    from ssd.layers import quantized
+
+    if quantized.takes(weight):
+        return quantized.packed_product(weight, bias)
+    tell_unpacked("groups of other than a multiple of 16 inputs", weight.dtype)
+    return _dense_product(weight.dequantized(), bias)
+
+
+@cache
+def tell_unpacked(what: str, dtype: torch.dtype) -> None:
+    """Log, once for all weights of the kind, that they become `dtype`."""
+    log.warning("weights with %s cannot stay packed on a GPU: they become %s", what, str(dtype).removeprefix("torch."))
 
 
 def _dense_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -11,11 +12,18 @@ from ssd.kernels.groups import Groups, rows_apart
 from ssd.layers.linear import Linear
 
 
+class Rows(Protocol):
+    """A packed weight [V, width] whose rows can be had."""
+
+    def rows(self, ids: Tensor) -> Tensor: ...
+    def dots(self, x: Tensor, ids: Tensor) -> Tensor: ...
+
+
 class Table:
     """A weight [V, width], whose rows are looked up and multiplied one by one.
 
-    In float32 on a CPU with our kernels it keeps the bits of the weight, and makes rows float32 as they are wanted.
-    Elsewhere it is a tensor."""
+    It keeps the bits of the weight in float32 on a CPU with our kernels, and of a weight of few bits on a GPU; rows
+    become floats as they are wanted. Elsewhere it is a tensor."""
 
     def __init__(
         self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None, dots: bool = False
@@ -30,10 +38,13 @@ class Table:
         floats = weight.steps if isinstance(weight, Groups) else weight
         if not isinstance(product, Product) and multiply_floats(floats):
             product = rows_apart(weight) if dots or isinstance(weight, Tensor) else Linear(weight).product
+        elif isinstance(weight, Groups) and not hasattr(product, "rows"):
+            product = Linear(weight).product
         self.product = product if isinstance(product, Product) else None
-        """Our kernel's weight; None: `_weight` has the rows."""
+        """Our CPU kernel's weight, if that has the rows."""
+        self._packed: Rows | None = product if hasattr(product, "rows") else None
         self._weight = None
-        if self.product is None:
+        if self._packed is None:
             self._weight = weight.dequantized() if isinstance(weight, Groups) else weight
 
     def __len__(self) -> int:
@@ -41,8 +52,8 @@ class Table:
 
     def __call__(self, ids: Tensor) -> Tensor:
         """int64 [n] -> rows [n, width]. Raises `IndexError`."""
-        return self.product.rows(ids) if self._weight is None else self._weight[ids]  # type: ignore[union-attr]
+        return self._packed.rows(ids) if self._packed is not None else self._weight[ids]  # type: ignore[index]
 
     def dots(self, x: Tensor, ids: Tensor) -> Tensor:
         """x [n, width] times the rows of `ids` int64 [k] -> [n, k]."""
-        return self.product.dots(x, ids) if self._weight is None else x @ self._weight[ids].T  # type: ignore[union-attr]
+        return self._packed.dots(x, ids) if self._packed is not None else x @ self._weight[ids].T  # type: ignore[index]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -28,11 +29,14 @@ class _Numbers(NamedTuple):
     zeros: Tensor
 
 
-def quantized_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups | None:
+def quantized_groups(tensor: QuantizedTensor, read: ReadPart, fp8: bool = False) -> Groups | None:
     """Return a weight whose numbers have the bits of `quantized_floats`.
 
-    None for FP8, for inputs whose groups are not in order, and if float32 cannot hold a product of scale and zero."""
-    if tensor.layout == "fp8" or _order(tensor, read) is not None:
+    None for inputs whose groups are not in order, and if float32 cannot hold a product of scale and zero; of FP8, too,
+    unless it is asked for."""
+    if tensor.layout == "fp8":
+        return _fp8_groups(tensor, read) if fp8 else None
+    if _order(tensor, read) is not None:
         return None
     codes, steps, zeros = _numbers(tensor, read)
     steps = steps.expand(codes.shape[0], -1)
@@ -45,7 +49,7 @@ def quantized_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups | None:
 def quantized_floats(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
     """Return the weight float32 [out, in], each number with one rounding."""
     if tensor.layout == "fp8":
-        return _fp8(tensor, read)
+        return _fp8_groups(tensor, read).dequantized()
     codes, steps, zeros = _numbers(tensor, read)
     order = _order(tensor, read)
     if order is None:
@@ -109,9 +113,14 @@ def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
     return stored + 1
 
 
-def _fp8(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
-    numbers, scales = (read(tensor.parts[part][0]).float() for part in ("codes", "scale"))
-    if scales.ndim == 2 and tensor.block[0]:
-        for axis, (size, whole) in enumerate(zip(tensor.block, tensor.shape, strict=True)):
-            scales = scales.repeat_interleave(min(size, whole), axis).narrow(axis, 0, whole)
-    return numbers * scales
+def _fp8_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups:
+    """FP8 with steps for the largest groups that end where blocks and rows do."""
+    codes, scales = (read(tensor.parts[part][0]) for part in ("codes", "scale"))
+    (outputs, inputs), scales = tensor.shape, scales.float()
+    scales = scales if scales.ndim == 2 else scales.reshape(1, 1)
+    if scales.numel() > 1 and tensor.block[0]:
+        rows, columns = (min(size, whole) for size, whole in zip(tensor.block, tensor.shape, strict=True))
+        group = gcd(columns, inputs)
+        blocks = torch.arange(0, inputs, group) // columns
+        scales = scales.repeat_interleave(rows, 0)[:outputs, blocks]
+    return Groups(codes.view(torch.uint8), scales.expand(outputs, -1), None, e4m3=True)

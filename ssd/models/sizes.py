@@ -12,6 +12,7 @@ from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
 from ssd.models.quantization import QuantizedTensor
 
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K")
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """More than any model has."""
 
@@ -85,6 +86,24 @@ def host_bytes(model: Checkpoint, item_bytes: int, packs: bool, int8: bool) -> i
         return head + floats if EMBEDDING in name else head  # the table of a rounded head keeps its numbers
 
     return _repeated(model) * item_bytes + sum(size(name, info) for name, info in model.tensors.items())
+
+
+def device_bytes(model: Checkpoint, item_bytes: int) -> int:
+    """Bytes of a model's weights on a GPU, in a type of `item_bytes`: weights of few bits stay packed there."""
+    if not model.tensors:
+        return ModelSizes.of(model).parameters() * item_bytes
+
+    def size(info: TensorInfo) -> int:
+        count = math.prod(info.shape)
+        if isinstance(info, GgufTensor) and info.dtype in PACKED and not info.transposed:
+            # Codes take 4 or 8 bits; two float32 for 32 of them, or one for 16, are the most that heads take.
+            return count * (4 if info.dtype in _FOUR_BITS else 8) // 8 + count // 4
+        if isinstance(info, QuantizedTensor) and "order" not in info.parts:
+            bits = 8 if info.layout == "fp8" else max(4, info.bits)
+            return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
+        return count * item_bytes
+
+    return _repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
 
 
 def _packed_bytes(info: TensorInfo) -> int | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Grouped, Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import ParallelEmbedding, RowParallel
@@ -158,6 +160,7 @@ def from_checkpoint(
     from safetensors import SafetensorError, safe_open
 
     files: dict[str, Any] = {}
+    packed = fuses(device)
     done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values()) // share.ranks.size
 
     def opened(info: TensorInfo) -> Any:
@@ -194,10 +197,12 @@ def from_checkpoint(
         if not isinstance(info, QuantizedTensor):
             return None
         check_shape(name, info, shape)
-        groups = quantized_groups(info, part_of(info))
+        groups = quantized_groups(info, part_of(info), fp8=packed)
         if groups is None:
             return None
-        return groups.map(lambda part: part.to(device))
+        if groups.e4m3 and bool(((groups.codes & 127) == 127).any()):
+            raise UsageError(f"tensor {name} holds numbers that are not finite in float32")
+        return placed(groups)
 
     def part_of(info: QuantizedTensor) -> Callable[[str], Tensor]:
         headers = dict(info.parts.values())
@@ -218,13 +223,16 @@ def from_checkpoint(
         for part in groups.heads:
             check_finite(name, part)
         have_read(info.nbytes)
-        return groups.map(lambda part: part.to(device))
+        return placed(groups)
+
+    def placed(groups: Groups) -> Groups:
+        return replace(groups.map(lambda part: part.to(device)), dtype=dtype)
 
     def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
         if (groups := quantised(name, shape)) is not None:
             tensor, stored_as = groups.dequantized(), checkpoint.tensors[name]
             whole = tensor.t() if isinstance(stored_as, GgufTensor) and stored_as.transposed else tensor
-            tensor = whole[piece or ...].to(dtype)
+            tensor = whole[piece or ...]
         elif isinstance(info := checkpoint.tensors.get(name), QuantizedTensor):
             tensor = quantized_floats(info, part_of(info))[piece or ...].to(device, dtype)
         else:
@@ -235,7 +243,8 @@ def from_checkpoint(
         return tensor
 
     def read_groups(name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
-        groups = quantised(name, shape) if dtype == torch.float32 and device.type == "cpu" else None
+        kept = packed or (dtype == torch.float32 and device.type == "cpu")
+        groups = quantised(name, shape) if kept else None
         return None if groups is None else groups[piece]
 
     return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored, groups=read_groups)

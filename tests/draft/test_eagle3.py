@@ -255,7 +255,7 @@ def test_weights_that_say_nothing_cost_speed_only(world: World, tmp_path: Path, 
     checkpoint = heads.target(tmp_path / "target")
     spoiled = heads.runner(heads.head(tmp_path / "head", predicted=120), checkpoint, torch.float32)
     norm: Any = cast(Eagle3, spoiled.model)._norm  # in memory: a file with such numbers is refused
-    for weight in (norm._weight, *(norm.kernel or ())[:1]):
+    for weight in (norm.weight, *(norm.kernel or ())[:1]):
         weight[::3] = value
     draft = Draft(config("ssd"), spoiled)
     assert Pair(draft.config, world.target, draft).run(PROMPTS, params(0.8)).ids == world.alone[0.8]

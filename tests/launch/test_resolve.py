@@ -20,7 +20,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
-from ssd.models.sizes import ModelSizes, weights
+from ssd.models.sizes import ModelSizes, device_bytes
 from tests.models import heads
 from tests.scripted_engine import MODEL
 
@@ -101,7 +101,7 @@ def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
     """Of 16 GiB, 1.75 of which are neither to be used nor needed by the weights; the draft gets what it can use."""
     alone = config(device="cuda", max_model_len=2048)
     bytes_each = 4 * PAGE_BYTES
-    assert 12 * GIB < alone.num_pages * bytes_each < (0.9 * 16 - 0.5 - 1) * GIB
+    assert 12 * GIB < alone.num_pages * bytes_each < (0.9 * 16 - 0.1 - 1) * GIB
     half = config(device="cuda", max_model_len=2048, gpu_memory_utilization=0.5)
     assert alone.num_pages - half.num_pages == pytest.approx(0.4 * 16 * GIB / bytes_each, abs=1)
     wanted = 8 * (2048 // 16 + 1)
@@ -125,10 +125,10 @@ def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
 def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> None:
     """Of the target all shapes leave their logits: for rows of 9 tokens, up to 8 of them, these are of 465 tokens, 128
     in the largest. Of the draft's, with 256 chains, the largest is of 256."""
-    width, inner, vocabulary, numbers = 576, 1536, 49152, weights(inspect(Path(TARGET)))
+    width, inner, vocabulary, numbers = 576, 1536, 49152, device_bytes(inspect(Path(TARGET)), 4)
     once = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 72 * vocabulary
     shapes = 4 * 128 * (6 * width + 2 * inner) + (16 * 128 + 4 * 465) * vocabulary
-    room = int(0.9 * 16 * GIB) - 4 * numbers - once - shapes - GIB
+    room = int(0.9 * 16 * GIB) - numbers - once - shapes - GIB
     assert config(device="cuda", max_model_len=2048).num_pages == room // (4 * PAGE_BYTES)
     cards[1] = Gpu(GIB, GIB)
     shapes = 4 * 256 * (6 * width + 2 * inner) + (16 + 4) * 256 * vocabulary

@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
+from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
@@ -75,6 +76,18 @@ def main() -> None:
     ):
         compiled(kernel, constants, "bf16", "bf16", **types)
         print(kernel.__name__)
+    tiles = {"BIASED": True, "WHOLE": False, "UNIT": 32, "SUMMED": 1, "BLOCK_M": 16, "BLOCK_N": 64, "WIDE": False}
+    packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}
+    for name, constants in (
+        ("4 bits with offsets", {"ZERO": 0, "BITS": 4, "E4M3": False, "SHIFTED": True}),
+        ("8 bits", {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
+        ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
+    ):
+        code = compiled(product_kernel, constants | tiles, "bf16", "fp32", **packed).asm["ptx"]
+        units = [unit for unit in ("wgmma", "mma.sync", "fma.rn.f32") if unit in code]
+        print(f"packed, {name}: {units[0]}, {'copies ahead' if 'cp.async' in code else 'waits'}")
+    compiled(sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
+    print(sum_kernel.__name__)
 
 
 if __name__ == "__main__":

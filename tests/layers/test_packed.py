@@ -1,0 +1,162 @@
+"""Products with packed weights by the GPU's kernels, in Triton's interpreter, against double precision."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.kernels.groups import Groups, stacked
+from ssd.layers import linear
+from ssd.layers import table as table_module
+from ssd.layers.linear import Linear
+from ssd.layers.quantized import FEW_ROWS, PackedProduct, packed_product
+from ssd.layers.table import Table
+
+OUTPUTS = 70
+# What a result may differ by: half a unit in the last place of its type, of bfloat16 a whole one, as the interpreter
+# cuts digits off where it makes it.
+TOLERANCE = {torch.float32: 2e-7, torch.float16: 2**-11, torch.bfloat16: 2**-7}
+# (bits, inputs of a group, inputs): whole tiles and not, groups larger and smaller than what is summed at a time.
+INTEGERS = (
+    (4, 16, 192),
+    (4, 32, 512),
+    (4, 64, 192),
+    (4, 96, 96),
+    (4, 1024, 1024),
+    (8, 16, 80),
+    (8, 32, 256),
+    (8, 576, 576),
+)
+FP8 = ((64, 192), (256, 256))
+
+
+def drawn(bits: int, group: int, inputs: int, shifted: bool = False, wide: bool = False) -> Groups:
+    """A weight with every code and steps of all sizes; `wide`: of more digits than 16 bits hold."""
+    generator = torch.Generator().manual_seed(bits + group)
+    codes = torch.randint(2**bits, (OUTPUTS, inputs), generator=generator, dtype=torch.uint8)
+    heads = torch.randn(2, OUTPUTS, inputs // group, generator=generator) * torch.logspace(-2, 0, OUTPUTS)[:, None]
+    steps, offsets = heads if wide else heads.half().float()
+    return Groups(codes, steps, offsets if shifted else None, 0 if shifted else 2 ** (bits - 1))
+
+
+def floats(group: int, inputs: int) -> Groups:
+    """Every number that FP8 has, and steps that 16 bits do not hold."""
+    generator = torch.Generator().manual_seed(group)
+    codes = torch.randint(127, (OUTPUTS, inputs), generator=generator, dtype=torch.uint8)
+    signs = torch.randint(2, (OUTPUTS, inputs), generator=generator, dtype=torch.uint8) << 7
+    return Groups(codes | signs, torch.rand(OUTPUTS, inputs // group, generator=generator), None, e4m3=True)
+
+
+def inputs_of(rows: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+
+def check(weight: Groups, dtype: torch.dtype, rows: int = 5, processors: int = 1) -> None:
+    x, bias = inputs_of(rows, weight.shape[1], dtype), torch.linspace(-1, 1, OUTPUTS).to(dtype)
+    got, numbers = PackedProduct(weight, bias, processors)(x), weight.dequantized().double()
+    exact = x.double() @ numbers.T + bias.double()
+    # An offset takes away most of what codes from 0 on have added up to.
+    shifts = 0.0 if weight.offsets is None else 2 * weight.offsets.double().abs().repeat_interleave(weight.group, 1)
+    sizes = x.double().abs() @ (numbers.abs() + shifts).T + bias.double().abs()
+    assert got.dtype == dtype
+    assert ((got.double() - exact).abs() <= TOLERANCE[dtype] * exact.abs() + 2e-7 * sizes).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shifted", [False, True], ids=["zero", "offsets"])
+@pytest.mark.parametrize("kind", INTEGERS, ids=str)
+def test_integers_in_groups(kind: tuple[int, int, int], shifted: bool, dtype: torch.dtype) -> None:
+    check(drawn(*kind, shifted, wide=shifted), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", FP8, ids=str)
+def test_fp8_in_groups(kind: tuple[int, int], dtype: torch.dtype) -> None:
+    check(floats(*kind), dtype)
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 70])
+def test_any_number_of_rows(rows: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        check(drawn(4, 32, 1024), dtype, rows, processors=100)
+
+
+@pytest.mark.usefixtures("products_of_rows")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_row_has_the_same_bits_in_any_batch_of_few(dtype: torch.dtype) -> None:
+    """Also where programs share the inputs, whose sums are then added in one order."""
+    x = inputs_of(FEW_ROWS, 1024, dtype)
+    for weight in (drawn(4, 128, 1024, shifted=True), floats(128, 1024)):
+        product = PackedProduct(weight, torch.ones(OUTPUTS, dtype=dtype), processors=100)
+        together = product(x)
+        for first, rows in ((0, 1), (63, 1), (3, 8), (16, 16), (10, 33), (1, 63)):
+            assert torch.equal(product(x[first : first + rows]), together[first : first + rows]), rows
+
+
+def test_rows_may_lie_between_other_numbers_and_none_may_be_there() -> None:
+    product, x = PackedProduct(drawn(4, 32, 64)), inputs_of(9, 64)
+    wide = torch.full((9, 200), torch.nan)
+    wide[:, 8:72] = x
+    assert torch.equal(product(wide[:, 8:72]), product(x))
+    assert torch.equal(product(x.T.contiguous().T), product(x))
+    assert product(x[:0]).shape == (0, OUTPUTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_those_of_the_weight(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the layer that has the weight, and without one."""
+    monkeypatch.setattr(linear, "fuses", lambda device: True)
+    monkeypatch.setattr(table_module, "multiply_floats", lambda weight: False)  # as on a GPU
+    ids = torch.tensor([69, 0, 63, 64, 5, 5])
+    for weight in (drawn(4, 32, 96, True), drawn(8, 96, 96), drawn(4, 16, 48, True, True), floats(32, 96)):
+        weight = Groups(weight.codes, weight.steps, weight.offsets, weight.zero, (), weight.e4m3, dtype)
+        layer, numbers = Linear(weight), weight.dequantized()
+        assert isinstance(layer.product, PackedProduct)
+        for table in (Table(weight, layer), Table(weight), Table(weight, dots=True)):
+            assert table.product is None
+            assert torch.equal(table(ids), numbers[ids])
+            x = inputs_of(3, weight.shape[1], dtype)
+            assert torch.equal(table.dots(x, ids), x @ numbers[ids].T)
+
+
+def test_weights_of_several_kinds_are_one_layer() -> None:
+    """As in a stack of projections whose types differ."""
+    stack, x = stacked([drawn(4, 32, 96, True), drawn(8, 96, 96), floats(32, 96)]), inputs_of(5, 96)
+    bias = torch.linspace(-1, 1, 3 * OUTPUTS)
+    got = packed_product(stack, bias)(x)
+    assert (got - (x @ stack.dequantized().T + bias)).abs().max() <= 1e-5 * got.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits"),
+    [
+        (drawn(4, 32, 512), 4 + 16 / 32),
+        (drawn(4, 128, 1024, shifted=True), 4 + 2 * 16 / 128),
+        (drawn(4, 32, 512, True, True), 4 + 2 * 32 / 32),
+        (drawn(8, 32, 512), 8 + 16 / 32),
+        (floats(128, 512), 8 + 32 / 128),
+    ],
+    ids=["4 bits", "4 bits, offsets", "4 bits, wide", "8 bits", "fp8"],
+)
+def test_a_weight_takes_its_bits(weight: Groups, bits: float) -> None:
+    whole_blocks = 128 * weight.shape[1]
+    assert PackedProduct(weight).nbytes == whole_blocks * bits / 8
+
+
+def test_what_cannot_stay_packed_becomes_the_type_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(linear, "fuses", lambda device: True)
+    linear.tell_unpacked.cache_clear()
+    weight = drawn(4, 24, 48)
+    weight = Groups(weight.codes, weight.steps, None, weight.zero, dtype=torch.bfloat16)
+    x = inputs_of(3, 48, torch.bfloat16)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert torch.equal(Linear(weight)(x), Linear(weight.dequantized())(x))
+    assert [record.message for record in caplog.records] == [
+        "weights with groups of other than a multiple of 16 inputs cannot stay packed on a GPU: they become bfloat16"
+    ]
