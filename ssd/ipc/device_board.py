@@ -42,6 +42,11 @@ class DeviceBoard:
         self._words = torch.zeros_like(self._host, device=device)
         self._weights = torch.from_numpy(board.WEIGHTS.view(np.int64)).to(device)
 
+    @property
+    def words(self) -> tuple[Tensor, Tensor, int]:
+        """What was fetched, int64 [slots, entries, words]; the weights of the checksum; the vocabulary's size."""
+        return self._words, self._weights, self.reader.vocab_size
+
     def fetch(self, slots: int) -> None:
         """Copy the entries of the first `slots` slots, in the order of the device's work."""
         self._words[:slots].copy_(self._host[:slots], non_blocking=True)

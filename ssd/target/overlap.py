@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
@@ -25,9 +26,11 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
 from ssd.execution.static import StaticRunner, Step, draws_of
 from ssd.execution.tables import Upload
+from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
-from ssd.ipc.device_board import DeviceBoard, Found, page_locked
+from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
+from ssd.kernels.gpu import RoundLayout, fuses
 from ssd.speculation.acceptance import coupled_rows
 from ssd.speculation.sampling import Law
 from ssd.target.proposer import Result
@@ -71,10 +74,18 @@ class FollowedRow(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    accepted: Tensor
-    token: Tensor
-    found: Found
+    """Of each row int64 [rows, 3 + _MOST_IDS]: how many draft tokens were accepted, the token after them, the depth of
+    what the board has for that, and its ids. The `report` is for the host."""
+
+    rows: Tensor
     report: Tensor
+
+
+def _layout() -> RoundLayout:
+    """Where the kernels find what they read."""
+    numbers, ids, low, high = accumulate(_SIZES[:-1])
+    entry = board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT
+    return RoundLayout(numbers, ids, low, high, _MOST_IDS, *entry)
 
 
 class DeviceScheduler:
@@ -173,6 +184,11 @@ class DeviceScheduler:
 
     def _make_decision(self) -> None:
         """Outcomes of the verification whose samples are in `_tokens`, and what the board has for them."""
+        if fuses(self._rows.device.device):
+            from ssd.kernels.triton_rounds import decide
+
+            self._decided = _Decided(*decide(self._rows.device, self._tokens, *self._board.words, layout=_layout()))
+            return
         round_key, numbers, ids, _, _ = self._rows.device.split(_SIZES, dim=1)
         slot, first, drafted, most, left, *_ = numbers.T
         places = first[:, None] + torch.arange(LONGEST_ROW, device=ids.device)
@@ -183,17 +199,25 @@ class DeviceScheduler:
         found = found._replace(depth=depth, ids=found.ids[:, :_MOST_IDS])
         looked_up = torch.stack((found.entry, found.depth, found.unsound), dim=1)
         report = torch.cat((self._tokens, torch.cat((looked_up, found.ids), dim=1).flatten()))
-        self._decided = _Decided(accepted, token, found, report)
+        rows = torch.cat((torch.stack((accepted, token, found.depth), dim=1), found.ids), dim=1)
+        self._decided = _Decided(rows, report)
 
     def _make_batch(self, step: Step) -> None:
         """The tensors that `ssd.execution.tables.BatchTensors.fill` would write, of what was decided."""
         (_, tokens, longest), tables, device = step.shape, self._runner.tables, self._rows.device
         rows = min(step.shape.rows, self._most_rows)
+        if fuses(device.device):
+            from ssd.kernels.triton_rounds import build
+
+            size, dummy = self._runner.cache.page_size, (tables.dummy, tables.dummy_page)
+            whole = tokens, step.batch.rows, longest
+            fields = dict(step.batch.fields)
+            build(device[:rows], self._decided.rows[:rows], tables.tensor, fields, whole, size, dummy, _layout())
+            return
         _, numbers, _, low, high = (part[:rows] for part in device.split(_SIZES, dim=1))
         slot, _, _, _, _, begun, active, inverse = numbers.T
-        accepted, token, found, _ = self._decided
-        accepted, token = accepted[:rows], token[:rows]
-        ends = ((1 + found.depth[:rows]) * active).cumsum(0)
+        (accepted, token, depth), found = self._decided.rows[:rows, :3].T, self._decided.rows[:rows, 3:]
+        ends = ((1 + depth) * active).cumsum(0)
         starts = torch.cat((torch.zeros_like(ends[:1]), ends))
         place = torch.arange(tokens, device=device.device)
         live = place < ends[-1]
@@ -201,7 +225,7 @@ class DeviceScheduler:
         offset = torch.where(live, place - starts[row], 0)
         position = torch.where(live, begun[row] + accepted[row] + 1 + offset, 0)
         # A sample that is no number has no next token; the host finds out.
-        next_ids = torch.cat((token.clamp(min=0)[:, None], found.ids[:rows]), dim=1)
+        next_ids = torch.cat((token.clamp(min=0)[:, None], found), dim=1)
         size = self._runner.cache.page_size
         pages = tables.tensor[slot[row], position // size].long()
         draw = row, accepted[row] + offset

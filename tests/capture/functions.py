@@ -22,7 +22,7 @@ from ssd.models.interface import Model
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
 from ssd.target.overlap import DeviceScheduler
-from tests.capture.watch import META
+from tests.capture.watch import META, Counts, kernels_in
 from tests.draft.pair import config
 
 PROCESSORS = 132  # of an H100
@@ -89,7 +89,8 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
     step = runner.steps[SHAPE]
     step.logits = torch.empty(SHAPE.tokens, model.shape.vocab_size, dtype=torch.bfloat16, device=META)
     reader = BoardReader(memory_file("capture", size_bytes(ROWS)), ROWS, model.shape.vocab_size)
-    device = DeviceScheduler(runner, DeviceBoard(reader, META))
+    with kernels_in(Counts()):
+        device = DeviceScheduler(runner, DeviceBoard(reader, META))
     return {
         "verify": Function(step._forward, model.shape.layers),
         "draw": Function(step._draw, 0),

@@ -112,9 +112,8 @@ class _Listen(TorchFunctionMode):
 
 
 @contextmanager
-def watched() -> Iterator[Counts]:
-    """Count what is launched here. Raises `Fault` where something cannot be captured."""
-    counts = Counts()
+def kernels_in(counts: Counts) -> Iterator[None]:
+    """Count kernels of Triton instead of running them."""
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
         tensors = _tensors((args, kwargs))
@@ -125,10 +124,17 @@ def watched() -> Iterator[Counts]:
 
     before, GridExecutor.__call__ = GridExecutor.__call__, launch
     try:
-        with _Listen(), _Watch(counts), torch.inference_mode():
-            yield counts
+        yield
     finally:
         GridExecutor.__call__ = before
+
+
+@contextmanager
+def watched() -> Iterator[Counts]:
+    """Count what is launched here. Raises `Fault` where something cannot be captured."""
+    counts = Counts()
+    with kernels_in(counts), _Listen(), _Watch(counts), torch.inference_mode():
+        yield counts
 
 
 def count(function: Callable[[], object]) -> Counts:

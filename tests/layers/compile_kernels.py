@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ssd.kernels.triton_rounds import build_kernel, decide_kernel
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
@@ -76,6 +77,16 @@ def main() -> None:
     ):
         compiled(kernel, constants, "bf16", "bf16", **types)
         print(kernel.__name__)
+    words = {"NUMBERS": 4, "MOST": 15}
+    entry = {"ENTRIES": 64, "WORDS": 27, "IDS": 12, "KEY": 1, "DEPTH": 9, "CHECKSUM": 10, "ENTRY_IDS": 11}
+    entry |= {"LOOKAHEAD": 16, "SALT": 0x5353445F424F4132, "BLOCK_E": 64, "BLOCK_W": 32, "BLOCK_M": 16}
+    integers = dict.fromkeys(("rows", "tokens", "board", "weights", "decided", "report"), "*i64")
+    compiled(decide_kernel, words | entry, "bf16", "bf16", **integers)
+    print(decide_kernel.__name__)
+    columns = ("rows", "decided", "ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")
+    places = {"PAGE": 16, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}
+    compiled(build_kernel, words | places, "bf16", "bf16", **dict.fromkeys(columns, "*i64"))
+    print(build_kernel.__name__)
     tiles = {"BIASED": True, "WHOLE": False, "UNIT": 32, "SUMMED": 1, "BLOCK_M": 16, "BLOCK_N": 64, "WIDE": False}
     packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}
     for name, constants in (

@@ -33,6 +33,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         "best_kernel",
         "last_kernel",
         "warm_kernel",
+        "decide_kernel",
+        "build_kernel",
         "packed, 4 bits with offsets: mma.sync, copies ahead",
         "packed, 8 bits: mma.sync, copies ahead",
         "packed, fp8: mma.sync, copies ahead",

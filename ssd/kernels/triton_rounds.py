@@ -1,0 +1,245 @@
+"""Triton kernels between two verifications: one decides what the first one's outcomes are followed by, one writes the
+next batch. All of it is integers, so they give what torch gives (`ssd.target.overlap`)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ssd.kernels.gpu import RoundLayout
+
+
+@triton.jit
+def decide_kernel(
+    rows: tl.tensor,
+    tokens: tl.tensor,
+    board: tl.tensor,
+    weights: tl.tensor,
+    decided: tl.tensor,
+    report: tl.tensor,
+    row_words: int,
+    count: int,
+    vocabulary: int,
+    ENTRIES: tl.constexpr,
+    WORDS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    IDS: tl.constexpr,
+    MOST: tl.constexpr,
+    KEY: tl.constexpr,
+    DEPTH: tl.constexpr,
+    CHECKSUM: tl.constexpr,
+    ENTRY_IDS: tl.constexpr,
+    LOOKAHEAD: tl.constexpr,
+    SALT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> None:
+    """The outcome of one row, and what the board has for it.
+
+    `decided` [rows, 3 + MOST]: accepted, token, depth, ids. `report` has all `tokens`, and for each row entry, depth,
+    unsound entries and ids."""
+    row = tl.program_id(0).to(tl.int64)
+    mine = rows + row * row_words
+    slot = tl.load(mine + NUMBERS)
+    first = tl.load(mine + NUMBERS + 1)
+    drafted = tl.load(mine + NUMBERS + 2)
+    most = tl.load(mine + NUMBERS + 3)
+    left = tl.load(mine + NUMBERS + 4)
+
+    m = tl.arange(0, BLOCK_M)
+    draft = tl.load(mine + IDS + m, mask=m < MOST, other=-1)
+    places = tl.minimum(first + m, count - 1)
+    own = tl.load(tokens + places)
+    right = (draft == own) & (m < drafted) & (m < MOST)
+    accepted = tl.min(tl.where(right, MOST, m), 0).to(tl.int64)
+    token = tl.sum(tl.where(m == accepted, own, 0), 0)
+
+    e = tl.arange(0, BLOCK_E)
+    w = tl.arange(0, BLOCK_W)
+    real = (e < ENTRIES)[:, None] & (w < WORDS)[None, :]
+    block = tl.load(board + (slot * ENTRIES + e[:, None]) * WORDS + w[None, :], mask=real, other=0)
+    version = tl.sum(tl.where(w[None, :] == 0, block, 0), 1)
+    depth = tl.sum(tl.where(w[None, :] == DEPTH, block, 0), 1)
+    is_key = (w >= KEY) & (w < KEY + 6)
+    key = tl.load(mine + w - KEY, mask=(w >= KEY) & (w < KEY + 4), other=0)
+    key = tl.where(w == KEY + 4, accepted, tl.where(w == KEY + 5, token, key))
+    other = tl.sum((is_key[None, :] & (block != key[None, :])).to(tl.int32), 1)
+    is_id = (w >= ENTRY_IDS) & (w < WORDS)
+    bad = is_id[None, :] & ((block < 0) | (block >= vocabulary)) & ((w - ENTRY_IDS)[None, :] < depth[:, None])
+    shifted = (block >> 29) & 0x7FFFFFFFF
+    mixed = (block ^ shifted) * tl.load(weights + w, mask=w < WORDS, other=0)[None, :]
+    stored = tl.sum(tl.where(w[None, :] == CHECKSUM, block, 0), 1)
+    sound = (depth >= 0) & (depth <= LOOKAHEAD) & (tl.sum(bad.to(tl.int32), 1) == 0)
+    sound = sound & ((tl.sum(mixed, 1) ^ SALT) == stored)
+    answers = (version != 0) & (other == 0) & (e < ENTRIES)
+    entry = tl.min(tl.where(answers & sound, e, ENTRIES), 0)
+    unsound = tl.sum((answers & (sound == 0)).to(tl.int32), 0)
+    hit = entry < ENTRIES
+    taken = tl.minimum(entry, ENTRIES - 1)
+    depth = tl.sum(tl.where(e == taken, depth, 0), 0)
+    depth = tl.where(hit, tl.minimum(depth, tl.minimum(most, tl.maximum(left - accepted - 1, 0))), 0)
+    # Read again: a block's row cannot be shifted.
+    ids = tl.load(board + (slot * ENTRIES + taken) * WORDS + ENTRY_IDS + m, mask=m < MOST, other=0)
+
+    out = decided + row * (3 + MOST)
+    tl.store(out, accepted)
+    tl.store(out + 1, token)
+    tl.store(out + 2, depth)
+    tl.store(out + 3 + m, ids, mask=m < MOST)
+    told = report + count + row * (3 + MOST)
+    tl.store(told, tl.where(hit, entry, -1).to(tl.int64))
+    tl.store(told + 1, depth)
+    tl.store(told + 2, unsound.to(tl.int64))
+    tl.store(told + 3 + m, ids, mask=m < MOST)
+    for start in range(0, count, BLOCK_E):  # each row copies all samples: they are few
+        at = start + e
+        tl.store(report + at, tl.load(tokens + at, mask=at < count, other=0), mask=at < count)
+
+
+def decide(
+    rows: Tensor, tokens: Tensor, board: Tensor, weights: Tensor, vocabulary: int, layout: RoundLayout
+) -> tuple[Tensor, Tensor]:
+    """(decided [n, 3 + most], report) of `decide_kernel`, for the words of rows int64 [n, any], the samples of all
+    `tokens` int64 [count], and the words of a `board` int64 [slots, entries, words]."""
+    count, (_, entries, words) = len(tokens), board.shape
+    decided = torch.empty(len(rows), 3 + layout.most, dtype=torch.int64, device=rows.device)
+    report = torch.empty(count + decided.numel(), dtype=torch.int64, device=rows.device)
+    decide_kernel[(len(rows),)](
+        rows,
+        tokens,
+        board,
+        weights,
+        decided,
+        report,
+        rows.stride(0),
+        count,
+        vocabulary,
+        ENTRIES=entries,
+        WORDS=words,
+        NUMBERS=layout.numbers,
+        IDS=layout.ids,
+        MOST=layout.most,
+        KEY=layout.key,
+        DEPTH=layout.depth,
+        CHECKSUM=layout.checksum,
+        ENTRY_IDS=layout.entry_ids,
+        LOOKAHEAD=layout.lookahead,
+        SALT=layout.salt,
+        BLOCK_E=triton.next_power_of_2(entries),
+        BLOCK_W=triton.next_power_of_2(words),
+        BLOCK_M=triton.next_power_of_2(layout.most + 1),
+        num_warps=4,
+    )
+    return decided, report
+
+
+@triton.jit
+def build_kernel(
+    rows: tl.tensor,
+    decided: tl.tensor,
+    table: tl.tensor,
+    ids: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    inverse: tl.tensor,
+    starts: tl.tensor,
+    sequences: tl.tensor,
+    row_words: int,
+    table_stride: int,
+    count: int,
+    tokens: int,
+    batch_rows: int,
+    longest: int,
+    dummy: int,
+    dummy_page: int,
+    PAGE: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+) -> None:
+    """A block of the next batch's tokens; the first program writes its rows, too."""
+    r = tl.arange(0, BLOCK_R)
+    known = r < count
+    depth = tl.load(decided + r * (3 + MOST) + 2, mask=known, other=0)
+    active = tl.load(rows + r * row_words + NUMBERS + 6, mask=known, other=0)
+    lengths = (1 + depth) * active
+    ends = tl.cumsum(lengths, 0)
+    total = tl.sum(lengths, 0)
+
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    inside = t < tokens
+    live = (t < total) & inside
+    before = known[None, :] & (ends[None, :] <= t[:, None])
+    row = tl.minimum(tl.sum(before.to(tl.int64), 1), count - 1)
+    start = tl.max(tl.where(before, ends[None, :], 0), 1)
+    offset = tl.where(live, t - start, 0)
+    mine = rows + row * row_words
+    outcome = decided + row * (3 + MOST)
+    accepted = tl.load(outcome, mask=live, other=0)
+    position = tl.where(live, tl.load(mine + NUMBERS + 5, mask=live, other=0) + accepted + 1 + offset, 0)
+    # A sample that is no number has no next token; the host finds out.
+    token = tl.maximum(tl.load(outcome + 1, mask=live, other=0), 0)
+    drafted = tl.load(outcome + 2 + offset, mask=live & (offset > 0), other=0)
+    slot = tl.load(mine + NUMBERS, mask=live, other=0)
+    page = tl.load(table + slot * table_stride + position // PAGE, mask=live, other=0).to(tl.int64)
+    draw = accepted + offset
+    tl.store(ids + t, tl.where(live, tl.where(offset > 0, drafted, token), 0), mask=inside)
+    tl.store(positions + t, position, mask=inside)
+    tl.store(slots + t, tl.where(live, page * PAGE + position % PAGE, dummy_page * PAGE), mask=inside)
+    tl.store(low + t, tl.load(mine + LOW + draw, mask=live, other=0), mask=inside)
+    tl.store(high + t, tl.load(mine + HIGH + draw, mask=live, other=0), mask=inside)
+    tl.store(inverse + t, tl.load(mine + NUMBERS + 7, mask=live, other=0), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(starts + r, ends - lengths, mask=known)
+        tl.store(sequences + r, tl.load(rows + r * row_words + NUMBERS, mask=known, other=0), mask=known)
+        for begin in range(count, batch_rows + 1, BLOCK_R):
+            spare = begin + r
+            where = tl.minimum(total + (spare - count) * longest, tokens)
+            tl.store(starts + spare, where, mask=spare <= batch_rows)
+            tl.store(sequences + spare, (spare * 0 + dummy).to(tl.int64), mask=spare < batch_rows)
+
+
+def build(
+    rows: Tensor,
+    decided: Tensor,
+    table: Tensor,
+    fields: dict[str, Tensor],
+    sizes: tuple[int, int, int],
+    page: int,
+    dummy: tuple[int, int],
+    layout: RoundLayout,
+) -> None:
+    """Write the `fields` of the next batch of `sizes` (tokens, rows, longest), of what was `decided` for n `rows`.
+
+    `table` int32 [sequences, pages]; `dummy`: its row for padding, and the page of that."""
+    tokens, batch_rows, longest = sizes
+    block = min(128, triton.next_power_of_2(tokens))
+    build_kernel[(triton.cdiv(tokens, block),)](
+        rows,
+        decided,
+        table,
+        *(fields[name] for name in ("ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")),
+        rows.stride(0),
+        table.stride(0),
+        len(rows),
+        tokens,
+        batch_rows,
+        longest,
+        *dummy,
+        PAGE=page,
+        NUMBERS=layout.numbers,
+        LOW=layout.low,
+        HIGH=layout.high,
+        MOST=layout.most,
+        BLOCK_R=triton.next_power_of_2(len(rows)),
+        BLOCK_T=block,
+        num_warps=4,
+    )
