@@ -32,7 +32,7 @@ def models(
     """List the built-in models, the families that checkpoints may have, and what can be a draft.
 
     With NAME (a built-in name, a folder, a .gguf file, a hub name) say what this checkpoint is, and how much memory it
-    takes. No weights are loaded."""
+    takes. A hub model is downloaded first. No weights are loaded."""
     given = {"draft": draft and (draft,), "max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
     given = {key: value for key, value in given.items() if value is not None}
     if name is not None:

@@ -167,9 +167,11 @@ _ENGINE = {
     "backup": "What a cache miss does: auto, jit (wait for the draft), ngram, none, or a plugin's name.",
     "sampler": "At temperature > 0. coupled: the very tokens of ar. rejection: the same distribution, other tokens.",
     "saguaro_c": "With --sampler rejection: weight of prepared tokens in the draft's distribution.",
-    "dtype": "Type of weights and activations.",
+    "dtype": "Type of weights and activations. On a CPU only float32 keeps weights of few bits in these bits: "
+    "in 16 bits a 4-bit model takes four times the memory, and reads that for every token.",
     "draft_dtype": "The draft's type. Default: the one that is fast here.",
-    "quantize": "int8: round weights to 8 bits, on a CPU. A quarter of the bytes to read.",
+    "quantize": "int8: round weights to 8 bits, on a CPU: half the bytes of bfloat16 to keep and to read, less exact. "
+    "Weights of few bits stay as they are.",
     "activations": "Inputs of layers whose weights have few bits. int8 is faster and less exact, float32 exact.",
     "draft_quantize": "The draft's. Default: the target's, or int8 where that is faster.",
     "max_model_len": "Longest prompt and answer together, in tokens. Default: the model's, if memory allows.",

@@ -4,6 +4,8 @@ Chains get no pages. Their keys and values lie in the `ChainCache`: small, dense
 
 from __future__ import annotations
 
+import math
+import mmap
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
@@ -37,7 +39,7 @@ class ChainCache:
     def new(cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> ChainCache:
         """A cache with memory of its own."""
         size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
-        return cls(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+        return cls(_zeros(size, dtype, device), _zeros(size, dtype, device))
 
     @cached_property
     def slots(self) -> array[int]:
@@ -56,6 +58,14 @@ class ChainCache:
         where = torch.tensor(slots, device=self.keys.device)
         cache.keys[:, where] = self.keys[:, cell, :count]
         cache.values[:, where] = self.values[:, cell, :count]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU, pages that were never written take no memory: one sequence uses few cells."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 class ChainTokens:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import zmq
 
+from ssd.allocator import give_back_freed
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 
@@ -51,7 +51,6 @@ _DESCRIPTOR_SHARE = 8
 _SO_PEEK_OFF, _PEEK_OFF = 42, 2**31 - 1
 _TCP_BYTES_RECEIVED = 128  # offset in `struct tcp_info`
 _PAGE = resource.getpagesize()
-_libc = ctypes.CDLL(None)
 _MOST_DESCRIPTORS = 65536
 _RESERVED_DESCRIPTORS = 256  # for ZeroMQ, shared memory and files
 
@@ -303,8 +302,7 @@ class ConnectionGuard:
         self._base = min(self._base, self._memory())
 
     def _trim(self) -> None:
-        if hasattr(_libc, "malloc_trim"):  # of glibc
-            _libc.malloc_trim(0)
+        give_back_freed()
         self._next_trim = time.monotonic() + _TRIM_S
 
     def _memory(self) -> int:

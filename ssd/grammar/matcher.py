@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd.allocator import give_back_freed
 from ssd.errors import RequestError
 from ssd.files import read_bounded
 from ssd.grammar.errors import refused
@@ -54,6 +55,7 @@ class GrammarCompiler:
                 self._tokenizer = _tokenizer(text.decode(), self._vocab_size, self._ends)
             except BaseException as error:  # a panic of the library is no Exception
                 raise refused(f"the tokenizer cannot be read: {error}") from None
+            give_back_freed()
         return self._tokenizer
 
     def compile(self, source: str) -> Grammar:

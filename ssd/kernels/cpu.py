@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import library
+from ssd.kernels.form import CHANNELS
 from ssd.kernels.library import call, pointer, scratch
 
-CHANNELS = 32
-"""Outputs side by side in a packed weight, as in tile.h."""
 _DOTS = 16
 """Rows of a table that are unpacked at a time, as in kernels.h."""
 

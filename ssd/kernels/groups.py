@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.cpu import CHANNELS, Product, chain, multiply_floats, shortest, whole_blocks
+from ssd.kernels.cpu import Product, chain, multiply_floats, shortest, whole_blocks
+from ssd.kernels.form import Form
 from ssd.kernels.library import call, pointer
 
 Parts = Literal[0, 1, 2]
@@ -183,10 +184,9 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
         heads, units, head_bytes = multiples, torch.cat(weight.units), 1
         struct.wide, struct.span = 0, inputs // weight.units[0].shape[1]
     heads = [part.contiguous() for part in heads]
-    channel_bytes = len(heads) * head_bytes * weight.steps.shape[1] + inputs * bits // 8
-    channel_bytes += 0 if units is None else 2 * len(heads) * weight.units[0].shape[1]
+    form = Form(bits, weight.group, len(heads), head_bytes, int(struct.span))
     codes, bias = weight.codes.contiguous(), None if bias is None else whole_blocks(bias)
-    packed = torch.zeros(-(-outputs // CHANNELS) * CHANNELS * channel_bytes, dtype=torch.uint8)
+    packed = torch.zeros(form.nbytes(outputs, inputs), dtype=torch.uint8)
     offsets = heads[1] if len(heads) == 2 else None
     addresses = codes.data_ptr(), heads[0].data_ptr(), pointer(offsets), pointer(units), packed.data_ptr()
     call().pack_groups(struct, *addresses)

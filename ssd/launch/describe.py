@@ -14,7 +14,6 @@ from ssd.launch.options import EngineOptions
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, inspect, read_json
 from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
-from ssd.models.quantization import SCALE
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def describe(options: EngineOptions) -> Description:
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
     tokens = options.max_model_len or found.context
-    types = Counter(info.dtype for name, info in model.tensors.items() if not name.endswith(SCALE))
+    types = Counter(info.dtype for info in model.tensors.values())
     draft, why_not = options.draft[0] if options.draft else None, None
     if draft is not None:
         why_not = _why_not(model, inspect(hub.resolve(draft)))

@@ -15,11 +15,11 @@ from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
-from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.models import pairs
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.sizes import ModelSizes, device_bytes, host_bytes
+from ssd.models.resident import resident_bytes
+from ssd.models.sizes import ModelSizes, device_bytes
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30
@@ -248,14 +248,14 @@ def draft_probs_bytes(options: EngineOptions, speculation: Speculation, vocab_si
 
 def host_weights(options: EngineOptions, target: Sized, drafts: Sequence[Sized], quantize: Quantize) -> int:
     """Return the bytes of the weights that are in the memory of the host. `quantize` is the draft's."""
-    size, packs = 0, build.expected()
+    size = 0
     if options.device == "cpu" and options.load_format != "mock":
-        whole = host_bytes(target.model, ITEM_BYTES[target.dtype], packs, options.quantize == "int8")
+        whole = resident_bytes(target.model, target.dtype, options.quantize == "int8")
         size += whole * options.ranks_here // options.tensor_parallel_size
     if options.draft_device == "cpu":
-        for draft in drafts:
-            read = _whole(draft.model, target.model)
-            size += host_bytes(read, ITEM_BYTES[draft.dtype], packs, quantize == "int8")
+        size += sum(
+            resident_bytes(_whole(draft.model, target.model), draft.dtype, quantize == "int8") for draft in drafts
+        )
     return size
 
 

@@ -20,16 +20,19 @@ SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Inverse frequencies float32 [rotated / 2], and the factor of cosines and sines.
+    """How a head is rotated: pair i of its numbers by `inverse`[i] radians a position, float32 [rotated / 2].
 
-    The first `rotated` numbers of a head are turned; that is head_dim, but for partly rotated heads."""
+    `attention_factor` multiplies cosines and sines. The first `rotated` numbers of a head are rotated: all head_dim of
+    them, except in families with partly rotated heads."""
 
     inverse: Tensor
     attention_factor: float = 1.0
 
 
 class Rotary:
-    """Owns `tables` of cosines and signed sines, each [max_position, rotated]."""
+    """Rotates queries and keys by their positions.
+
+    Owns `tables`: cosines and sines, each [max_position, rotated]. The first half of the sines is negative."""
 
     def __init__(
         self, frequencies: Frequencies, max_position: int, dtype: torch.dtype, device: torch.device | None = None
@@ -72,12 +75,12 @@ def turned(
 
 
 def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:
-    """The frequencies that a config asks for, of a model whose sequences have at most `max_position` tokens.
+    """Return the frequencies that a config asks for, if no sequence is longer than `max_position` tokens.
 
-    They are those of transformers' `modeling_rope_utils`. Where these depend on the length of a sequence (dynamic,
-    longrope), `max_position` counts as the length of all: keys in a cache cannot be rotated again. Old configs have
-    `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`. `frequency_factors`, a list of
-    head_dim / 2 numbers, divides the frequencies of the kind "default" (`rope_freqs.weight` of a GGUF).
+    The formulas are those of transformers' `modeling_rope_utils`. Dynamic and longrope scaling depend on the length of
+    a sequence. Here every sequence counts as `max_position` long, as keys that are in a cache cannot be rotated again.
+    Old configs have `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`. `frequency_factors`, a
+    list of head_dim / 2 numbers, divides the frequencies of the kind "default" (`rope_freqs.weight` of a GGUF).
 
     Raises `UsageError` for unknown scalings, and for partly rotated heads unless the family has them (`partly`)."""
     scaling = rope_parameters(config)

@@ -70,7 +70,8 @@ def _order(tensor: QuantizedTensor, read: ReadPart) -> Tensor | None:
         return None  # the library's mark for "not used"
     if int(order.min()) < 0 or int(order.max()) >= groups:
         raise UsageError(f"tensor {name} names groups beyond the {groups} that there are")
-    return None if torch.equal(order, torch.arange(inputs) // (inputs // groups)) else order
+    neighbours = inputs % groups == 0 and torch.equal(order, torch.arange(inputs) // (inputs // groups))
+    return None if neighbours else order
 
 
 def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
@@ -97,9 +98,19 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 [n, words] -> uint8 [n, numbers], those in the lowest bits first."""
+    """int32 [n, words] -> uint8 [n, numbers], those in the lowest bits first; one may begin in a word's highest bits.
+
+    The words of a row are a whole number of `bits`, of 3 bits three times as many."""
     octets = words.contiguous().view(torch.uint8)
-    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+    if bits == 8:
+        return octets
+    if bits == 3:  # eight numbers in three octets
+        low, middle, high = octets.view(len(octets), -1, 3).int().unbind(-1)
+        together, shifts = low | middle << 8 | high << 16, range(0, 24, 3)
+    else:
+        together, shifts = octets, range(0, 8, bits)
+    most = (1 << bits) - 1
+    return torch.stack([(together >> shift & most).to(torch.uint8) for shift in shifts], dim=-1).flatten(1)
 
 
 def _awq(words: Tensor) -> Tensor:
@@ -107,9 +118,13 @@ def _awq(words: Tensor) -> Tensor:
 
 
 def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
-    """The zeros of GPTQ's first format. Libraries read the largest stored number in different ways."""
-    if int(stored.max()) == (1 << bits) - 1:
-        raise UsageError(f"tensor {name} stores a zero as {(1 << bits) - 1}, which stands for 0 or for {1 << bits}")
+    """The zeros of GPTQ's first format. Libraries read the largest stored number in three ways: as a zero too large for
+    its bits, as 0, or as 0 with a carry into the number beside it."""
+    if int(stored.max()) == (most := (1 << bits) - 1):
+        raise UsageError(
+            f"tensor {name} stores a zero as {most}, which stands for 0 or for {most + 1}: the format gptq cannot say "
+            "which; gptq_v2 can"
+        )
     return stored + 1
 
 

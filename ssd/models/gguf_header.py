@@ -17,11 +17,10 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from ssd.errors import UsageError
 
 FLOATS = ("F32", "F16", "BF16")
-PACKED = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 26), "Q5_1": (32, 28), "Q8_0": (32, 34)}
-PACKED |= {"Q2_K": (256, 164), "Q3_K": (256, 146), "Q4_K": (256, 148), "Q5_K": (256, 212), "Q6_K": (256, 210)}
-PACKED |= {"IQ4_NL": (32, 34), "IQ4_XS": (256, 266)}
-"""A type of blocks -> the weights of a block, and the bytes that `ssd.kernels.groups.grouped_product` keeps it in."""
-SUPPORTED = (*FLOATS, *PACKED)
+SUPPORTED = (
+    *FLOATS,
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 # Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.

@@ -15,8 +15,10 @@ _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """The folder of a built-in model, of a local checkpoint, of a GGUF file (converted unless it has been), or of a hub
-    model (downloaded unless it is cached). `org/name:Q4_K_M` is the GGUF file of that type in a hub's repository.
+    """The folder of a built-in model, of a local checkpoint, of a GGUF file (made of its metadata unless it is there),
+    or of a hub model (downloaded unless it is cached).
+
+    `org/name:Q4_K_M` is the GGUF file of that type in a hub's repository.
 
     `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
     built-in one has not been pulled, and when the hub cannot be reached and has nothing cached."""

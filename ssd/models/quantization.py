@@ -4,18 +4,22 @@
 another number of bits, is refused by name. `ssd.models.dequantize` reads the numbers.
 
 - `awq`, version gemm, 4 bits: `qweight` int32 [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out].
-- `gptq`, 4 or 8 bits, n numbers in a word: `qweight` int32 [in / n, out], `qzeros` [groups, out / n] (a zero is stored
-  less 1, in `gptq_v2` as it is), `scales` [groups, out], `g_idx` int32 [in], the group of each input.
+- `gptq`, 2, 3, 4 or 8 bits, 32 numbers in as many words: `qweight` int32 [in / 32 * bits, out], `qzeros`
+  [groups, out / 32 * bits] (a zero is stored less 1, in `gptq_v2` as it is), `scales` [groups, out], `g_idx` int32
+  [in], the group of each input.
 - `compressed-tensors`, `pack-quantized`, 4 or 8 bits: `weight_packed` int32 [out, in / n], `weight_scale`
   [out, groups], and optionally `weight_zero_point` int32 [out / n, groups] and `weight_g_idx` [in].
 - `compressed-tensors`, `int-quantized`, 8 bits: `weight` int8 [out, in], `weight_scale`, `weight_zero_point` int8.
-- `compressed-tensors`, `float-quantized`, and `fp8`: `weight` FP8 E4M3 [out, in], `weight_scale` (or, in `fp8`,
-  `weight_scale_inv`) for the tensor, for each output, or for blocks.
+- `compressed-tensors`, `float-quantized`, `fp8` and `fbgemm_fp8`: `weight` FP8 E4M3 [out, in], `weight_scale` (or, in
+  `fp8`, `weight_scale_inv`) for the tensor, for each output, or for blocks. `naive-quantized` is an older name of
+  `float-quantized` and `int-quantized`.
 
-The weight is (integer - zero) * scale, or FP8 * scale."""
+The weight is (integer - zero) * scale, or FP8 * scale. Groups are of `group_size` neighbouring inputs, unless `g_idx`
+says which."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,27 +27,26 @@ from typing import Any, Literal
 from ssd.errors import UsageError
 from ssd.models.header import TensorInfo
 
-QUANTIZATION, SCALE = "quantization_config", "_scale"
-"""The field of config.json; what is added to the name of a weight for that of its scales."""
-PACKED, SHAPE = "_packed", "_shape"
-"""What is added to the name of a weight in 4 bits for those of its integers and of its shape."""
+QUANTIZATION = "quantization_config"
+"""The field of config.json."""
 Bits = Literal[4, 8]
 Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
-IN_A_WORD, ZERO = 8, 8
-"""Numbers of 4 bits in a word of 32, and what is added to each."""
 _METHOD = "compressed-tensors"
 _FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
 _STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
-_READ = f"awq, gptq, fp8 and {_METHOD} are"
+_READ = f"awq, gptq, fp8, fbgemm_fp8 and {_METHOD} are"
 _REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
 # Numbers of a format of compressed-tensors: their type, and in how many bits.
-_NUMBERS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "pack-quantized": ("int", (4, 8)),
-    "int-quantized": ("int", (8,)),
-    "float-quantized": ("float", (8,)),
+_NUMBERS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "pack-quantized": (("int",), (4, 8)),
+    "int-quantized": (("int",), (8,)),
+    "float-quantized": (("float",), (8,)),
+    "naive-quantized": (("int", "float"), (8,)),
 }
+# The inputs of a group where a config does not say, as in transformers.
+_GROUP_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class QuantizedTensor(TensorInfo):
     bits: int
     block: tuple[int, int]
     """Outputs and inputs that share a scale, if scales are for blocks; else (0, 0)."""
+    zeros_differ: bool
+    """By its config its groups may have different zeros."""
+    in_order: bool
+    """By its config a group is of neighbouring inputs."""
     parts: Mapping[str, tuple[str, TensorInfo]]
 
     @property
@@ -75,13 +82,19 @@ def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scheme:
-    """What a `quantization_config` says of all weights. `bits`: of packed integers. `symmetric`: some have no zeros."""
+    """What a `quantization_config` says of all weights. `bits`: of packed integers. `symmetric`: some have no zeros.
+
+    `groups`: how many inputs share a scale, of each kind of weights that there is; 0: all of them. `equal_zeros`: all
+    zeros of a weight are equal. `ordered`: a group's inputs may be anywhere."""
 
     method: str
     bits: int = 8
+    groups: frozenset[int] = frozenset((0,))
     block: tuple[int, int] = (0, 0)
     zeros_as_they_are: bool = False
     symmetric: bool = True
+    equal_zeros: bool = False
+    ordered: bool = False
 
 
 def check_quantization(found: Any) -> None:
@@ -96,15 +109,20 @@ def _scheme(found: Any) -> _Scheme:
         case "awq":
             _one_of(found, "version", ("gemm", "GEMM"), "gemm")
             _one_of(found, "backend", ("autoawq",), "autoawq")
-            return _Scheme("awq", _one_of(found, "bits", (4,)))
+            return _Scheme("awq", _one_of(found, "bits", (4,)), _group_sizes(found))
         case "gptq":
             _one_of(found, "is_marlin_format", (False,), False)
             _one_of(found, "pack_dtype", ("int32",), "int32")
             stored = _one_of(found, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-            return _Scheme("gptq", _one_of(found, "bits", (4, 8)), zeros_as_they_are=stored == "gptq_v2")
+            bits = _one_of(found, "bits", (2, 3, 4, 8))
+            equal, ordered = found.get("sym") is True, bool(found.get("desc_act"))
+            sizes, as_they_are = _group_sizes(found), stored == "gptq_v2"
+            return _Scheme("gptq", bits, sizes, zeros_as_they_are=as_they_are, equal_zeros=equal, ordered=ordered)
         case "fp8":
             _one_of(found, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
             return _Scheme("fp8", block=_block(found, "weight_block_size"))
+        case "fbgemm_fp8":
+            return _Scheme("fp8")
         case "compressed-tensors":
             return _compressed(found)
         case method:
@@ -122,7 +140,28 @@ def _compressed(found: Mapping[str, Any]) -> _Scheme:
     if len(packed) > 1 or len(blocks) > 1:
         raise UsageError("config_groups have weights of different num_bits or block_structure")
     symmetric = any(weights.get("symmetric") is not False for _, weights in kinds)
-    return _Scheme(_METHOD, next(iter(packed), 8), next(iter(blocks), (0, 0)), symmetric=symmetric)
+    sizes = frozenset(_group_size(weights) if weights["strategy"] == "group" else 0 for _, weights in kinds)
+    return _Scheme(_METHOD, next(iter(packed), 8), sizes, next(iter(blocks), (0, 0)), symmetric=symmetric)
+
+
+def _group_sizes(found: Mapping[str, Any]) -> frozenset[int]:
+    """The group sizes of a config of AWQ or GPTQ, whose `dynamic` may give some modules another."""
+    dynamic = found.get("dynamic") or {}
+    others = [part for part in dynamic.values() if isinstance(part, Mapping)] if isinstance(dynamic, Mapping) else []
+    return frozenset(_group_size(part) for part in (found, *(part for part in others if "group_size" in part)))
+
+
+def _group_size(found: Mapping[str, Any]) -> int:
+    """Inputs that share a scale; 0: all of them."""
+    match found.get("group_size"):
+        case None:
+            return _GROUP_SIZE
+        case -1:
+            return 0
+        case int(size) if size > 0 and size is not True:
+            return size
+        case value:
+            raise UsageError(f"group_size is {value!r}, not -1 or a positive number")
 
 
 def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -132,8 +171,8 @@ def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]
         raise UsageError("a part of it is no object")
     _refuse_fields(group)
     kind = _one_of(found if group.get("format") is None else group, "format", tuple(_NUMBERS))
-    number, bits = _NUMBERS[kind]
-    _one_of(weights, "type", (number,), "int")
+    numbers, bits = _NUMBERS[kind]
+    number = _one_of(weights, "type", numbers, "int")
     _one_of(weights, "num_bits", bits)
     _one_of(weights, "symmetric", (True,) if number == "float" else (True, False), True)
     _one_of(weights, "strategy", ("tensor", "channel", "block" if number == "float" else "group"))
@@ -193,7 +232,7 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
             raise UsageError(f"there are both {weight} and {name}")
         for stored, _ in quantized.parts.values():
             found.pop(stored, None)
-        for beside in ("weight" + SHAPE, "qzeros", "weight_g_idx", "weight_zero_point", *_ACTIVATIONS):
+        for beside in ("weight_shape", "qzeros", "weight_g_idx", "weight_zero_point", *_ACTIVATIONS):
             found.pop(f"{module}.{beside}", None)
         found[weight] = quantized
     return found
@@ -208,18 +247,19 @@ class _Parts:
 
     def by_inputs(self, scheme: _Scheme) -> QuantizedTensor:
         """AWQ and GPTQ, whose rows are inputs."""
-        rows, columns, in_a_word = *self._words(), 32 // scheme.bits
-        awq = scheme.method == "awq"
-        inputs, outputs = (rows, columns * in_a_word) if awq else (rows * in_a_word, columns)
+        (rows, columns), bits = self._words(), scheme.bits
+        awq, whole = scheme.method == "awq", 32 if bits == 3 else 32 // bits
+        inputs, outputs = (rows, columns * 32 // bits) if awq else (rows * 32 // bits, columns)
         groups = self._add("scale", "scales", _FLOATS, (0, outputs)).shape[0]
-        if outputs % in_a_word:
-            raise UsageError(f"tensor {self._name} has {outputs} outputs, no multiple of {in_a_word}")
-        self._add("zero", "qzeros", ("I32",), (groups, outputs // in_a_word))
+        if outputs % whole or (inputs * bits % 32 and not awq):
+            raise UsageError(f"tensor {self._name} is {outputs} x {inputs}, no multiples of {whole}")
+        self._add("zero", "qzeros", ("I32",), (groups, outputs * bits // 32))
         if not awq:
             self._add("order", "g_idx", ("I32", "I64"), (inputs,), optional=True)
-        self._check_groups(inputs, groups, "scales")
+        if "order" not in self._parts:
+            self._check_groups(inputs, groups, "scales", scheme)
         layout: Layout = "awq" if awq else "gptq_v2" if scheme.zeros_as_they_are else "gptq"
-        return self._weight(layout, scheme.bits, (outputs, inputs))
+        return self._weight(layout, (outputs, inputs), scheme, in_order=not scheme.ordered)
 
     def packed(self, scheme: _Scheme) -> QuantizedTensor:
         outputs, words, in_a_word = *self._words(), 32 // scheme.bits
@@ -227,23 +267,23 @@ class _Parts:
         groups = self._add("scale", "weight_scale", _FLOATS, (outputs, 0)).shape[1]
         self._add("zero", "weight_zero_point", ("I32",), (-(-outputs // in_a_word), groups), scheme.symmetric)
         self._add("order", "weight_g_idx", ("I32", "I64"), (inputs,), optional=True)
-        self._check_groups(inputs, groups, "weight_scale")
-        return self._weight("packed", scheme.bits, (outputs, inputs))
+        self._check_groups(inputs, groups, "weight_scale", scheme)
+        return self._weight("packed", (outputs, inputs), scheme, in_order="order" not in self._parts)
 
     def integers(self, scheme: _Scheme) -> QuantizedTensor:
         outputs, inputs = self._info.shape
         scale = self._scale("weight_scale", (outputs, 0))
         self._add("zero", "weight_zero_point", ("I8",), scale.shape, scheme.symmetric)
         if len(scale.shape) == 2:
-            self._check_groups(inputs, scale.shape[1], "weight_scale")
-        return self._weight("int8", 8, (outputs, inputs))
+            self._check_groups(inputs, scale.shape[1], "weight_scale", scheme)
+        return self._weight("int8", (outputs, inputs), scheme)
 
     def fp8(self, scheme: _Scheme) -> QuantizedTensor:
         (outputs, inputs), (rows, columns) = self._info.shape, scheme.block
         names = ("weight_scale_inv", "weight_scale") if scheme.method == "fp8" else ("weight_scale",)
         name = next((name for name in names if f"{self._module}.{name}" in self._tensors), names[0])
         self._scale(name, (-(-outputs // rows), -(-inputs // columns)) if rows else (outputs, 1))
-        return self._weight("fp8", 8, (outputs, inputs), scheme.block)
+        return self._weight("fp8", (outputs, inputs), scheme)
 
     def _words(self) -> tuple[int, int]:
         if self._info.dtype != "I32" or len(self._info.shape) != 2:
@@ -278,13 +318,21 @@ class _Parts:
         self._parts[part] = name, info
         return info
 
-    def _check_groups(self, inputs: int, groups: int, name: str) -> None:
-        if inputs % groups:
+    def _check_groups(self, inputs: int, groups: int, name: str, scheme: _Scheme) -> None:
+        """Raise UsageError unless the groups are as long as the config says one kind of them is."""
+        if not any(groups * (size or inputs) == inputs for size in scheme.groups):
+            sizes = " or ".join(str(size or inputs) for size in sorted(scheme.groups))
             raise UsageError(
-                f"tensor {self._module}.{name} does not fit {self._name}: {inputs} inputs are not {groups} groups"
+                f"tensor {self._module}.{name} does not fit {self._name}: {inputs} inputs are not {groups} groups of "
+                f"{sizes}, the group_size of the config"
             )
 
     def _weight(
-        self, layout: Layout, bits: int, shape: tuple[int, int], block: tuple[int, int] = (0, 0)
+        self, layout: Layout, shape: tuple[int, int], scheme: _Scheme, in_order: bool = True
     ) -> QuantizedTensor:
-        return QuantizedTensor(self._info.dtype, shape, self._info.file, layout, bits, block, self._parts)
+        bits, block = (8, scheme.block) if layout in ("int8", "fp8") else (scheme.bits, (0, 0))
+        zeros = math.prod(self._parts["zero"][1].shape) if "zero" in self._parts else 0
+        differ = zeros > 1 and not scheme.equal_zeros
+        return QuantizedTensor(
+            self._info.dtype, shape, self._info.file, layout, bits, block, differ, in_order, self._parts
+        )

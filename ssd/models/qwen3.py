@@ -33,7 +33,9 @@ class Qwen3Attention(Attention):
 
     @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
-        return (self._q_norm, self._k_norm) if type(self).normalised is Qwen3Attention.normalised else None
+        norms = self._q_norm, self._k_norm
+        own = type(self).normalised is not Qwen3Attention.normalised or not all(norm.fusible for norm in norms)
+        return None if own else norms
 
     def normalised(self, qk: Tensor) -> Tensor:
         heads = self._shape.heads

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from ssd.allocator import give_back_freed
 from ssd.errors import UsageError
 from ssd.models.pairs import is_head
 
@@ -101,4 +102,5 @@ def load(
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
+    give_back_freed()
     return model

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.gguf_header import PACKED
+from ssd.models.gguf_header import FLOATS
 from ssd.models.gguf_tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
@@ -69,25 +69,6 @@ def weights(model: Checkpoint) -> int:
     return _repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
 
 
-def host_bytes(model: Checkpoint, item_bytes: int, packs: bool, int8: bool) -> int:
-    """Bytes of a model's weights in the memory of the host, in a type of `item_bytes`.
-
-    `packs`: our products are there, so that in float32 weights of 16 bits and of few keep theirs. `int8`: linear
-    layers are rounded to 8 bits (`--quantize`)."""
-    if not model.tensors:
-        return ModelSizes.of(model).parameters() * (1 if int8 else item_bytes)
-
-    def size(name: str, info: TensorInfo) -> int:
-        count, kept = math.prod(info.shape), _packed_bytes(info) if packs and item_bytes == 4 else None
-        floats = count * (2 if packs and item_bytes == 4 and info.dtype in ("BF16", "F16") else item_bytes)
-        if kept is not None or not int8 or len(info.shape) < 2:
-            return floats if kept is None else kept
-        head = 0 if EMBEDDING in name and OUTPUTS in model.tensors else count
-        return head + floats if EMBEDDING in name else head  # the table of a rounded head keeps its numbers
-
-    return _repeated(model) * item_bytes + sum(size(name, info) for name, info in model.tensors.items())
-
-
 def device_bytes(model: Checkpoint, item_bytes: int) -> int:
     """Bytes of a model's weights on a GPU, in a type of `item_bytes`: weights of few bits stay packed there."""
     if not model.tensors:
@@ -95,27 +76,15 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
 
     def size(info: TensorInfo) -> int:
         count = math.prod(info.shape)
-        if isinstance(info, GgufTensor) and info.dtype in PACKED and not info.transposed:
+        if isinstance(info, GgufTensor) and info.dtype not in FLOATS and not info.transposed:
             # Codes take 4 or 8 bits; two float32 for 32 of them, or one for 16, are the most that heads take.
             return count * (4 if info.dtype in _FOUR_BITS else 8) // 8 + count // 4
-        if isinstance(info, QuantizedTensor) and "order" not in info.parts:
+        if isinstance(info, QuantizedTensor) and info.in_order:
             bits = 8 if info.layout == "fp8" else max(4, info.bits)
             return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
         return count * item_bytes
 
     return _repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
-
-
-def _packed_bytes(info: TensorInfo) -> int | None:
-    """What `ssd.kernels.groups.grouped_product` keeps a weight in; None if it becomes floats."""
-    count = math.prod(info.shape)
-    if isinstance(info, GgufTensor) and info.dtype in PACKED and not info.transposed:
-        block, packed = PACKED[info.dtype]
-        return count // block * packed
-    if isinstance(info, QuantizedTensor) and info.layout != "fp8" and "order" not in info.parts:
-        heads = 2 if "zero" in info.parts else 1
-        return count * info.bits // 8 + 4 * heads * math.prod(info.parts["scale"][1].shape)
-    return None
 
 
 def _repeated(model: Checkpoint) -> int:

@@ -13,7 +13,7 @@ from ssd.execution.paged import PagedContext
 from ssd.kernels import cpu
 from ssd.kernels.decoder import Decoder
 from ssd.layers.attention import Scores
-from ssd.layers.norm import RMSNorm
+from ssd.layers.norm import Residual, RMSNorm
 from ssd.models.llama import Attention, Layer, Llama
 from ssd.models.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
@@ -104,8 +104,9 @@ class Shifted(RMSNorm):
 
 
 class RaisedLayer(Layer):
-    def __call__(self, *arguments: Any) -> torch.Tensor:
-        return super().__call__(*arguments) + 1
+    def __call__(self, x: Residual, *others: Any) -> None:
+        super().__call__(x, *others)
+        x.add(torch.ones(1))
 
 
 class ShiftedLayer(Layer):

@@ -19,7 +19,7 @@ from ssd.launch.server import ServerOptions
 from ssd.models import pairs
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
-from ssd.models.sizes import host_bytes, weights
+from ssd.models.resident import resident_bytes
 from tests.launch.test_resolve import GIB, PAGE_BYTES, TARGET, cards, config, no_weights
 
 __all__ = ["cards", "no_weights"]
@@ -75,16 +75,15 @@ def test_where_memory_is_short_the_context_is_shorter_unless_a_length_was_asked_
 def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A float32 target and a bfloat16 draft of the same weights."""
     model, room = inspect(Path(TARGET)), 4 * 200 * 4 * PAGE_BYTES
-    whole, short, rounded = (host_bytes(model, *how) for how in ((4, True, False), (2, True, False), (4, True, True)))
-    assert short == 2 * weights(model) > whole  # its blocks have fewer bits than bfloat16
+    whole, half, int8 = (resident_bytes(model, *how) for how in (("float32",), ("bfloat16",), ("float32", True)))
     asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_quantize": "none", "draft": (TARGET,)}
-    monkeypatch.setattr(memory, "available_bytes", lambda: whole + short + room)
+    monkeypatch.setattr(memory, "available_bytes", lambda: whole + half + room)
     assert config(**asked, max_model_len=2048).num_pages == 200
     assert config(**asked).max_model_len == 199 * 16
     assert config(**asked, kv_cache_memory_bytes=GIB).max_model_len == 199 * 16
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 * whole + room)
     assert config(**asked | {"draft_dtype": "float32"}, kv_cache_memory_bytes=GIB).max_model_len == 99 * 16
-    monkeypatch.setattr(memory, "available_bytes", lambda: rounded + room)
+    monkeypatch.setattr(memory, "available_bytes", lambda: int8 + room)
     assert config(mode="ar", quantize="int8", max_model_len=2048).num_pages == 200
     monkeypatch.setattr(memory, "available_bytes", lambda: whole)
     with pytest.raises(UsageError, match="no room for the KV cache"):

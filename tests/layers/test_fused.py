@@ -143,3 +143,17 @@ def test_a_model_computes_the_same_with_them(kind: str, tmp_path: Path, monkeypa
     assert launched
     for ours, expected in zip(fused, plain, strict=True):
         assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+class Shifted(RMSNorm):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + 1
+
+
+def test_a_norm_of_ones_own_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "fuses", lambda _: True)
+    monkeypatch.setattr(cpu, "present", lambda _: False)
+    x, y, own, other = drawn(5, 64), drawn(5, 64, seed=1), Shifted(drawn(64, seed=2), 1e-5), RMSNorm(drawn(64), 1e-5)
+    assert torch.equal(own.added(x, y)[1], own(x + y))
+    assert torch.allclose(other.added(x, y, own)[0], x + own(y))
+    assert torch.allclose(other.added(x, y, other)[1], other(x + other(y)))

@@ -10,7 +10,8 @@ import torch
 from ssd.kernels import cpu
 from ssd.kernels.groups import grouped_product, takes
 from ssd.models.gguf_blocks import BLOCKS, groups_of
-from ssd.models.gguf_header import FLOATS, PACKED, SUPPORTED
+from ssd.models.gguf_header import FLOATS, SUPPORTED
+from ssd.models.resident import GGUF_FORMS
 
 # Where the halves of a block are: its step, and its offset if it has one.
 HALVES = {
@@ -52,8 +53,7 @@ def test_the_bits_of_every_type_are_those_of_gguf(kind: str) -> None:
     assert groups.shape == (70, 768) and groups.group in (16, 32)
     # Codes of 2 and 3 bits take 4 in a packed weight; those of IQ4 are numbers of 8 bits.
     coarse = kind.startswith("IQ") or kind in ("Q2_K", "Q3_K")
-    assert PACKED[kind][0] == BLOCKS[kind].weights
-    assert PACKED[kind][1] <= (2.0 if coarse else 1.25) * BLOCKS[kind].bytes
+    assert GGUF_FORMS[kind].nbytes(70, 768) <= (2.0 if coarse else 1.25) * 96 * rows.shape[1]
     assert (groups.dequantized().numpy().view(np.int32) == expected.view(np.int32)).all()
 
 
@@ -67,7 +67,6 @@ def test_products_of_every_type_are_those_of_float32_in_the_bytes_that_are_count
     assert takes(groups)
     product = grouped_product(groups, None)
     assert torch.equal(product(x), plain(x)[:, :70])
-    channels = -(-70 // cpu.CHANNELS) * cpu.CHANNELS
-    assert product.bytes == channels * 768 // PACKED[kind][0] * PACKED[kind][1]
+    assert product.bytes == GGUF_FORMS[kind].nbytes(70, 768)
     sizes = x.abs().amax() * weight.abs().sum(1)
     assert ((grouped_product(groups, None, 2)(x) - x @ weight.T).abs() <= 1e-4 * sizes).all()

@@ -33,12 +33,29 @@ Layout = Callable[[str, int, int, torch.Generator], tuple[dict[str, Tensor], Ten
 
 def packed(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """[n, m] -> int32 [n, m * bits / 32]; the number at place i of a word is that of `order[i]`."""
+    if bits == 3:
+        return in_three_words(numbers)
     count = 32 // bits
     rows = []
     for row in numbers.tolist():
         words = [row[start : start + count] for start in range(0, len(row), count)]
         sums = [sum(word[place] << bits * i for i, place in enumerate(order or range(count))) for word in words]
         rows.append([total - (1 << 32) * (total >> 31) for total in sums])
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def in_three_words(numbers: Tensor) -> Tensor:
+    """[n, m] numbers of 3 bits -> int32 [n, m / 32 * 3]: the eleventh and the 22nd of 32 lie in two words each."""
+    rows = []
+    for row in numbers.tolist():
+        words = []
+        for start in range(0, len(row), 32):
+            part = row[start : start + 32]
+            first = sum(number << 3 * i for i, number in enumerate(part[:10])) | (part[10] & 3) << 30
+            second = part[10] >> 2 | sum(number << 3 * i + 1 for i, number in enumerate(part[11:21])) | part[21] << 31
+            third = part[21] >> 1 | sum(number << 3 * i + 2 for i, number in enumerate(part[22:]))
+            words += [first, second & 0xFFFFFFFF, third]
+        rows.append([word - (1 << 32) * (word >> 31) for word in words])
     return torch.tensor(rows, dtype=torch.int32)
 
 
@@ -158,28 +175,41 @@ SEVERAL = {
     "c": {"format": "float-quantized", "weights": FP8},
 }
 MIXED = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": SEVERAL}
-PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
+PACKED, INTEGERS, FLOATS, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 LAYOUTS: dict[str, tuple[dict[str, Any], Layout, bool]] = {
     "awq": (AWQ, awq(), True),
     "awq-channels": (AWQ | {"group_size": -1, "version": "GEMM"}, awq(-1), True),
     "awq-float32-scales": (AWQ, awq(kind=torch.float32), False),
     "gptq-sym": (GPTQ, gptq(4, symmetric=True), True),
     "gptq-asym": (GPTQ | {"sym": False}, gptq(4), True),
-    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(4, less=0), True),
-    "gptq-8-bits": (GPTQ | {"bits": 8}, gptq(8), True),
+    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, gptq(4, less=0), True),
+    "gptq-8-bits": (GPTQ | {"bits": 8, "sym": False}, gptq(8), True),
+    "gptq-3-bits": (GPTQ | {"bits": 3, "sym": False}, gptq(3), True),
+    "gptq-2-bits": (GPTQ | {"bits": 2, "sym": False}, gptq(2), True),
     "gptq-desc_act": (GPTQ | {"desc_act": True}, gptq(4, ordered=True), False),
     "packed": (compressed(PACKED, **INT4), packed_rows(4), True),
     "packed-asym": (compressed(PACKED, **INT4 | {"symmetric": False}), packed_rows(4, zeros=True), True),
     "packed-8-bits": (compressed(PACKED, **INT8), packed_rows(8, group=0), True),
-    "packed-8-bits-asym": (compressed(PACKED, **INT8 | {"symmetric": False}), packed_rows(8, True), True),
+    "packed-8-bits-asym": (
+        compressed(PACKED, **INT4 | {"num_bits": 8, "symmetric": False}),
+        packed_rows(8, True),
+        True,
+    ),
     "packed-actorder": (compressed(PACKED, **INT4 | {"actorder": "group"}), packed_rows(4, ordered=True), False),
     "w8a8": (compressed(INTEGERS, **INT8), eight_bits(), True),
-    "w8a8-groups": (compressed(INTEGERS, **INT8 | {"strategy": "group"}), eight_bits(groups=True), True),
+    "w8a8-groups": (
+        compressed(INTEGERS, **INT8 | {"strategy": "group", "group_size": GROUP}),
+        eight_bits(groups=True),
+        True,
+    ),
     "w8a8-asym": (
         compressed(INTEGERS, **INT8 | {"strategy": "tensor", "symmetric": False}),
         eight_bits(zeros=True),
         True,
     ),
+    "naive-integers": (compressed(NAIVE, **INT8), eight_bits(), True),
+    "naive-floats": (compressed(NAIVE, **FP8), fp8(1, 0), False),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8(1, 0), False),
     "fp8-tensor": (compressed(FLOATS, **FP8 | {"strategy": "tensor"}), fp8(0, 0), False),
     "fp8-channels": (compressed(FLOATS, **FP8), fp8(1, 0, kind=torch.bfloat16), False),
     "fp8-blocks": (compressed(FLOATS, **FP8 | BLOCKS), fp8(24, 48), False),
@@ -193,7 +223,8 @@ ALL = LAYOUTS | {"mixed": (MIXED, mixed, False)}
 def quantized(name: str, folder: Path, kind: str = "llama") -> tuple[Path, Path, dict[str, Tensor]]:
     """The checkpoint in a layout, the same in float32, and the weights that were quantised."""
     settings, make, _ = ALL[name]
-    source = tiny.model(kind, folder / "float", **SIZES)
+    heads = {"num_key_value_heads": 4} if "3-bits" in name else {}  # outputs are multiples of 32
+    source = tiny.model(kind, folder / "float", **SIZES, **heads)
     stored, floats, generator = dict[str, Tensor](), load_file(source / "model.safetensors"), torch.Generator()
     weights = {}
     for key, tensor in floats.items():
@@ -267,11 +298,11 @@ BROKEN: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("awq", {"scales": torch.ones(4, 32, dtype=torch.int8)}, "down_proj.scales has type I8"),
     ("awq", {"scales": torch.full((4, 32), torch.nan)}, "down_proj.scales holds numbers that are not finite"),
     ("awq", {"qzeros": torch.ones(4, 3, dtype=torch.int32)}, r"down_proj.qzeros of shape \(4, 3\)"),
-    ("awq", {"qweight": torch.ones(8, 4, dtype=torch.int32)}, r"down_proj.weight has shape \(32, 8\), expected"),
+    ("awq", {"qweight": torch.ones(8, 4, dtype=torch.int32)}, "8 inputs are not 4 groups of 16"),
     ("awq", {"qweight": torch.ones(64, 4, dtype=torch.int64)}, "down_proj.qweight must be a matrix of I32, is I64"),
     ("awq", {"weight": torch.ones(32, 64)}, f"there are both {MODULE}.weight and {MODULE}.qweight"),
     (
-        "gptq-asym",
+        "awq",
         {"scales": torch.ones(3, 32), "qzeros": torch.ones(3, 4, dtype=torch.int32)},
         "64 inputs .* 3 groups",
     ),
@@ -285,7 +316,12 @@ BROKEN: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("fp8-blocks", {"weight_scale": None}, f"tensor {MODULE}.weight_scale is missing"),
     ("fp8-blocks", {"weight": torch.full((32, 64), torch.nan).to(torch.float8_e4m3fn)}, "not finite in float32"),
     ("deepseek", {"weight_scale_inv": None}, f"tensor {MODULE}.weight_scale_inv is missing"),
-    ("gptq-asym", {"qzeros": torch.full((4, 4), -1, dtype=torch.int32)}, "down_proj.qzeros stores a zero as 15"),
+    (
+        "gptq-asym",
+        {"qzeros": torch.full((4, 4), -1, dtype=torch.int32)},
+        "qzeros stores a zero as 15.*gptq_v2 can",
+    ),
+    ("gptq-3-bits", {"qweight": torch.ones(5, 32, dtype=torch.int32)}, "qweight is 32 x 53, no multiples of 32"),
 ]
 
 
@@ -299,6 +335,33 @@ def test_parts_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
         save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UsageError, match=message):
             tiny.runner(directory)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-asym", "packed", "w8a8-groups"])
+def test_groups_of_another_size_than_the_config_says_are_refused(name: str, tmp_path: Path) -> None:
+    """64 inputs in groups of 48 are a whole group and a part of one: 2 scales, not for 32 inputs each."""
+    directory, _, _ = quantized(name, tmp_path)
+    text = (directory / "config.json").read_text()
+    (directory / "config.json").write_text(text.replace(f'"group_size": {GROUP}', '"group_size": 48'))
+    if name == "gptq-asym":  # with it, an input's group is known
+        stored = load_file(directory / "model.safetensors")
+        kept = {key: tensor for key, tensor in stored.items() if not key.endswith("g_idx")}
+        save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"_proj.*scale.* inputs are not . groups of 48, the group_size of the config"):
+        inspect(directory)
+
+
+def test_g_idx_says_where_groups_end(tmp_path: Path) -> None:
+    """A last group that is shorter than the others, as AutoGPTQ writes it."""
+    directory, _, _ = quantized("gptq-asym", tmp_path)
+    stored = load_file(directory / "model.safetensors")
+    module, order, generator = MODULE, torch.arange(64) // 24, torch.Generator().manual_seed(1)
+    codes, zeros, scales = drawn(32, 72, 4, 24, generator)
+    codes, scales = codes[:, :64], scales.half()
+    parts = {"qweight": packed(codes, 4).T, "qzeros": packed(zeros.T - 1, 4), "scales": scales.T, "g_idx": order.int()}
+    save_file(stored | named(module, parts), directory / "model.safetensors", metadata={"format": "pt"})
+    read = from_checkpoint(inspect(directory), torch.float32, tiny.CPU)
+    assert torch.equal(read(f"{module}.weight", 32, 64), plain(codes, zeros, scales, order))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +378,9 @@ def test_parts_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
         (compressed("mxfp4-pack-quantized", **INT4), "format is 'mxfp4-pack-quantized'"),
         (compressed(FLOATS, **FP8 | {"symmetric": False}), "symmetric is False"),
         (compressed(PACKED, **INT4 | {"num_bits": 2}), "num_bits is 2"),
-        (GPTQ | {"bits": 2}, "bits is 2, not 4 or 8"),
+        (GPTQ | {"bits": 5}, "bits is 5, not 2 or 3 or 4 or 8"),
+        (GPTQ | {"group_size": 0}, "group_size is 0, not -1 or a positive number"),
+        (compressed(NAIVE, **INT4), "num_bits is 4, not 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
     ],
 )

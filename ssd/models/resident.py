@@ -1,0 +1,137 @@
+"""How many bytes of memory the weights of a loaded model take on a CPU, by its config and headers alone.
+
+Linear layers and tables keep the bits of GGUFs and of quantised weights (`ssd.kernels.form`), and numbers of 16 bits as
+they are. What float32 becomes depends on the numbers: those that 16 bits hold take half as much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ssd.kernels import build
+from ssd.kernels.form import Form
+from ssd.models import registry
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.gguf_tensors import GgufTensor
+from ssd.models.header import TensorInfo
+from ssd.models.pairs import DRAFT_VOCAB
+from ssd.models.quantization import QuantizedTensor
+from ssd.models.sizes import ModelSizes, weights
+
+GGUF_FORMS: Mapping[str, Form] = {
+    "Q4_0": Form(4, 32, 1, 2),
+    "Q4_1": Form(4, 32, 2, 2),
+    "Q5_0": Form(6, 32, 1, 2),
+    "Q5_1": Form(6, 32, 2, 2),
+    "Q8_0": Form(8, 32, 1, 2),
+    "Q2_K": Form(4, 16, 2, 1, 256),
+    "Q3_K": Form(4, 16, 1, 1, 256),
+    "Q4_K": Form(4, 32, 2, 1, 256),
+    "Q5_K": Form(6, 32, 2, 1, 256),
+    "Q6_K": Form(6, 16, 1, 1, 256),
+    "IQ4_NL": Form(8, 32, 1, 2),
+    "IQ4_XS": Form(8, 32, 1, 1, 256),
+}
+"""GGUF's name of a type of blocks -> the form that its weights are packed in."""
+# Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
+_FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
+_EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
+# Layers that are one weight: they become floats if one of them is in floats.
+_STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
+    """Return the bytes of a model's weights in memory, at most.
+
+    `dtype`: float32, float16 or bfloat16. `int8`: linear layers are rounded to 8 bits."""
+    item, count = 4 if dtype == "float32" else 2, weights(model)
+    if not model.tensors:  # random ones
+        sizes = ModelSizes.of(model)
+        return count + item * sizes.vocab_size * sizes.width if int8 else item * count
+    if not registry.has_file(model):
+        return item * count
+    rule = _Rule(item, dtype == "float32" and build.expected(), int8)
+    matrices = {name: info for name, info in model.tensors.items() if len(info.shape) == 2}
+    embeddings = [name for name in matrices if name.endswith(_EMBEDDINGS)]
+    outputs = next((name for name in matrices if name.endswith(_OUTPUTS)), embeddings[-1] if embeddings else None)
+    total = sum(item * math.prod(info.shape) for name, info in model.tensors.items() if name not in matrices)
+    for name, info in matrices.items():
+        if name == outputs:
+            total += _predicting(model, info, rule, name in embeddings and not rule.shares(info, dtype))
+        elif name in embeddings:
+            total += rule.table(info)
+        elif all(rule.form(matrices[other]) is not None for other in _beside(name) if other in matrices):
+            total += rule.linear(info)
+        else:
+            total += rule.dense(info)
+    return total
+
+
+def _beside(name: str) -> list[str]:
+    """The weights that are in one with the weight `name`."""
+    module, _, layer = name.removesuffix(".weight").rpartition(".")
+    return [f"{module}.{other}.weight" for stack in _STACKS if layer in stack for other in stack if other != layer]
+
+
+def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -> int:
+    """What the last layer takes, and the embedding beside it if it is this tensor and they are in memory `twice`.
+
+    A layer with rows for some ids only has all rows in a table, which is the embedding, too."""
+    predicted = model.config.get(DRAFT_VOCAB)
+    if type(predicted) is not int or predicted >= info.shape[0]:
+        return rule.linear(info) + (rule.table(info) if twice else 0)
+    return rule.linear(info, predicted) + rule.table(info, apart=True)
+
+
+class _Rule(NamedTuple):
+    """What a tensor takes. `item`: bytes of a number in the model's type. `packs`: it is float32, with our kernels."""
+
+    item: int
+    packs: bool
+    int8: bool
+
+    def linear(self, info: TensorInfo, outputs: int | None = None) -> int:
+        """A linear layer, or its first `outputs`."""
+        outputs, inputs = outputs or info.shape[0], info.shape[1]
+        if isinstance(info, GgufTensor) and info.transposed:
+            outputs, inputs = inputs, outputs
+        form = self.form(info)
+        return self.dense(info, outputs) if form is None else form.nbytes(outputs, inputs)
+
+    def dense(self, info: TensorInfo, outputs: int | None = None) -> int:
+        """A linear layer that is read as floats."""
+        outputs, inputs = outputs or info.shape[0], info.shape[1]
+        return Form(8, inputs, 1, 4).nbytes(outputs, inputs) if self.int8 else self._floats(info, outputs * inputs)
+
+    def table(self, info: TensorInfo, apart: bool = False) -> int:
+        """A table whose rows are looked up; `apart`: each row's numbers lie side by side, codes in 8 bits."""
+        rows, width = info.shape
+        if (form := self.form(info)) is None:
+            return self._floats(info, rows * width)
+        return rows * (4 * form.heads * (width // form.group) + width) if apart else form.nbytes(rows, width)
+
+    def shares(self, info: TensorInfo, dtype: str) -> bool:
+        """True if the last layer and the embedding, which are one tensor, are in memory once."""
+        return dtype == "float16" or (self.packs and (self.form(info) is not None or not self.int8))
+
+    def form(self, info: TensorInfo) -> Form | None:
+        """The form that a tensor's bits are kept in; None if it becomes floats."""
+        if not self.packs:
+            return None
+        if isinstance(info, GgufTensor):
+            return None if info.transposed and info.dtype not in _FOUND_AGAIN else GGUF_FORMS.get(info.dtype)
+        return _quantized(info) if isinstance(info, QuantizedTensor) else None
+
+    def _floats(self, info: TensorInfo, count: int) -> int:
+        return count * (2 if self.packs and info.dtype in ("BF16", "F16") else self.item)
+
+
+def _quantized(info: QuantizedTensor) -> Form | None:
+    scales = info.parts["scale"][1]
+    if info.layout == "fp8" or not info.in_order or (info.zeros_differ and scales.dtype == "F32"):
+        return None
+    by_inputs = info.layout in ("awq", "gptq", "gptq_v2")
+    groups = 1 if len(scales.shape) < 2 else scales.shape[0 if by_inputs else 1]
+    wide = info.zeros_differ or scales.dtype == "F32"  # offsets are products, which float16 does not hold
+    return Form(4 if info.bits <= 4 else 8, info.shape[1] // groups, 1 + info.zeros_differ, 4 if wide else 2)
