@@ -7,10 +7,10 @@ AGENTS := .venv-agents/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test conformance gpu lint clean
+.PHONY: help venv pull demo test conformance gpu gpu-stages lint clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: $(STAMP) ## create .venv with ssd and its development tools
 
@@ -50,6 +50,13 @@ $(NODE): tests/conformance/node/package.json
 
 gpu: venv ## the tests that need a CUDA device
 	$(BIN)/pytest -q tests/gpu
+
+STAGES := tests forward audit ids modes assisted
+
+gpu-stages: venv ## each part of the GPU report, with nine minutes of its own (docs/gpu.md)
+	for stage in $(STAGES); do \
+		$(BIN)/python -m tools.gpu_report --only $$stage --seconds 530 --out report/$$stage $(REPORT) || failed=1; \
+	done; test -z "$$failed"
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

@@ -16,7 +16,7 @@ import torch
 import tools.gpu_report.__main__ as gpu_report
 from tests.faults.engine import gone
 from tools import processes
-from tools.gpu_report.audit import exceptions, last_place
+from tools.gpu_report.audit import difference, row_of
 from tools.gpu_report.writing import Part, markdown
 
 ROOT = Path(__file__).parents[2]
@@ -92,11 +92,20 @@ def test_what_a_part_dies_of_is_in_the_report() -> None:
     assert "Wrong: audit: failed: no such model; ids: sd" in text and "| sd | 3 | False |" in text
 
 
-def test_an_exception_is_measured_in_units_of_the_last_place() -> None:
-    plain = torch.tensor([[8.0, 8.0625, 1.0], [1.0, 2.0, 0.0], [3.0, 0.0, 2.0]], dtype=torch.bfloat16)
-    other = torch.tensor([[9.0, 8.0, 1.0], [0.0, 2.0, 0.0], [3.0, 0.0, 9.0]], dtype=torch.bfloat16)
-    assert [(each.position, each.ulp) for each in exceptions(plain, other)] == [(0, 1.0), (2, 64.0)]
-    assert last_place(1.0, torch.float32) == 2.0**-23 and last_place(-5.0, torch.bfloat16) == 2.0**-5
+def test_best_tokens_may_differ_in_near_ties_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(200, 500, generator=generator)
+    noisy = plain + 0.005 * torch.randn(200, 500, generator=generator)
+    found = difference(plain, noisy)
+    row = row_of(4, found + difference(plain, plain))
+    assert row["positions"] == 400 and row["exceptions"] == len(found.apart) and row["ok"]
+    assert row["noise"] == pytest.approx(0.005 / 2**0.5, rel=0.01)
+    values, tokens = plain.topk(2)
+    place = int((values[:, 0] - values[:, 1]).argmax())  # no tie
+    wrong = noisy.clone()
+    wrong[place, tokens[place, 1]] = values[place, 0] + 1.0
+    assert not row_of(4, difference(plain, wrong))["ok"]
+    assert not row_of(4, difference(plain, plain + 0.1 * torch.randn(200, 500, generator=generator)))["ok"]
 
 
 def test_gpu_tests_say_clearly_that_there_is_no_gpu() -> None:

@@ -18,18 +18,28 @@ from ssd.models import hub
 from ssd.target.loading import load
 from tools.gpu_report.job import Job, Row
 
-WANTED, MOST_ULP = 0.999, 2.0
+# A near-tie: best tokens that are no further apart than so many times the usual difference of a logit. And how large
+# that may be, as a share of the logits' own size.
+MOST_APART, MOST_NOISE = 8.0, 1 / 64
 _LOOKAHEADS = (1, 4, 7)
 _MOST_PROMPT = 256
 
 
-class Disagreement(NamedTuple):
-    """A position where the best tokens differ, and how far apart single steps score them.
+class Difference(NamedTuple):
+    """Of logits [n, V] computed in two ways: means over the vocabulary of the squares of `noise`, what they differ by,
+    and of `size`, summed over positions. For each position where the best tokens differ, how far `apart` single steps
+    score them."""
 
-    `ulp` is in units of the last place of the better score."""
+    positions: int
+    noise: float
+    size: float
+    apart: tuple[float, ...]
 
-    position: int
-    ulp: float
+    def __add__(self, other: Difference) -> Difference:  # type: ignore[override]
+        return Difference(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+NOTHING = Difference(0, 0.0, 0.0, ())
 
 
 def rows(job: Job) -> Iterator[Row]:
@@ -49,31 +59,31 @@ def rows(job: Job) -> Iterator[Row]:
     config = resolve(options)
     runner, _ = load(config)
     tokenizer = Tokenizer(hub.ensure(job.target))
-    seen: dict[int, int] = dict.fromkeys(_LOOKAHEADS, 0)
-    found: dict[int, list[Disagreement]] = {lookahead: [] for lookahead in _LOOKAHEADS}
+    found = dict.fromkeys(_LOOKAHEADS, NOTHING)
     half = config.num_pages // 2
     pages = range(half), range(half, 2 * half)
     for prompt in job.asked(count):
         ids = (tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt))[:_MOST_PROMPT]
         text, logits = written(runner, ids, tokens, pages[0])
         for lookahead in _LOOKAHEADS:
-            found[lookahead] += exceptions(logits, reread(runner, text, len(ids), lookahead, pages[1]))
-            seen[lookahead] += len(logits)
-            yield _row(lookahead, seen[lookahead], found[lookahead])
+            found[lookahead] += difference(logits, reread(runner, text, len(ids), lookahead, pages[1]))
+            yield row_of(lookahead, found[lookahead])
         if job.left() < 0:
             return
 
 
-def _row(lookahead: int, positions: int, found: Sequence[Disagreement]) -> Row:
-    agreement = 1 - len(found) / positions
-    worst = max((each.ulp for each in found), default=0.0)
+def row_of(lookahead: int, found: Difference) -> Row:
+    noise = math.sqrt(found.noise / found.size)
+    usual = math.sqrt(found.noise / (found.positions or 1))
+    worst = max(found.apart, default=0.0)
     return {
         "name": f"K = {lookahead}",
-        "positions": positions,
-        "exceptions": len(found),
-        "agreement": agreement,
-        "worst_ulp": worst,
-        "ok": agreement >= WANTED and worst <= MOST_ULP,
+        "positions": found.positions,
+        "exceptions": len(found.apart),
+        "agreement": 1 - len(found.apart) / found.positions,
+        "noise": noise,
+        "worst": worst / usual if usual else worst,
+        "ok": noise <= MOST_NOISE and worst <= MOST_APART * usual,
     }
 
 
@@ -99,17 +109,12 @@ def reread(runner: Runner, text: Sequence[int], prompt: int, lookahead: int, pag
     return torch.cat(logits)
 
 
-def exceptions(plain: Tensor, other: Tensor) -> list[Disagreement]:
-    """Return the positions where the best tokens of two tensors of logits [n, V] differ."""
+def difference(plain: Tensor, other: Tensor) -> Difference:
+    """Compare two tensors of logits [n, V], `plain` those of single steps. Noise and size are means over the
+    vocabulary, summed over positions."""
+    one, two = plain.double(), other.double()
     ours, theirs = plain.argmax(-1), other.argmax(-1)
-    found = []
-    for position in (ours != theirs).nonzero()[:, 0].tolist():
-        best, second = (float(plain[position, int(ids[position])]) for ids in (ours, theirs))
-        found.append(Disagreement(position, abs(best - second) / last_place(best, plain.dtype)))
-    return found
-
-
-def last_place(value: float, dtype: torch.dtype) -> float:
-    """Return the distance from `value` to the next number of its type."""
-    exponent = math.floor(math.log2(max(abs(value), torch.finfo(dtype).tiny)))
-    return float(torch.finfo(dtype).eps * 2.0**exponent)
+    parted = (ours != theirs).nonzero()[:, 0]
+    apart = one[parted, ours[parted]] - one[parted, theirs[parted]]
+    noise, size = ((part.square().mean(-1).sum()) for part in (one - two, one - one.mean(-1, keepdim=True)))
+    return Difference(len(plain), float(noise), float(size), tuple(apart.tolist()))

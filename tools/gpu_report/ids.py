@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from ssd.client import Client, Prompt
+from ssd.client import Client, Completion, Prompt
 from ssd.config import gpus
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.launch.options import EngineOptions
@@ -19,7 +19,7 @@ from ssd.launch.supervisor import Engine
 from tools.gpu_report.job import Job, Row
 
 _PATIENCE_S = 30.0
-_LONGEST_LIFE_S = 3.0
+_LONGEST_LIFE_S = 1.0
 _LEAK_BYTES = 2**26
 
 
@@ -58,11 +58,17 @@ def rows(job: Job) -> Iterator[Row]:
 
 
 def _ids(client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int) -> list[list[int]]:
+    return [answer.token_ids for answer in _answers(client, prompts, mode, temperature, tokens)]
+
+
+def _answers(
+    client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int
+) -> Sequence[Completion]:
     params = [
         SamplingParams(temperature, seed=index, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode))
         for index in range(len(prompts))
     ]
-    return [answer.token_ids for answer in client.generate(prompts, params)]
+    return client.generate(prompts, params)
 
 
 def _killed(
@@ -74,14 +80,18 @@ def _killed(
     tokens: int,
     kills: int,
 ) -> Iterator[Row]:
-    """Kill drafts at random moments, some while they load, and ask the same prompts again and again."""
+    """Kill drafts at random moments of their work, and ask the same prompts again and again."""
     free, dice, deaths = _free(), random.Random(0), 0
-    over = threading.Event()
+    over, drafts = threading.Event(), threading.Event()
 
     def kill() -> None:
         nonlocal deaths
-        while deaths < kills and job.left() > _PATIENCE_S / 2 and not over.wait(dice.uniform(0.0, _LONGEST_LIFE_S)):
+        while deaths < kills and job.left() > _PATIENCE_S / 2 and not over.is_set():
+            if not drafts.wait(0.1):  # it loads: on a GPU that takes longer than any delay here
+                continue
+            over.wait(dice.uniform(0.0, _LONGEST_LIFE_S))
             if (pid := engine.pids.get("draft")) is not None:
+                drafts.clear()
                 os.kill(pid, signal.SIGKILL)
                 deaths += 1
 
@@ -90,7 +100,10 @@ def _killed(
     answers = altered = 0
     try:
         while thread.is_alive() or not answers:
-            found = _ids(client, prompts, "ssd", 0.0, tokens)
+            said = _answers(client, prompts, "ssd", 0.0, tokens)
+            found = [answer.token_ids for answer in said]
+            if any(answer.metrics.drafted_tokens for answer in said):
+                drafts.set()
             answers += len(found)
             altered += sum(a != b for a, b in zip(found, expected, strict=True))
             yield _row(kills, deaths, answers, altered, None)

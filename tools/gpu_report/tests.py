@@ -1,29 +1,35 @@
-"""Runs tests/gpu; each test is a row."""
+"""Runs tests/gpu; each test is a row, as it ends: a limit loses none that has run."""
 
 from __future__ import annotations
 
+import re
 import subprocess
-import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from pathlib import Path
 
 from ssd import interpreter
 from tools.gpu_report.job import Job, Row
 from tools.processes import ROOT
 
 DEVICE_VARIABLE = "SSD_TEST_DEVICE"
+_ENDED = re.compile(r"(tests/gpu/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b")
+_WORDS = 300
 
 
 def rows(job: Job) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "found.xml"
-        command = interpreter.command("-m", "pytest", "-q", "tests/gpu", f"--junitxml={found}")
-        environment = interpreter.environment() | {DEVICE_VARIABLE: job.device}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if not found.is_file():
-            raise RuntimeError((done.stdout + done.stderr)[-2000:])
-        for case in ElementTree.parse(found).iter("testcase"):
-            troubles = [*case.iter("failure"), *case.iter("error")]
-            said = " ".join(str(each.get("message")) for each in troubles)[:300]
-            yield {"name": case.get("name"), "seconds": float(case.get("time", 0)), "said": said, "ok": not troubles}
+    command = interpreter.command("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=line", "tests/gpu")
+    environment = interpreter.environment() | {DEVICE_VARIABLE: job.device, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    tail: list[str] = []
+    found = 0
+    for line in process.stdout:
+        tail = [*tail[-40:], line]
+        if (ended := _ENDED.search(line)) is not None:
+            found += 1
+            yield {"name": ended[1].rpartition("::")[2], "state": ended[2].lower(), "ok": ended[2] == "PASSED"}
+    if process.wait() and not found:
+        raise RuntimeError("".join(tail)[-2000:])
+    if process.returncode:
+        yield {"name": "why", "said": "".join(tail)[-10 * _WORDS :], "ok": False}
