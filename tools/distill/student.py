@@ -19,13 +19,18 @@ from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
 from ssd.models.head import LISTED
 from ssd.models.pairs import SHARED, is_head
-from ssd.models.quantization import IN_A_WORD, PACKED, QUANTIZATION, SCALE, SHAPE, ZERO, quantization_config
+from ssd.models.quantization import QUANTIZATION, quantization_config
 from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.shards import save
 from tools.distill.training import Example, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
 """The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
+# What compressed-tensors adds to the name of a weight for that of its integers, of its shape and of its scales.
+PACKED, SHAPE, SCALE = "_packed", "_shape", "_scale"
+# Its numbers of 4 bits in a word of 32, and what is added to each.
+IN_A_WORD, ZERO = 8, 8
+
 _GROUP = 64  # inputs that share a scale in 4 bits
 _ROUNDED = "_proj"  # ends the names of the layers that are stored in 4 or 8 bits
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

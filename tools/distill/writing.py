@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.speculation.noise import gumbels
-from ssd.speculation.sampling import drawn
+from ssd.speculation.noise import halves
+from ssd.speculation.sampling import drawn, likeliest
 from tools.distill.teacher import PAGE
 
 
@@ -107,11 +107,11 @@ class Writer:
 
 def _sample(logits: Tensor, active: Sequence[_Slot]) -> list[int]:
     """Return a token for each row of `logits` [n, V], by the temperature and the seed of its request."""
-    warm = [index for index, slot in enumerate(active) if slot.request.temperature > 0]
-    noise, inverse = torch.zeros_like(logits), torch.zeros(len(active), device=logits.device)
-    if warm:
-        places = [(active[index].request.seed, len(active[index].text.token_ids)) for index in warm]
-        noise[warm] = gumbels(places, logits.shape[1], logits.device)
-        inverse[warm] = torch.tensor([1 / active[index].request.temperature for index in warm], device=logits.device)
-    chosen: list[int] = drawn(logits, inverse, noise).tolist()
+    if all(slot.request.temperature == 0 for slot in active):
+        greedy: list[int] = likeliest(logits).tolist()
+        return greedy
+    keys = [halves((slot.request.seed, len(slot.text.token_ids))) for slot in active]
+    inverse = [1 / slot.request.temperature if slot.request.temperature > 0 else 0.0 for slot in active]
+    known = torch.tensor(keys, dtype=torch.int32), torch.tensor(inverse)
+    chosen: list[int] = drawn(logits, *(part.to(logits.device) for part in known)).tolist()
     return chosen
