@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ssd import __version__
 from ssd.config import gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
@@ -27,7 +28,7 @@ def environment() -> dict[str, Any]:
         **({"gpus": gpus} if gpus else {}),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "ssd": version("ssd"),
+        "ssd": __version__,
     }
 
 

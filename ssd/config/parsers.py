@@ -6,10 +6,10 @@ In `ssd.tool_parsers` a name stands for an `ssd.frontend.parsers.tools.ToolParse
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from ssd.errors import UsageError
+from ssd.registered import entries
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
 AUTO, NONE = "auto", "none"
@@ -19,13 +19,13 @@ AUTO, NONE = "auto", "none"
 @cache
 def names(group: str) -> list[str]:
     """Returns the names of a group's parsers."""
-    return sorted({entry.name for entry in entry_points(group=group)})
+    return sorted({entry.name for entry in entries(group)})
 
 
 @cache
 def load(group: str, name: str) -> Any:
     """Returns the class that a group has under a name. Raises what the import of a plugin raises."""
-    return next(entry for entry in entry_points(group=group) if entry.name == name).load()
+    return next(entry for entry in entries(group) if entry.name == name).load()
 
 
 def check(group: str, option: str, name: str) -> None:

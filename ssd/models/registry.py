@@ -6,12 +6,13 @@ way as a plugin's. transformers runs what no family takes (`ssd.models.fallback`
 from __future__ import annotations
 
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from ssd.allocator import give_back_freed
 from ssd.errors import UsageError
 from ssd.models.pairs import is_head
+from ssd.registered import entries
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ def families() -> dict[str, str]:
 
 def _entries() -> dict[str, EntryPoint]:
     # The built-in ones come last: plugins cannot replace them.
-    found = sorted(entry_points(group=GROUP), key=lambda entry: _source(entry) == "built in")
+    found = sorted(entries(GROUP), key=lambda entry: _source(entry) == "built in")
     return {entry.name: entry for entry in found}
 
 

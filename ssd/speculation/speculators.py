@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, Protocol
+
+from ssd.registered import entries
 
 SPECULATORS, BACKUPS = "ssd.speculators", "ssd.backups"
 MOST_EVIDENCE = 8
@@ -33,11 +34,11 @@ class Speculator(Protocol):
 @cache
 def names() -> list[str]:
     """Every value that `--backup` takes."""
-    return sorted({*BUILT_IN, *(entry.name for group in (SPECULATORS, BACKUPS) for entry in entry_points(group=group))})
+    return sorted({*BUILT_IN, *(entry.name for group in (SPECULATORS, BACKUPS) for entry in entries(group))})
 
 
 @cache
 def load(group: str, name: str) -> Callable[[], Any] | None:
     """Returns the class that a group has under a name, or None. Raises what the import of a plugin raises."""
-    found = [entry for entry in entry_points(group=group) if entry.name == name]
+    found = [entry for entry in entries(group) if entry.name == name]
     return found[0].load() if found else None

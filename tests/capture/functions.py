@@ -21,6 +21,7 @@ from ssd.layers.triton_attention import TritonAttention
 from ssd.models.interface import Model
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
+from ssd.registered import entries
 from ssd.target.overlap import DeviceScheduler
 from tests.capture.watch import META, Counts, kernels_in
 from tests.draft.pair import config
@@ -63,11 +64,9 @@ class Function(NamedTuple):
 
 def model_of(name: str, layers: int | None = None) -> Model:
     """A model in bfloat16; with only so many `layers`."""
-    from importlib.metadata import entry_points
-
     said = CONFIGS[name] | ({} if layers is None else {"num_hidden_layers": layers})
     said = {"max_position_embeddings": LONGEST, **said}
-    (entry,) = [entry for entry in entry_points(group=GROUP) if entry.name == said["model_type"]]
+    (entry,) = [entry for entry in entries(GROUP) if entry.name == said["model_type"]]
 
     def read(name: str, shape: tuple[int, ...], piece: object = None) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META)
