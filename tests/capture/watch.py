@@ -165,6 +165,10 @@ def _bytes(part: Tensor) -> int:
 
 def _where() -> str:
     """The innermost line of ours."""
-    frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(ROOT))]
-    ours = [frame for frame in frames if not frame.filename.endswith("watch.py")]
+    ours = [
+        frame
+        for frame in traceback.extract_stack()
+        if frame.filename.startswith(str(ROOT)) and not frame.filename.endswith("watch.py")
+        if "site-packages" not in frame.filename  # an environment may lie in the checkout
+    ]
     return f", {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}: {ours[-1].line}" if ours else ""
