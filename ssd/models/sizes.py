@@ -77,8 +77,8 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
     def size(info: TensorInfo) -> int:
         count = math.prod(info.shape)
         if isinstance(info, GgufTensor) and info.dtype not in FLOATS and not info.transposed:
-            # Codes take 4 or 8 bits; two float32 for 32 of them, or one for 16, are the most that heads take.
-            return count * (4 if info.dtype in _FOUR_BITS else 8) // 8 + count // 4
+            # Codes take 4 or 8 bits, heads at most two float32 for 32 of them or one for 16; those of Q2_K two for 16.
+            return count * (4 if info.dtype in _FOUR_BITS else 8) // 8 + count // (2 if info.dtype == "Q2_K" else 4)
         if isinstance(info, QuantizedTensor) and info.in_order:
             bits = 8 if info.layout == "fp8" else max(4, info.bits)
             return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
