@@ -28,7 +28,7 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables
 from ssd.kernels.cpu import Ranked
-from ssd.layers.attention import PLAIN, Scores, merge
+from ssd.layers.attention import Scores, merge
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Model
 from ssd.speculation import outcome
@@ -168,7 +168,7 @@ class StaticTreeContext(TableContext):
         super().__init__(positions, slots, shared, cache.cache, attention)
         self._own, self._tree_cache = own, cache
 
-    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+    def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         paths = self._cache.keys[layer], self._cache.values[layer]
         shared = self._attention.part(q, *paths, self._rows, scale, rule)

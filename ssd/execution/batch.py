@@ -9,7 +9,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from ssd.kernels.decoder import Views
-from ssd.layers.attention import PLAIN, CachePlaces, Scores
+from ssd.layers.attention import CachePlaces
 from ssd.layers.norm import Residual
 
 
@@ -63,9 +63,6 @@ class BaseContext:
 
     def cache_places(self, layer: int) -> CachePlaces | None:
         return None
-
-    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        raise NotImplementedError("it has no places for keys and values")
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         if layers in self._layers:

@@ -6,6 +6,7 @@ changed is sent."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -210,13 +211,16 @@ class TableContext(BaseContext):
         self._scale = cache.keys.shape[-1] ** -0.5
 
     def cache_places(self, layer: int) -> CachePlaces:
-        return CachePlaces(self._cache.keys[layer], self._cache.values[layer], self._slots)
+        return CachePlaces(
+            self._cache.keys[layer], self._cache.values[layer], self._slots, partial(self._attend_stored, layer)
+        )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         self._cache.write(layer, self._slots, k, v)
-        return self.attend_stored(layer, q, rule)
+        return self._attend_stored(layer, q, rule)
 
-    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+    def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
+        """Attend with keys and values that are in the cache."""
         scale = self._scale if rule.scale is None else rule.scale
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         return self._attention.attend(q, keys, values, self._rows, scale, rule)

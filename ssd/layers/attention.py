@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -33,11 +34,14 @@ PLAIN = Scores()
 
 
 class CachePlaces(NamedTuple):
-    """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and where those of each token go, int64 [n]."""
+    """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and where those of each token go, int64 [n].
+
+    `attend`, with queries [n, heads, head_dim] and a rule, is for when they are stored: [n, heads * head_dim]."""
 
     keys: Tensor
     values: Tensor
     slots: Tensor
+    attend: Callable[[Tensor, Scores], Tensor]
 
 
 @lru_cache(maxsize=64)

@@ -71,7 +71,7 @@ def turned(
     from ssd.layers.triton_fused import turn
 
     weights = (norms[0].weight, norms[1].weight) if norms else None
-    return turn(projected, kv_heads, table, weights, norms[0].least if norms else 0.0, *places)
+    return turn(projected, kv_heads, table, weights, norms[0].least if norms else 0.0, *places[:3])
 
 
 def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:

@@ -275,9 +275,6 @@ class _Probe:
     def cache_places(self, layer: int) -> None:
         return None
 
-    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        raise NotImplementedError("it has no places for keys and values")
-
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         pass
 

@@ -16,7 +16,17 @@ from ssd.layers.fields import Config, count, mapping, number, refuse
 from ssd.layers.norm import OffsetRMSNorm, Residual, gelu_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.interface import ForwardContext, Shape
-from ssd.models.llama import FULL, SLIDING, SPLITS, Attention, FeedForward, head_and_table, shape_of, window_of
+from ssd.models.llama import (
+    FULL,
+    SLIDING,
+    SPLITS,
+    Attention,
+    FeedForward,
+    head_and_table,
+    shape_of,
+    through_layers,
+    window_of,
+)
 from ssd.models.qwen3 import Qwen3Attention
 from ssd.models.weights import Weights
 
@@ -103,11 +113,7 @@ class Gemma3:
         x = self._embed(token_ids) * self._scale
         tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary.items()}
         context.keep_hidden(0, x)
-        total = Residual(x)
-        for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
-            layer(total, tables[kind], context)
-            context.keep_hidden(index, total)
-        return total.normed(self._norm)
+        return through_layers(x, self._layers, [tables[kind] for kind in self._kinds], self._norm, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._cap.capped(self.head(hidden))

@@ -28,10 +28,7 @@ class ForwardContext(Protocol):
         Returns [n, heads * head_dim]."""
 
     def cache_places(self, layer: int) -> CachePlaces | None:
-        """Where a kernel may store keys and values of this layer, before `attend_stored`; None: nowhere."""
-
-    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        """As `attend`, with keys and values that lie at their `cache_places`."""
+        """Where a kernel may store keys and values of this layer by itself; None where only `attend` may."""
 
     def views(self) -> Views | None:
         """What tokens see, if our kernels can compute all layers over it in one call; else None."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import ClassVar
 
 import torch
@@ -134,10 +135,9 @@ class Attention:
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
-        norms, places = self.fused_norms, context.cache_places(self._layer) if fuses(x.device) else None
-        if places is not None and norms is not None:
-            q = turned(projected, kv_heads, table, norms, places)
-            return self._out(context.attend_stored(self._layer, q, self._scores))
+        places = context.cache_places(self._layer) if fuses(x.device) else None
+        if places is not None and (norms := self.fused_norms) is not None:
+            return self._out(places.attend(turned(projected, kv_heads, table, norms, places), self._scores))
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
         return self._out(context.attend(self._layer, rotated[:, :heads], k, v, self._scores))
@@ -240,6 +240,21 @@ class Layer:
         x.add(self._feed_forward(x.normed(self._forward_norm)))
 
 
+def through_layers(
+    x: Tensor,
+    layers: Sequence[Callable[..., None]],
+    tables: Iterable[tuple[Tensor, Tensor]],
+    norm: RMSNorm,
+    context: ForwardContext,
+) -> Tensor:
+    """x [n, width] through layers that add to it, each with its table of rotations, and through the last norm."""
+    total = Residual(x)
+    for index, (layer, table) in enumerate(zip(layers, tables, strict=False), 1):
+        layer(total, table, context)
+        context.keep_hidden(index, total)
+    return total.normed(norm)
+
+
 class Llama:
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
@@ -307,11 +322,7 @@ class Llama:
                 x, first = self._decoder(x, views, first, stop), stop
                 context.keep_hidden(stop, x)
             return self._norm(x)
-        table, total = self._rotary.at(context.positions), Residual(x)
-        for index, layer in enumerate(self._layers, 1):
-            layer(total, table, context)
-            context.keep_hidden(index, total)
-        return total.normed(self._norm)
+        return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ssd.layers.fields import Config, number
-from ssd.layers.norm import Residual
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.gemma3 import layer_types, rope
 from ssd.models.interface import ForwardContext
-from ssd.models.llama import FULL, SLIDING
+from ssd.models.llama import FULL, SLIDING, through_layers
 from ssd.models.olmo2 import OLMO_SPLITS, Olmo2
 from ssd.models.weights import Weights
 
@@ -41,8 +40,4 @@ class Olmo3(Olmo2):
         x = self._embed(token_ids)
         tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary_of.items()}
         context.keep_hidden(0, x)
-        total = Residual(x)
-        for index, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True), 1):
-            layer(total, tables[kind], context)
-            context.keep_hidden(index, total)
-        return total.normed(self._norm)
+        return through_layers(x, self._layers, [tables[kind] for kind in self._kinds], self._norm, context)

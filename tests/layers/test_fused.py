@@ -92,7 +92,7 @@ def test_heads_are_normed_turned_and_stored(offset: bool | None, dim: int, part:
 
     def run(x: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = torch.full((2, 40, kv_heads, dim), torch.nan, dtype=dtype)
-        q = turned(x, kv_heads, rotary.at(positions), norms, CachePlaces(keys, values, slots))
+        q = turned(x, kv_heads, rotary.at(positions), norms, CachePlaces(keys, values, slots, lambda q, _: q))
         assert keys[slots].isfinite().all() and int(keys.isnan().sum()) == (40 - len(slots)) * kv_heads * dim
         return q, keys[slots], values[slots]
 
