@@ -14,6 +14,7 @@ from typing import Any
 from ssd import files
 from ssd.errors import UsageError
 from ssd.layers import fields
+from ssd.models.gguf_header import read_header
 from ssd.models.gguf_tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
@@ -80,7 +81,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
     running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     ggufs = gguf_files(directory) if weights else []
     if ggufs:
-        tensors = tensors_of(ggufs, config)
+        tensors = tensors_of(map(read_header, ggufs), config)
     for gguf in ggufs:
         running.update(sample_gguf(gguf))
     for file in safetensors_files(directory) if weights and not ggufs else []:

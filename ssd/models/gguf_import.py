@@ -22,15 +22,15 @@ def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
 
     Raises UsageError when it is of an architecture that is not read, or has other tensors than that has."""
     try:
-        tensors = [(one.file, tensor) for one in (header, *map(read_header, files[1:])) for tensor in one.tensors]
-        config = config_of(header, tensors)
+        headers = [header, *map(read_header, files[1:])]
+        config = config_of(header, [(one.file, tensor) for one in headers for tensor in one.tensors])
         (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
     except UsageError as error:
         raise UsageError(f"{header.file}: {error}") from error
     except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{header.file} {cause}") from error
-    tensors_of(files, config)
+    tensors_of(headers, config)
 
 
 _FORMAT = 2

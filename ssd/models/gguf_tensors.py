@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ssd.errors import UsageError
 from ssd.files import read_bounded
 from ssd.models.gguf_architectures import FREQS, LONG, SHORT, Architecture, architecture_of
-from ssd.models.gguf_header import FLOATS, Span, read_header
+from ssd.models.gguf_header import FLOATS, Header, Span
 from ssd.models.header import TensorInfo, parse_object
 
 if TYPE_CHECKING:
@@ -85,13 +85,14 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, count // heads // 2, 2, width).swapaxes(1, 2).reshape(count, width)
 
 
-def tensors_of(files: Sequence[Path], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """The tensors of a model in checked files, by Hugging Face's names; experts in a stack are tensors of their own.
+def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """The tensors of a model in files with these headers, by Hugging Face's names; experts in a stack are tensors of
+    their own.
 
     Raises UsageError for what the architecture does not have, and for what is in two files."""
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
-    for file in files:
-        for tensor in read_header(file).tensors:
+    for file, _, tensors in headers:
+        for tensor in tensors:
             if tensor.name in (FREQS, LONG, SHORT):
                 continue  # config.json has them
             try:
