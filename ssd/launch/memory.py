@@ -18,8 +18,8 @@ from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
 from ssd.launch.options import EngineOptions
 from ssd.models import pairs
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.resident import resident_bytes
-from ssd.models.sizes import ModelSizes, device_bytes
+from ssd.models.resident import device_bytes, resident_bytes
+from ssd.models.sizes import ModelSizes
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30

@@ -1,7 +1,7 @@
-"""How many bytes of memory the weights of a loaded model take on a CPU, by its config and headers alone.
+"""How many bytes of memory the weights of a loaded model take, by its config and headers alone.
 
-Linear layers and tables keep the bits of GGUFs and of quantised weights (`ssd.kernels.form`), and numbers of 16 bits as
-they are. What float32 becomes depends on the numbers: those that 16 bits hold take half as much."""
+On a CPU linear layers and tables keep the bits of GGUFs and of quantised weights (`ssd.kernels.form`), and 16-bit
+numbers as they are. A float32 tensor takes half as much if 16 bits hold all its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssd.models.gguf_tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.quantization import QuantizedTensor
-from ssd.models.sizes import ModelSizes, weights
+from ssd.models.sizes import ModelSizes, repeated, weights
 
 GGUF_FORMS: Mapping[str, Form] = {
     "Q4_0": Form(4, 32, 1, 2),
@@ -42,7 +42,7 @@ _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
-    """Return the bytes of a model's weights in memory, at most.
+    """Return the bytes of a model's weights in the memory of a CPU, at most.
 
     `dtype`: float32, float16 or bfloat16. `int8`: linear layers are rounded to 8 bits."""
     item, count = 4 if dtype == "float32" else 2, weights(model)
@@ -66,6 +66,25 @@ def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
         else:
             total += rule.dense(info)
     return total
+
+
+def device_bytes(model: Checkpoint, item_bytes: int) -> int:
+    """Return the bytes of a model's weights on a GPU, in a type of `item_bytes`: those of few bits stay packed there.
+
+    Codes take 4 or 8 bits (`ssd.layers.quantized`), steps and offsets at most four bytes each."""
+    if not model.tensors:
+        return ModelSizes.of(model).parameters() * item_bytes
+
+    def size(info: TensorInfo) -> int:
+        count = math.prod(info.shape)
+        if isinstance(info, GgufTensor) and not info.transposed and (form := GGUF_FORMS.get(info.dtype)) is not None:
+            return count * (4 if form.bits == 4 else 8) // 8 + 4 * form.heads * count // form.group
+        if isinstance(info, QuantizedTensor) and info.in_order:
+            bits = 8 if info.layout == "fp8" else max(4, info.bits)
+            return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
+        return count * item_bytes
+
+    return repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
 
 
 def _beside(name: str) -> list[str]:

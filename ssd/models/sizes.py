@@ -6,13 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.gguf_header import FLOATS
-from ssd.models.gguf_tensors import GgufTensor
-from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
-from ssd.models.quantization import QuantizedTensor
 
-_FOUR_BITS = ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K")
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """More than any model has."""
 
@@ -63,31 +58,13 @@ class ModelSizes:
 
 
 def weights(model: Checkpoint) -> int:
-    """How many weights a model has in memory: those of its tensors, if they were read; see `_repeated`."""
+    """How many weights a model has in memory: those of its tensors, if they were read; see `repeated`."""
     if not model.tensors:
         return ModelSizes.of(model).parameters()
-    return _repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
+    return repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
 
 
-def device_bytes(model: Checkpoint, item_bytes: int) -> int:
-    """Bytes of a model's weights on a GPU, in a type of `item_bytes`: weights of few bits stay packed there."""
-    if not model.tensors:
-        return ModelSizes.of(model).parameters() * item_bytes
-
-    def size(info: TensorInfo) -> int:
-        count = math.prod(info.shape)
-        if isinstance(info, GgufTensor) and info.dtype not in FLOATS and not info.transposed:
-            # Codes take 4 or 8 bits, heads at most two float32 for 32 of them or one for 16; those of Q2_K two for 16.
-            return count * (4 if info.dtype in _FOUR_BITS else 8) // 8 + count // (2 if info.dtype == "Q2_K" else 4)
-        if isinstance(info, QuantizedTensor) and info.in_order:
-            bits = 8 if info.layout == "fp8" else max(4, info.bits)
-            return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
-        return count * item_bytes
-
-    return _repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
-
-
-def _repeated(model: Checkpoint) -> int:
+def repeated(model: Checkpoint) -> int:
     """How many weights are in memory twice.
 
     An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it

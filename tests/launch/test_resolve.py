@@ -20,7 +20,8 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
-from ssd.models.sizes import ModelSizes, device_bytes
+from ssd.models.resident import device_bytes
+from ssd.models.sizes import ModelSizes
 from tests.models import heads
 from tests.scripted_engine import MODEL
 
