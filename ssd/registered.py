@@ -11,10 +11,10 @@ _PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def entries(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group: those of what is installed, and this package's own.
+    """Return the entry points of a group: those of installed packages, and those of this one.
 
-    In a checkout its own are those of pyproject.toml, so that one works that was only unpacked, or installed before a
-    part was added."""
+    A checkout's own are read from its pyproject.toml. So it works if it was only unpacked, and if a part was added
+    after it was installed."""
     found = list(entry_points(group=group))
     known = {(entry.name, entry.value) for entry in found}
     return found + [entry for entry in _own(group) if (entry.name, entry.value) not in known]

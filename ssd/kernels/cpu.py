@@ -222,9 +222,9 @@ def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     return Product(struct, packed, bias)
 
 
-def shortest(weight: Tensor, types: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)) -> Tensor:
-    """The weight in the first of these types that has all its numbers; else in float32. Contiguous."""
-    for short in (weight.to(kind) for kind in types):
+def shortest(weight: Tensor) -> Tensor:
+    """The weight in bfloat16 or float16 if that has all its numbers; else in float32. Contiguous."""
+    for short in (weight.to(kind) for kind in (torch.bfloat16, torch.float16)):
         if torch.equal(short.float(), weight):
             return short.contiguous()
     return weight.contiguous()

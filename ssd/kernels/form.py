@@ -11,8 +11,8 @@ CHANNELS = 32
 class Form(NamedTuple):
     """The form that `ssd.kernels.groups.grouped_product` packs a weight in.
 
-    `bits` of a code. Each `group` of inputs has `heads` numbers of `head_bytes` each: its step, and maybe its offset.
-    If `span` is not 0, heads are multiples of units in float16, which so many inputs share."""
+    A code has `bits`. A group of `group` inputs has `heads` numbers: its step, and maybe its offset. Each takes
+    `head_bytes`. With a `span`, they are multiples of units in float16; `span` inputs share a unit."""
 
     bits: int
     group: int

@@ -217,8 +217,9 @@ def build(
     dummy: tuple[int, int],
     layout: RoundLayout,
 ) -> None:
-    """Write the `fields` of the next batch of `sizes` (tokens, rows, longest), of what was `decided` for n `rows`.
+    """Write the next batch into its `fields`. It follows from what was `decided` for n `rows`.
 
+    `sizes` of the batch are tokens, rows, and the tokens of its longest row.
     `table` int32 [sequences, pages]; `dummy`: its row for padding, and the page of that."""
     tokens, batch_rows, longest = sizes
     block = min(128, triton.next_power_of_2(tokens))

@@ -14,7 +14,7 @@ from ssd.kernels.groups import Grouped, Groups
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 FEW_ROWS = 64
-"""Up to so many rows, of decoding and verification, a row has the same bits in any batch."""
+"""Most rows of a batch in which a row has the same bits as in any other such batch."""
 BLOCK_N = 64
 """Outputs of a program."""
 # Words of an output that a program reads at a time, where groups allow it, and else.
@@ -66,7 +66,7 @@ class PackedProduct:
         self._steps = _by_blocks(weight.steps, groups)
         self._offsets = None if weight.offsets is None else _by_blocks(weight.offsets, groups)
         self._bias = None if bias is None else bias.contiguous()
-        # The weight without its rows: those that are looked up are put in.
+        # The weight without rows; `rows` puts in those that it looks up.
         codes, steps = weight.codes.new_empty(0, self._inputs), weight.steps.new_empty(0, weight.steps.shape[1])
         self._empty = replace(weight, codes=codes, steps=steps, offsets=None)
         units = weight.group // self._unit

@@ -1,4 +1,4 @@
-"""Triton kernels of what lies between products: each does in one launch what torch does in three to six.
+"""Triton kernels for the work between two products. Each replaces three to six launches of torch.
 
 Each row, or each head of a row, has a program of its own, so its result has the same bits in any batch. Sums are in
 float32; what torch rounds between two operations is rounded here, too."""

@@ -17,9 +17,9 @@ from rich.table import Table
 from tests.capture.functions import CONFIGS, functions
 from tests.capture.watch import count
 
-# Bytes that a device copies in a second, read and written (data sheets: 3.35 and 4.8 TB/s, of which kernels reach nine
-# tenths), and the time between two kernels of a graph that depend on each other, which no data sheet says.
+# TB/s that kernels read and write: nine tenths of the data sheets' 3.35 and 4.8.
 BANDWIDTH = {"H100": 0.9 * 3.35, "H200": 0.9 * 4.8}
+# From one kernel of a graph to the next, if that depends on it. No data sheet says it: an assumption.
 LAUNCH_US = 2.5
 
 

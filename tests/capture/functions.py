@@ -63,7 +63,7 @@ class Function(NamedTuple):
 
 
 def model_of(name: str, layers: int | None = None) -> Model:
-    """A model in bfloat16; with only so many `layers`."""
+    """A model in bfloat16, with its own number of layers or `layers`."""
     said = CONFIGS[name] | ({} if layers is None else {"num_hidden_layers": layers})
     said = {"max_position_embeddings": LONGEST, **said}
     (entry,) = [entry for entry in entries(GROUP) if entry.name == said["model_type"]]

@@ -31,11 +31,16 @@ def found(weight: Tensor) -> Groups:
     return groups
 
 
-def drawn(bits: int, group: int, shifted: bool, wide: bool, outputs: int = 70, inputs: int = 192) -> Groups:
-    """A weight with every code, steps of all sizes, and offsets if it is `shifted`; numbers have 11 bits or more."""
+def drawn(
+    bits: int, group: int, shifted: bool, wide: bool, outputs: int = 70, inputs: int = 192, largest: int = 1
+) -> Groups:
+    """A weight with every code, steps of all sizes up to some 10^`largest`, and offsets if it is `shifted`. Steps have
+    11 bits, or if `wide` those of float32."""
     generator = torch.Generator().manual_seed(bits + group)
     codes = torch.randint(2**bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
-    heads = torch.randn(2, outputs, inputs // group, generator=generator) * torch.logspace(-2, 1, outputs)[:, None]
+    heads = (
+        torch.randn(2, outputs, inputs // group, generator=generator) * torch.logspace(-2, largest, outputs)[:, None]
+    )
     steps, offsets = heads if wide else heads.half().float()
     return Groups(codes, steps, offsets if shifted else None, 0 if shifted else 2 ** (bits - 1))
 

@@ -14,6 +14,7 @@ from ssd.layers import table as table_module
 from ssd.layers.linear import Linear
 from ssd.layers.quantized import FEW_ROWS, PackedProduct, packed_product
 from ssd.layers.table import Table
+from tests.kernels.test_groups import drawn as groups_drawn
 
 OUTPUTS = 70
 # What a result may differ by: half a unit in the last place of its type, of bfloat16 a whole one, as the interpreter
@@ -34,12 +35,8 @@ FP8 = ((64, 192), (256, 256))
 
 
 def drawn(bits: int, group: int, inputs: int, shifted: bool = False, wide: bool = False) -> Groups:
-    """A weight with every code and steps of all sizes; `wide`: of more digits than 16 bits hold."""
-    generator = torch.Generator().manual_seed(bits + group)
-    codes = torch.randint(2**bits, (OUTPUTS, inputs), generator=generator, dtype=torch.uint8)
-    heads = torch.randn(2, OUTPUTS, inputs // group, generator=generator) * torch.logspace(-2, 0, OUTPUTS)[:, None]
-    steps, offsets = heads if wide else heads.half().float()
-    return Groups(codes, steps, offsets if shifted else None, 0 if shifted else 2 ** (bits - 1))
+    """A weight whose products float16 holds, too."""
+    return groups_drawn(bits, group, shifted, wide, OUTPUTS, inputs, largest=0)
 
 
 def floats(group: int, inputs: int) -> Groups:
@@ -58,7 +55,7 @@ def check(weight: Groups, dtype: torch.dtype, rows: int = 5, processors: int = 1
     x, bias = inputs_of(rows, weight.shape[1], dtype), torch.linspace(-1, 1, OUTPUTS).to(dtype)
     got, numbers = PackedProduct(weight, bias, processors)(x), weight.dequantized().double()
     exact = x.double() @ numbers.T + bias.double()
-    # An offset takes away most of what codes from 0 on have added up to.
+    # Codes begin at 0, so their sums are large; an offset subtracts most of that again.
     shifts = 0.0 if weight.offsets is None else 2 * weight.offsets.double().abs().repeat_interleave(weight.group, 1)
     sizes = x.double().abs() @ (numbers.abs() + shifts).T + bias.double().abs()
     assert got.dtype == dtype
