@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from ssd.monitor.subscriber import Subscriber, only_engine, running_engines
 from tests.faults.engine import running_engine
 from tests.scripted_engine import PATIENCE_S
 
+Watch = Callable[[Engine], Subscriber]
 PARAMS = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
 
 
@@ -48,6 +49,13 @@ def fresh() -> Iterator[Engine]:
     """For who counts from the beginning, or kills."""
     with quick_engine() as engine:
         yield engine
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Watchers of an engine. All are closed, whatever a test finds: one that is not holds up another test's end."""
+    with ExitStack() as watchers:
+        yield lambda engine: watchers.enter_context(closing(Subscriber(engine.address)))
 
 
 def wait_until_nobody_watches(engine: Engine) -> None:
@@ -78,6 +86,10 @@ def records(snapshots: list[Snapshot], role: str = "target") -> list[list[int]]:
     return found
 
 
+def states_of(snapshots: list[Snapshot]) -> list[int]:
+    return [code for _, _, code, _ in records(snapshots)]
+
+
 def rounds(snapshots: list[Snapshot]) -> list[RoundEvent]:
     return [round for snapshot in snapshots for report in snapshot.reports for round in report.rounds]
 
@@ -86,8 +98,8 @@ def ended(snapshots: list[Snapshot]) -> list[EndEvent]:
     return [end for snapshot in snapshots for report in snapshot.reports for end in report.ended]
 
 
-def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine) -> None:
-    subscriber = Subscriber(engine.address)
+def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine, watch: Watch) -> None:
+    subscriber = watch(engine)
     seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
     with Client(engine.address) as client:
         (completion,) = client.generate([[1, 2, 3]], PARAMS)
@@ -99,34 +111,32 @@ def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine) -> None:
     assert [round.first for round in told] == [True] + [False] * (len(told) - 1)
     assert sum(round.accepted for round in told) == completion.metrics.accepted_tokens
     assert sum(round.cache == "hit" for round in told) == completion.metrics.hits
-    subscriber.close()
 
 
-def test_the_lane_says_what_the_target_did(fresh: Engine) -> None:
+def test_the_lane_says_what_the_target_did(fresh: Engine, watch: Watch) -> None:
     with Client(fresh.address) as client:
         (completion,) = client.generate([[1, 2, 3]], PARAMS)
-    subscriber = Subscriber(fresh.address)
-    seen = records(until(subscriber, lambda found: any(snapshot.whole for snapshot in found)))
-    states = [code for _, _, code, _ in seen]
+    subscriber = watch(fresh)
+    # The answer is on its way before the target is idle again.
+    seen = until(subscriber, lambda found: states_of(found)[-1:] == [State.IDLE])
+    states = states_of(seen)
     assert states.count(State.VERIFY) == completion.metrics.rounds + 1
     assert states.count(Mark.HIT) == completion.metrics.hits
     assert states[0] == State.LOADING and states[-1] == State.IDLE
-    subscriber.close()
 
 
-def test_the_past_is_told_to_each_who_comes(engine: Engine) -> None:
-    first = Subscriber(engine.address)
+def test_the_past_is_told_to_each_who_comes(engine: Engine, watch: Watch) -> None:
+    first = watch(engine)
     until(first, lambda found: len(found) > 2)
-    second = Subscriber(engine.address)
+    second = watch(engine)
     past = until(second, lambda found: any(snapshot.whole for snapshot in found))
     assert records(past)[0][0] == 0
     first.close()
     assert until(second, lambda found: len(found) > 5)
-    second.close()
 
 
-def test_processes_are_told_with_their_state(fresh: Engine) -> None:
-    subscriber = Subscriber(fresh.address)
+def test_processes_are_told_with_their_state(fresh: Engine, watch: Watch) -> None:
+    subscriber = watch(fresh)
     (seen, *_) = until(subscriber, bool)
     found = {process.role: process for process in seen.processes}
     assert {role: process.pid for role, process in found.items()} == {"supervisor": os.getpid(), **fresh.pids}
@@ -137,18 +147,14 @@ def test_processes_are_told_with_their_state(fresh: Engine) -> None:
     def is_back(after: list[Snapshot]) -> bool:
         """The next one is up. Between two snapshots it may have been down unseen; the lane has it all the same."""
         seen = [process for process in after[-1].processes if process.role == "target"] if after else []
-        return any(p.state == "up" and p.pid != killed for p in seen) and State.LOADING in codes(after)
+        return any(p.state == "up" and p.pid != killed for p in seen) and State.LOADING in states_of(after)
 
-    def codes(after: list[Snapshot]) -> list[int]:
-        return [code for _, _, code, _ in records(after)]
-
-    told = codes(until(subscriber, is_back))
+    told = states_of(until(subscriber, is_back))
     assert told.index(State.DOWN) < told.index(State.LOADING)
-    subscriber.close()
 
 
-def test_a_stopped_process_shows_no_sign_of_life(engine: Engine) -> None:
-    subscriber = Subscriber(engine.address)
+def test_a_stopped_process_shows_no_sign_of_life(engine: Engine, watch: Watch) -> None:
+    subscriber = watch(engine)
     os.kill(engine.pids["frontend"], signal.SIGSTOP)
     try:
         until(
@@ -157,28 +163,25 @@ def test_a_stopped_process_shows_no_sign_of_life(engine: Engine) -> None:
         )
     finally:
         os.kill(engine.pids["frontend"], signal.SIGCONT)
-    subscriber.close()
 
 
-def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine) -> None:
+def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine, watch: Watch) -> None:
     wait_until_nobody_watches(engine)
-    subscriber = Subscriber(engine.address)
+    subscriber = watch(engine)
     until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
     assert engine._publisher.watched
     subscriber.close()
     wait_until_nobody_watches(engine)
     # The frontend's leave to report ends by itself; then someone comes, and it reports once more.
-    again = Subscriber(engine.address)
+    again = watch(engine)
     until(again, lambda found: any(snapshot.reports for snapshot in found))
-    again.close()
 
 
-def test_without_telemetry_there_is_all_but_the_lanes() -> None:
+def test_without_telemetry_there_is_all_but_the_lanes(watch: Watch) -> None:
     with running_engine(load_format="mock", telemetry=False) as engine:
-        subscriber = Subscriber(engine.address)
+        subscriber = watch(engine)
         seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
         assert records(seen) == []
-        subscriber.close()
 
 
 def test_an_engine_that_takes_no_connections_is_not_waited_for() -> None:
