@@ -263,8 +263,8 @@ class DraftSampler:
         if outcome.NEEDS_PROBABILITIES:
             chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(found.ids, device=raw.device)).tolist()
             guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
-        if any(own.drafts for own in rows):
-            guesses = [_possible(guess) for guess in guesses]
+        if any(own.drafts or own.tree.law.filters for own in rows):
+            guesses = [possible(guess) for guess in guesses]
         start = 0
         for part, own, text in zip(parts, rows, own_texts, strict=True):
             if own.tree.ratio_rule and len(part):
@@ -336,8 +336,8 @@ class DraftSampler:
         ]
 
 
-def _possible(guess: Guess) -> Guess:
-    """The guess with the candidates that are possible, or else the first."""
+def possible(guess: Guess) -> Guess:
+    """The guess with the candidates that grammar and filters leave, or else the first."""
     count = max(1, sum(score > -math.inf for score in guess.scores))
     cut = {name: getattr(guess, name)[:count] for name in ("candidates", "scores", "probabilities")}
     return guess._replace(**cut)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD
-from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, logit_rows, wanted_of
+from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, logit_rows, possible, wanted_of
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
@@ -33,7 +33,7 @@ from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.models.interface import Model
 from ssd.speculation import outcome
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import highest, warmed
+from ssd.speculation.sampling import Drawing, drawing_of, highest, warmed
 
 
 class TreeRow(NamedTuple):
@@ -177,11 +177,11 @@ class StaticTreeContext(TableContext):
 
 class _RankedStep:
     """A step in one shape.
-    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`. If `warm`,
-    these are the logits with temperature and noise; else the logits also go to the first rows of `kept`."""
+    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`: what tokens
+    are drawn by. If those are the logits, these also go to the first rows of `kept`."""
 
-    def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, warm: bool) -> None:
-        self._runner, self._batch, self._kept, self._warm = runner, batch, kept, warm
+    def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, drawing: Drawing) -> None:
+        self._runner, self._batch, self._kept, self._drawing = runner, batch, kept, drawing
         self.ids = self.scores = torch.empty(0)
         self.run: Callable[[], None] = self._compute
 
@@ -189,9 +189,9 @@ class _RankedStep:
         runner, batch = self._runner, self._batch
         context = batch.tree_context(runner.tables.tensor, runner.tree_cache, runner.attention)
         logits = runner.model.logits(runner.model.forward(batch.ids, context))
-        scores = logits[:, : runner.guessed]
-        if self._warm:
-            scores = warmed(scores, *batch.draws, runner.ids)
+        scores, draws = logits[:, : runner.guessed], batch.draws(self._drawing)
+        if draws is not None:
+            scores = warmed(scores, draws, runner.ids)
         else:
             self._kept[: len(logits)] = logits
         places, self.scores = highest(scores.float().contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
@@ -199,11 +199,11 @@ class _RankedStep:
 
 
 class _ShapeSteps:
-    """The tensors of one shape, and its steps without and with noise, which read them."""
+    """The tensors of one shape, and its steps, which read them."""
 
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
         self.batch = TreeTensors(*shape.sizes, runner.model.device)
-        self.ranked = [_RankedStep(runner, self.batch, kept, warm) for warm in (False, True)]
+        self.ranked = [_RankedStep(runner, self.batch, kept, drawing) for drawing in Drawing]
 
 
 class TreeRunner(Runner):
@@ -236,22 +236,22 @@ class TreeRunner(Runner):
 
     @torch.inference_mode()
     def ranked(self, rows: Sequence[TreeRow], shape: GraphShape, meanwhile: Task = nothing) -> Ranked:
-        """Run a step without filters: the likeliest ids after each token, best first."""
-        warm = any(row.tree.law.temperature > 0.0 for row in rows)
-        step, count = self._run(rows, shape, warm), sum(len(row.token_ids) for row in rows)
+        """Run a step: the likeliest ids after each token, best first."""
+        drawing = drawing_of(row.tree.law for row in rows)
+        step, count = self._run(rows, shape, drawing), sum(len(row.token_ids) for row in rows)
         meanwhile()
         return Ranked(step.ids[:count].tolist(), step.scores[:count].tolist())
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[TreeRow], shape: GraphShape) -> Tensor:
         """Run a step: the logits [tokens, outputs]."""
-        self._run(rows, shape, False)
+        self._run(rows, shape, Drawing.GREEDY)
         return self._kept[: sum(len(row.token_ids) for row in rows)]
 
-    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, warm: bool) -> _RankedStep:
+    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing) -> _RankedStep:
         steps = self._steps[shape]
-        steps.batch.fill_rows(rows, self.tables, self.tree_cache, warm)
-        step = steps.ranked[warm]
+        steps.batch.fill_rows(rows, self.tables, self.tree_cache, warm=drawing > Drawing.GREEDY)
+        step = steps.ranked[drawing]
         step.run()
         return step
 
@@ -268,7 +268,7 @@ class TreeRunner(Runner):
 
 
 class StaticDrafter(Drafter):
-    """A drafter in static shapes. Filters and the ratio rule work on the logits outside of the graph."""
+    """A drafter in static shapes. Grammars and the ratio rule work on the logits outside of the graph."""
 
     runner: TreeRunner
 
@@ -284,9 +284,10 @@ class StaticDrafter(Drafter):
         if shape is None:
             return super().forward(paths, chains, meanwhile)
         trees = [row.tree for row in rows]
-        if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.law.filters or tree.grammar for tree in trees):
+        if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.grammar for tree in trees):
             logits = runner.logits(rows, shape)
             meanwhile()
             return iter(self._sampler(logits[wanted, : runner.guessed], logit_rows(paths, chains)))
         (ids, scores), count = runner.ranked(rows, shape, meanwhile), candidates_of(trees)
-        return iter([Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted])
+        guesses = [Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted]
+        return iter([possible(guess) for guess in guesses] if any(tree.law.filters for tree in trees) else guesses)

@@ -94,9 +94,9 @@ class Runner:
     def sample(
         self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
     ) -> list[int] | None:
-        """Run the rows and sample all outputs by the law of each row, which must not filter; -1 for NaN logits.
+        """Run the rows and sample all outputs by the law of each row; -1 for NaN logits.
 
-        Returns None, having run nothing, if this runner only gives logits."""
+        Returns None, having run nothing, if this runner only gives logits for such laws."""
         return None
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:

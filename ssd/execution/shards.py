@@ -53,8 +53,12 @@ class ShardRunner(Runner):
 
     def sample(
         self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
-    ) -> list[int]:
-        """As `Runner.sample` at rank 0; of no use at the others. Ranks send only a token and its score an output."""
+    ) -> list[int] | None:
+        """As `Runner.sample` at rank 0; of no use at the others. Ranks send only a token and its score an output.
+
+        What a filter leaves depends on the logits of all ranks."""
+        if any(law.filters for law in laws):
+            return None
         if self._tell is not None:
             self._tell(rows, laws)
         logits = super().forward(rows, context, meanwhile)

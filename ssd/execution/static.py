@@ -7,6 +7,7 @@ of it. All of this but the capture runs on a CPU too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
-from ssd.speculation.sampling import Law, drawn, likeliest
+from ssd.speculation.sampling import Drawing, Law, drawing_of, drawn, likeliest
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
@@ -58,7 +59,8 @@ class Step:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
     `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers`.
-    `draw` then leaves the sampled tokens in `drawn` int64 [tokens]. Both are captured graphs, or plain functions."""
+    Each of `draws` then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured graphs, or plain
+    functions."""
 
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, layers, shape
@@ -66,7 +68,9 @@ class Step:
         self.logits = self.greedy = self.drawn = torch.empty(0)
         self.hidden: dict[int, Tensor] = {}
         self.run: Callable[[], None] = self._forward
-        self.draw: Callable[[], None] = self._draw
+        self.draws: dict[Drawing, Callable[[], None]] = {
+            drawing: partial(self._draw, drawing) for drawing in (Drawing.WARM, Drawing.FILTERED)
+        }
 
     def _forward(self) -> None:
         runner = self._runner
@@ -75,15 +79,17 @@ class Step:
         self.greedy = likeliest(self.logits)
         self.hidden = context.hidden
 
-    def tokens(self, greedy: bool) -> Tensor:
-        """The token after each token of the last run, int64 [tokens]; sampled unless `greedy`."""
-        if not greedy:
-            self.draw()
-        return self.greedy if greedy else self.drawn
+    def tokens(self, drawing: Drawing) -> Tensor:
+        """The token after each token of the last run, int64 [tokens]."""
+        if drawing is Drawing.GREEDY:
+            return self.greedy
+        self.draws[drawing]()
+        return self.drawn
 
-    def _draw(self) -> None:
-        keys, inverse = self.batch.draws
-        self.drawn = drawn(self.logits, keys, inverse)
+    def _draw(self, drawing: Drawing) -> None:
+        draws = self.batch.draws(drawing)
+        assert draws is not None
+        self.drawn = drawn(self.logits, draws)
 
 
 class StaticRunner(Runner):
@@ -136,11 +142,11 @@ class StaticRunner(Runner):
         context = context or self.prepare(rows)
         if not isinstance(context, StaticContext):
             return None
-        greedy = all(law.temperature == 0.0 for law in laws)
+        drawing = drawing_of(laws)
         tokens: list[int] = []
         meanwhile = Once(meanwhile)
-        for step, wanted in self._run(context, () if greedy else laws):
-            found = step.tokens(greedy)
+        for step, wanted in self._run(context, laws if drawing else ()):
+            found = step.tokens(drawing)
             meanwhile()
             tokens += found[wanted].tolist()
         return tokens
@@ -153,9 +159,9 @@ class StaticRunner(Runner):
         context = self.prepare(rows)
         if not isinstance(context, StaticContext) or len(context.parts) > 1:
             return None
-        greedy = all(law.temperature == 0.0 for law in laws)
-        ((step, _),) = self._run(context, () if greedy else laws)
-        return step.tokens(greedy)
+        drawing = drawing_of(laws)
+        ((step, _),) = self._run(context, laws if drawing else ())
+        return step.tokens(drawing)
 
     def _run(self, context: StaticContext, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
         """Launch the steps of a batch in order; yield each with the indices of its wanted outputs."""
@@ -186,9 +192,10 @@ class StaticRunner(Runner):
         # The largest first: the smaller ones reuse its memory.
         for step in sorted(self.steps.values(), key=lambda step: -step.batch.tokens):
             self._fill(step, [])
-            step.run, step.draw = captured(step.run), captured(step.draw)
+            step.run = captured(step.run)
+            step.draws = {drawing: captured(draw) for drawing, draw in step.draws.items()}
 
 
 def draws_of(row: Row, law: Law) -> list[Draw]:
-    """What decides the token after each token of a row: its noise and temperature."""
+    """What decides the token after each token of a row."""
     return [Draw.of(law, position) for position in range(row.start + 1, row.stop + 1)]

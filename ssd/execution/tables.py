@@ -19,24 +19,31 @@ from ssd.execution.kv_cache import KVCache
 from ssd.layers.attention import PLAIN, CachePlaces, Scores
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.speculation.noise import halves
-from ssd.speculation.sampling import Law
+from ssd.speculation.sampling import Drawing, Draws, Filters, Law
 
 
 class Draw(NamedTuple):
-    """How one token is sampled: the two halves of its noise key (`ssd.speculation.noise.halves`) and 1 / temperature.
+    """How one token is sampled: the two halves of its noise key (`ssd.speculation.noise.halves`), 1 / temperature, and
+    the law's filters.
 
     An inverse temperature of 0 is greedy."""
 
     low: int = 0
     high: int = 0
-    inverse_temperature: float = 0.0
+    inverse: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
     @classmethod
     def of(cls, law: Law, position: int) -> Draw:
-        """The draw at `position` by a law without filters."""
+        """The draw at `position`."""
         # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
         inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
-        return cls(*halves((law.seed, position)), inverse)
+        return cls(*halves((law.seed, position)), inverse, law.top_k, law.top_p, law.min_p)
+
+
+_FLOATS = "inverse", "top_p", "min_p"
 
 
 class Upload:
@@ -96,7 +103,7 @@ class BatchTensors:
 
     Shapes never change: rows of the dummy sequence take the tokens that are left over, and rows left over are empty."""
 
-    columns: tuple[str, ...] = ("ids", "positions", "slots", "low", "high", "inverse")  # each has a number per token
+    columns: tuple[str, ...] = ("ids", "positions", "slots", *Draw._fields)  # each has a number per token
 
     def __init__(self, tokens: int, rows: int, longest: int, device: torch.device) -> None:
         self.tokens, self.rows, self.longest = tokens, rows, longest
@@ -104,7 +111,8 @@ class BatchTensors:
         self._upload = Upload((sum(sizes.values()),), torch.int64, device)
         ends = list(accumulate(sizes.values()))
         self._host = dict(zip(sizes, np.split(self._upload.host, ends[:-1]), strict=True))  # views
-        self._host["inverse"] = self._host["inverse"].view("float64")
+        for name in _FLOATS:
+            self._host[name] = self._host[name].view("float64")
         self._device = dict(zip(sizes, self._upload.device.split(list(sizes.values())), strict=True))
 
     def fill(
@@ -153,7 +161,8 @@ class BatchTensors:
             host[name][:used], host[name][used:] = numbers, filler
         host["inverse"][:] = 0.0
         if draws:
-            host["low"][:used], host["high"][:used], host["inverse"][:used] = zip(*draws, strict=True)
+            for name, numbers in zip(Draw._fields, zip(*draws, strict=True), strict=True):
+                host[name][:used] = numbers
         host["starts"][:] = list(accumulate([*counts, *spare, *[0] * missing], initial=0))
         host["sequences"][: len(counts)], host["sequences"][len(counts) :] = list(tables), dummy
         self._upload.send()
@@ -162,7 +171,7 @@ class BatchTensors:
     def fields(self) -> Mapping[str, Tensor]:
         """The device's int64 tensors by name: the columns [tokens], `starts` [rows + 1], `sequences` [rows].
 
-        `inverse` holds the bits of float64; `sequences` are the indices of the rows' page tables."""
+        `inverse`, `top_p` and `min_p` hold the bits of float64; `sequences` are indices of the rows' page tables."""
         return self._device
 
     @property
@@ -170,11 +179,14 @@ class BatchTensors:
         """int64 [tokens]."""
         return self._device["ids"]
 
-    @property
-    def draws(self) -> tuple[Tensor, Tensor]:
-        """The noise keys int32 [tokens, 2] and the inverse temperatures float32 [tokens] of the draws."""
-        keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
-        return keys, self._device["inverse"].view(torch.float64).float()
+    def draws(self, drawing: Drawing) -> Draws | None:
+        """How the token after each token is drawn, as far as `drawing` asks; None if all are greedy."""
+        if drawing is Drawing.GREEDY:
+            return None
+        low, high, *_ = (self._device[name] for name in Draw._fields)
+        inverse, top_p, min_p = (self._device[name].view(torch.float64).float() for name in _FLOATS)
+        filters = Filters(self._device["top_k"], top_p, min_p) if drawing is Drawing.FILTERED else None
+        return Draws(torch.stack((low, high), dim=-1).int(), inverse, filters)
 
     def context(
         self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()

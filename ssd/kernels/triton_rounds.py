@@ -136,6 +136,10 @@ def decide(
     return decided, report
 
 
+_DRAWS = "low", "high", "inverse", "top_k", "top_p", "min_p"
+_FIELDS = "ids", "positions", "slots", *_DRAWS, "starts", "sequences"
+
+
 @triton.jit
 def build_kernel(
     rows: tl.tensor,
@@ -147,6 +151,9 @@ def build_kernel(
     low: tl.tensor,
     high: tl.tensor,
     inverse: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
     starts: tl.tensor,
     sequences: tl.tensor,
     row_words: int,
@@ -197,6 +204,9 @@ def build_kernel(
     tl.store(low + t, tl.load(mine + LOW + draw, mask=live, other=0), mask=inside)
     tl.store(high + t, tl.load(mine + HIGH + draw, mask=live, other=0), mask=inside)
     tl.store(inverse + t, tl.load(mine + NUMBERS + 7, mask=live, other=0), mask=inside)
+    tl.store(top_k + t, tl.load(mine + NUMBERS + 8, mask=live, other=0), mask=inside)
+    tl.store(top_p + t, tl.load(mine + NUMBERS + 9, mask=live, other=0), mask=inside)
+    tl.store(min_p + t, tl.load(mine + NUMBERS + 10, mask=live, other=0), mask=inside)
     if tl.program_id(0) == 0:
         tl.store(starts + r, ends - lengths, mask=known)
         tl.store(sequences + r, tl.load(rows + r * row_words + NUMBERS, mask=known, other=0), mask=known)
@@ -227,7 +237,7 @@ def build(
         rows,
         decided,
         table,
-        *(fields[name] for name in ("ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")),
+        *(fields[name] for name in _FIELDS),
         rows.stride(0),
         table.stride(0),
         len(rows),

@@ -1,5 +1,5 @@
 """Triton kernels that draw tokens: the noise of `ssd.speculation.noise`, and the largest of logits over temperature
-plus noise, in one pass over the logits.
+plus noise, in one pass over the logits; and what filters leave of them.
 
 They use no logarithm of a library, and no product is fused with a sum: the bits of noise and scores are the same in all
 of these kernels, whatever the shape, and so is what they draw."""
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK, _WARPS = 2048, 4
+_DIGIT, _TILE = 4, 512  # bits of a score that one pass finds, and scores of a pass at a time
 _EXACT = {"num_warps": _WARPS, "enable_fp_fusion": False}
 
 
@@ -90,6 +91,7 @@ def _scores(
     logits: tl.tensor,
     keys: tl.tensor,
     inverse: tl.tensor,
+    lowest: tl.tensor,
     ids: tl.tensor,
     row: tl.tensor,
     at: tl.tensor,
@@ -97,8 +99,10 @@ def _scores(
     stride: int,
     LISTED: tl.constexpr,
     WARM: tl.constexpr,
+    FILTERED: tl.constexpr,
 ) -> tl.tensor:
-    """Logits of a row, times `inverse` plus noise where that is above 0; -inf where none are held."""
+    """Logits of a row, times `inverse` plus noise where that is above 0; -inf where none are held, or where the product
+    is below the row's `lowest`."""
     scores = tl.load(logits + row * stride + at, mask=held, other=float("-inf")).to(tl.float32)
     if WARM:
         token = at
@@ -106,7 +110,11 @@ def _scores(
             token = tl.load(ids + at, mask=held, other=0).to(tl.int32)
         warmth = tl.load(inverse + row)
         noise = _gumbel(token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
-        scores = tl.where(warmth > 0.0, scores * warmth + noise, scores)
+        scaled = scores * warmth
+        warm = scaled + noise
+        if FILTERED:
+            warm = tl.where(scaled < tl.load(lowest + row), float("-inf"), warm)  # a NaN stays
+        scores = tl.where(warmth > 0.0, warm, scores)
     return scores
 
 
@@ -115,19 +123,21 @@ def best_kernel(
     logits: tl.tensor,
     keys: tl.tensor,
     inverse: tl.tensor,
+    lowest: tl.tensor,
     values: tl.tensor,
     places: tl.tensor,
     stride: int,
     size: int,
     blocks: int,
     WARM: tl.constexpr,
+    FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """The largest score of a block of a row, and the lowest token that has it; NaN if the block holds one."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
-    scores = _scores(logits, keys, inverse, keys, row, at, held, stride, False, WARM)
+    scores = _scores(logits, keys, inverse, lowest, keys, row, at, held, stride, False, WARM, FILTERED)
     bad = tl.max((scores != scores).to(tl.int32), 0)
     largest = tl.max(tl.where(scores != scores, float("-inf"), scores), 0)
     place = tl.min(tl.where(held & (scores == largest), at, size), 0)
@@ -153,12 +163,14 @@ def last_kernel(
     tl.store(out + row, tl.where(sound, first, -1).to(tl.int64))
 
 
-def draw(logits: Tensor, keys: Tensor | None = None, inverse: Tensor | None = None) -> Tensor:
+def draw(
+    logits: Tensor, keys: Tensor | None = None, inverse: Tensor | None = None, lowest: Tensor | None = None
+) -> Tensor:
     """The token int64 [n] with the largest score of each row of logits [n, V], the lowest one on a tie; -1 for a row
     with a NaN or without a finite largest score.
 
     Scores are the logits, or where `inverse` temperatures float32 [n] are above 0 their product plus the noise of
-    `keys` int32 [n, 2]."""
+    `keys` int32 [n, 2]. There products below the `lowest` float32 [n] are left out."""
     (rows, size), blocks = logits.shape, triton.cdiv(logits.shape[1], _BLOCK)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     values = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
@@ -167,7 +179,18 @@ def draw(logits: Tensor, keys: Tensor | None = None, inverse: Tensor | None = No
     warm = keys is not None and inverse is not None
     own = (keys.contiguous(), inverse) if keys is not None and inverse is not None else (places, values)
     best_kernel[rows, blocks](
-        logits, *own, values, places, logits.stride(0), size, blocks, WARM=warm, BLOCK=_BLOCK, **_EXACT
+        logits,
+        *own,
+        values if lowest is None else lowest,
+        values,
+        places,
+        logits.stride(0),
+        size,
+        blocks,
+        WARM=warm,
+        FILTERED=lowest is not None,
+        BLOCK=_BLOCK,
+        **_EXACT,
     )
     last_kernel[(rows,)](values, places, tokens, blocks, size, BLOCK=triton.next_power_of_2(blocks), num_warps=_WARPS)
     return tokens
@@ -178,22 +201,26 @@ def warm_kernel(
     logits: tl.tensor,
     keys: tl.tensor,
     inverse: tl.tensor,
+    lowest: tl.tensor,
     ids: tl.tensor,
     out: tl.tensor,
     stride: int,
     size: int,
     LISTED: tl.constexpr,
+    FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """The scores of a block of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
-    scores = _scores(logits, keys, inverse, ids, row, at, held, stride, LISTED, True)
+    scores = _scores(logits, keys, inverse, lowest, ids, row, at, held, stride, LISTED, True, FILTERED)
     tl.store(out + row * size + at, scores, mask=held)
 
 
-def warmed(logits: Tensor, keys: Tensor, inverse: Tensor, ids: Tensor | None = None) -> Tensor:
+def warmed(
+    logits: Tensor, keys: Tensor, inverse: Tensor, ids: Tensor | None = None, lowest: Tensor | None = None
+) -> Tensor:
     """The scores float32 [n, V] of `draw`, of logits whose tokens are `ids` int64 [V], or 0 to V - 1."""
     rows, size = logits.shape
     logits, keys = logits if logits.stride(1) == 1 else logits.contiguous(), keys.contiguous()
@@ -202,12 +229,109 @@ def warmed(logits: Tensor, keys: Tensor, inverse: Tensor, ids: Tensor | None = N
         logits,
         keys,
         inverse,
+        out if lowest is None else lowest,
         keys if ids is None else ids,
         out,
         logits.stride(0),
         size,
         LISTED=ids is not None,
+        FILTERED=lowest is not None,
         BLOCK=_BLOCK,
         **_EXACT,
+    )
+    return out
+
+
+@triton.jit
+def _ordered(x: tl.tensor) -> tl.tensor:
+    """int64 from 0 to 2^32 - 1 in the order of float32; both zeros are equal."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+
+
+@triton.jit
+def _largest(
+    logits: tl.tensor,
+    warmth: tl.tensor,
+    base: tl.tensor,
+    most: tl.tensor,
+    goal: tl.tensor,
+    size: int,
+    WEIGHTS: tl.constexpr,
+    DIGIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """The largest score, `_ordered`, that `goal` scores of a row reach; or scores with this share of the weights.
+
+    Those below `base` do not count; it is the answer where all together are too few. Weights are exp(score - `most`).
+    Each pass finds a digit: it tries all there are. Sums have one order, so none grows as its score rises."""
+    COUNT: tl.constexpr = 1 << DIGIT
+    digit = tl.arange(0, COUNT).to(tl.int64)
+    found = base * 0
+    for step in range(0, 32 // DIGIT):
+        shift = 32 - DIGIT * (step + 1)
+        tried = found + (digit << shift)
+        sums = tl.zeros([BLOCK, COUNT], dtype=tl.float32)
+        for begin in range(0, size, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            score = tl.load(logits + at, mask=at < size, other=float("-inf")).to(tl.float32) * warmth
+            place = _ordered(score)
+            weight = tl.exp(score - most) if WEIGHTS else score * 0.0 + 1.0
+            weight = tl.where((at < size) & (place >= base), weight, 0.0)
+            sums += tl.where(place[:, None] >= tried[None, :], weight[:, None], 0.0)
+        reached = tl.sum(sums, 0)
+        if WEIGHTS:
+            goal = tl.where(step == 0, goal * tl.max(tl.where(digit == 0, reached, 0.0), 0), goal)
+        enough = (reached >= goal) | (digit == 0)
+        found += (tl.sum(enough.to(tl.int64), 0) - 1) << shift
+    return tl.maximum(found, base)
+
+
+@triton.jit
+def lowest_kernel(
+    logits: tl.tensor,
+    inverse: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    out: tl.tensor,
+    stride: int,
+    size: int,
+    DIGIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """The lowest score of a row that its filters leave; -inf without filters."""
+    row = tl.program_id(0).to(tl.int64)
+    mine = logits + row * stride
+    warmth, count = tl.load(inverse + row), tl.load(top_k + row)
+    share, ratio = tl.load(top_p + row), tl.load(min_p + row)
+    base = _ordered(warmth * 0.0 + float("-inf"))
+    if (warmth > 0.0) & ((count > 0) | (share < 1.0) | (ratio > 0.0)):
+        best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+        for begin in range(0, size, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            score = tl.load(mine + at, mask=at < size, other=float("-inf")).to(tl.float32) * warmth
+            best = tl.maximum(best, score)
+        most = tl.max(best, 0)
+        if ratio > 0.0:
+            base = _ordered(most + _logarithm(ratio))
+        if (count > 0) & (count < size):
+            base = _largest(mine, warmth, base, most, count.to(tl.float32), size, False, DIGIT, BLOCK)
+        if share < 1.0:
+            base = _largest(mine, warmth, base, most, share, size, True, DIGIT, BLOCK)
+    bits = (base - 2147483648).to(tl.int32)
+    tl.store(out + row, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
+
+
+def lowest(logits: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The lowest of each row's scores, float32 [n], that its filters leave, all of which leave the scores above it.
+
+    Scores are logits [n, V] times `inverse` temperatures float32 [n]; rows where these are 0 have no filters. `top_k`
+    int64 [n], `top_p` and `min_p` float32 [n] are off at 0, 1 and 0 (`ssd.speculation.sampling.filtered`)."""
+    rows, size = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    lowest_kernel[(rows,)](
+        logits, inverse, top_k, top_p, min_p, out, logits.stride(0), size, DIGIT=_DIGIT, BLOCK=_TILE, num_warps=8
     )
     return out

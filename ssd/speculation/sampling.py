@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,15 @@ from ssd.speculation.noise import gumbels_at, gumbels_of
 
 _BLOCK = 128
 _NUCLEUS = 256
+
+
+class Drawing(IntEnum):
+    """What it takes to draw a token from logits; each takes all that is before it."""
+
+    GREEDY = 0
+    WARM = 1
+    """Temperature and noise."""
+    FILTERED = 2
 
 
 class Law(NamedTuple):
@@ -31,6 +41,33 @@ class Law(NamedTuple):
     def filters(self) -> bool:
         """Whether it leaves out tokens."""
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
+    def drawing(self) -> Drawing:
+        warm = Drawing.FILTERED if self.filters else Drawing.WARM
+        return warm if self.temperature > 0.0 else Drawing.GREEDY
+
+
+def drawing_of(laws: Iterable[Law]) -> Drawing:
+    """What it takes to draw tokens by all of these laws."""
+    return max((law.drawing for law in laws), default=Drawing.GREEDY)
+
+
+class Filters(NamedTuple):
+    """Those of n rows on a device, as in `Law`: int64 and float32 [n]. Rows of temperature 0 have none."""
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+class Draws(NamedTuple):
+    """How a token is drawn after each of n rows, on a device: the noise's `keys` int32 [n, 2], `inverse` temperatures
+    float32 [n], 0 where the row is greedy, and `filters`, None where no row has one."""
+
+    keys: Tensor
+    inverse: Tensor
+    filters: Filters | None = None
 
 
 Noise = Callable[[int, int], Tensor]
@@ -60,6 +97,10 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
     """Returns `scaled` [n, V], logits over temperature, with the tokens outside min-p, top-k and top-p at -inf.
 
     Ties at a border are kept: top-p keeps every token as likely as the last one needed to reach p."""
+    if scaled.device.type != "cpu":
+        ones = torch.ones(len(scaled), device=scaled.device)
+        same = Filters(ones.long() * law.top_k, ones * law.top_p, ones * law.min_p)
+        return scaled.masked_fill(scaled < lowest(scaled, ones, same)[:, None], -torch.inf)
     if law.min_p > 0.0:
         floor = scaled.amax(-1, keepdim=True) + torch.log(torch.tensor(law.min_p, dtype=scaled.dtype))
         scaled = scaled.masked_fill(scaled < floor, -torch.inf)
@@ -83,6 +124,30 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
         if not short[-1]:
             return best[short.sum()]
     return best[-1]
+
+
+def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
+    """Returns the lowest of each row's scores, float32 [n], that `filters` leave; -inf for rows that have none.
+
+    Scores are logits [n, V] times `inverse` temperatures float32 [n]. Does what `filtered` does, for rows with filters
+    of their own and without waiting for the device."""
+    if fuses(logits.device):
+        from ssd.kernels import triton_sampling
+
+        return triton_sampling.lowest(logits, inverse, *filters)
+    top_k, top_p, min_p = (each[:, None] for each in filters)
+    scores = (logits.float() * inverse[:, None]).sort(-1, descending=True).values
+    size = scores.shape[1]
+    kth = scores.gather(1, torch.where((top_k > 0) & (top_k < size), top_k, size) - 1)
+    least = torch.where(top_k > 0, kth, -torch.inf).maximum(scores[:, :1] + torch.log(min_p))
+    left = torch.where(scores < least, -torch.inf, scores)
+    # A score is out where those before it have the share. The best one is in.
+    reached = (left - left.logsumexp(-1, keepdim=True)).exp().cumsum(-1).roll(1, -1) >= top_p
+    reached[:, 0] = False
+    last = torch.where(reached, torch.inf, left).amin(-1, keepdim=True)
+    filtering = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+    nucleus = torch.where(top_p < 1.0, last.maximum(least), least)
+    return torch.where(filtering & (inverse[:, None] > 0.0), nucleus, -torch.inf)[:, 0]
 
 
 def probabilities(logits: Tensor, law: Law) -> Tensor:
@@ -150,28 +215,34 @@ def likeliest(logits: Tensor) -> Tensor:
     return sound(*best(logits.float()))
 
 
-def drawn(logits: Tensor, keys: Tensor, inverse_temperatures: Tensor) -> Tensor:
+def drawn(logits: Tensor, draws: Draws) -> Tensor:
     """`argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device; see `warmed`."""
     if fuses(logits.device):
         from ssd.kernels.triton_sampling import draw
 
-        return draw(logits, keys, inverse_temperatures)
-    return sound(*best(warmed(logits, keys, inverse_temperatures)))
+        return draw(logits, draws.keys, draws.inverse, _lowest_of(logits, draws))
+    return sound(*best(warmed(logits, draws)))
 
 
-def warmed(logits: Tensor, keys: Tensor, inverse_temperatures: Tensor, ids: Tensor | None = None) -> Tensor:
-    """`perturbed` of logits [n, V] under laws that filter nothing, without waiting for the device.
+def warmed(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
+    """`perturbed` of logits [n, V], without waiting for the device. The tokens are `ids` int64 [V], or 0 to V - 1.
 
-    `inverse_temperatures` float32 [n] are 0 for greedy rows; `keys` int32 [n, 2] are those of the noise. The tokens are
-    `ids` int64 [V], or 0 to V - 1. A GPU divides by a number as it multiplies by its inverse, so these are the scores
-    of `perturbed` there."""
+    A GPU divides by a number as it multiplies by its inverse, so these are the scores of `perturbed` there."""
+    keys, least = draws.keys, _lowest_of(logits, draws)
     if fuses(logits.device):
         from ssd.kernels import triton_sampling
 
-        return triton_sampling.warmed(logits, keys, inverse_temperatures, ids)
+        return triton_sampling.warmed(logits, keys, draws.inverse, ids, least)
     noise = gumbels_of(keys, logits.shape[1]) if ids is None else gumbels_at(keys, ids)
-    scores, inverse = logits.float(), inverse_temperatures[:, None]
-    return torch.where(inverse > 0, scores * inverse + noise, scores)
+    scores, inverse = logits.float(), draws.inverse[:, None]
+    warm = scores * inverse
+    if least is not None:
+        warm.masked_fill_(warm < least[:, None], -torch.inf)
+    return torch.where(inverse > 0, warm.add_(noise), scores)
+
+
+def _lowest_of(logits: Tensor, draws: Draws) -> Tensor | None:
+    return None if draws.filters is None else lowest(logits, draws.inverse, draws.filters)
 
 
 def ranked(scores: Tensor, count: int) -> Ranked:

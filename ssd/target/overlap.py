@@ -25,24 +25,24 @@ from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
 from ssd.execution.static import StaticRunner, Step, draws_of
-from ssd.execution.tables import Upload
+from ssd.execution.tables import Draw, Upload
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
 from ssd.kernels.gpu import RoundLayout, fuses
 from ssd.speculation.acceptance import coupled_rows
-from ssd.speculation.sampling import Law
+from ssd.speculation.sampling import Law, drawing_of
 from ssd.target.proposer import Result
 from ssd.target.scheduler import Scheduled, part_of
 from ssd.target.sequence import Sequence
-from ssd.target.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, unfiltered_laws
+from ssd.target.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, laws_of
 from ssd.tuning.overlap import OverlapPolicy
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
 _PLACES = 2 * LONGEST_ROW  # positions that two verifications can reach
 # Of a row: three words of the key and the base, numbers of `_NUMBERS`, ids, halves of the noise's keys.
-_NUMBERS = 8
+_NUMBERS = 11
 _SIZES = (4, _NUMBERS, _MOST_IDS, _PLACES, _PLACES)
 
 Ask = Callable[[Sequence], tuple[int, int] | None]
@@ -145,7 +145,7 @@ class DeviceScheduler:
             self._arrived.record()
         self._build[shape]()
         step.run()
-        self._running = step.tokens(all(each.law.temperature == 0.0 for each in rows))
+        self._running = step.tokens(drawing_of(each.law for each in rows))
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
         """Wait for the verification before the one that runs. Returns the samples of all its tokens, and the draft
@@ -170,12 +170,15 @@ class DeviceScheduler:
         for words, each in zip(host, rows, strict=False):
             row, known = each.row, 4 + _NUMBERS
             words[:4] = *each.round_key, row.start + 1
-            words[4:known] = row.slot, each.first, each.drafted, each.most, each.left, row.start, 1, 0
+            words[4 : known - 4] = row.slot, each.first, each.drafted, each.most, each.left, row.start, 1
             words[known : known + each.drafted] = row.token_ids[1:]
             if each.law.temperature > 0.0:
                 after = Row(range(each.drafted + each.most + 1), row.start + 1, row.pages)
-                low, high, inverse = zip(*draws_of(after, each.law), strict=True)
-                words[known - 1 : known].view("float64")[:] = inverse[0]
+                low, high, (inverse, *_), (top_k, *_), (top_p, *_), (min_p, *_) = zip(
+                    *draws_of(after, each.law), strict=True
+                )
+                words[known - 3] = top_k
+                words[known - 4 : known].view("float64")[[0, 2, 3]] = inverse, top_p, min_p
                 keys = words[known + _MOST_IDS :].reshape(2, _PLACES)
                 keys[:, : len(low)] = low, high
         self._rows.send()
@@ -215,7 +218,7 @@ class DeviceScheduler:
             build(device[:rows], self._decided.rows[:rows], tables.tensor, fields, whole, size, dummy, _layout())
             return
         _, numbers, _, low, high = (part[:rows] for part in device.split(_SIZES, dim=1))
-        slot, _, _, _, _, begun, active, inverse = numbers.T
+        slot, _, _, _, _, begun, active, *draw_numbers = numbers.T
         (accepted, token, depth), found = self._decided.rows[:rows, :3].T, self._decided.rows[:rows, 3:]
         ends = ((1 + depth) * active).cumsum(0)
         starts = torch.cat((torch.zeros_like(ends[:1]), ends))
@@ -236,7 +239,7 @@ class DeviceScheduler:
             "slots": torch.where(live, pages * size + position % size, tables.dummy_page * size),
             "low": low[draw],
             "high": high[draw],
-            "inverse": torch.where(live, inverse[row], 0),
+            **{name: torch.where(live, own[row], 0) for name, own in zip(Draw._fields[2:], draw_numbers, strict=True)},
             "starts": torch.cat((starts[:-1], (ends[-1] + spare).clamp(max=tokens))),
             "sequences": torch.cat((slot, torch.full_like(spare[1:], tables.dummy))),
         }
@@ -299,7 +302,7 @@ class OverlappedVerification:
         began = self._ended if self._overlapped else time.perf_counter()
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
-        laws = unfiltered_laws(batch) if len(batch) == running and self._policy.pays else None
+        laws = laws_of(batch) if len(batch) == running and self._policy.pays else None
         rows = self._followed(batch, laws, firsts) if laws else []
         shape = self._device.shape([1 + row.most for row in rows]) if rows else None
         if not self._overlapped and (

@@ -88,8 +88,9 @@ class Sequence:
         self.tuned = self.asked.auto  # True if the tuner chooses anything
         # True if draft tokens are accepted by probability, not by being the target's own samples.
         self.ratio_rule = self.asked.ratio_rule(temperature)
-        # True if each sample is the argmax of logits over temperature plus noise.
-        self.unfiltered = self.adjustment is None and not self.ratio_rule and not self.law.filters
+        self.filters = self.law.filters
+        # True if the law alone draws each sample from the logits.
+        self.drawn_by_law = self.adjustment is None and not self.ratio_rule
         self.slot = -1  # -1 while it waits
         self.computed = self.cached = 0  # of the `computed` tokens of the prompt, how many came from the prefix cache
         self.round = 0  # numbers outcomes; 0 is the prefill's

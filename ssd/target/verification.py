@@ -11,8 +11,8 @@ from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Protocol
+from itertools import accumulate, islice, pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,7 +66,11 @@ class VerifiedBatch:
         if all(count is None for count in counts):
             return [None] * len(counts)
         rows = zip(_sampled(self.logits, self.batch), tokens, counts, strict=True)
-        return [_entries(row, mine, count) if count is not None and mine else None for row, mine, count in rows]
+        asked = [_Asked(row[: len(mine)], mine, count) for row, mine, count in rows if count is not None and mine]
+        entries = iter(_entries(asked))
+        return [
+            next(entries) if count is not None and mine else None for mine, count in zip(tokens, counts, strict=True)
+        ]
 
     def collect_prompt_logprobs(self) -> None:
         """Give each sequence that wants it what the first outputs of its row say of its prompt's tokens."""
@@ -75,9 +79,10 @@ class VerifiedBatch:
         for rows, part in zip(_split(self.logits, self.batch), self.batch, strict=True):
             count = part.sequence.params.prompt_logprobs
             if count is not None and part.prompt_outputs:
-                start = part.row.predicted.start
-                tokens = part.sequence.tokens[start : start + part.prompt_outputs]
-                part.sequence.prompt_logprobs += _entries(rows, tokens, count)
+                start, stop = part.row.predicted.start, part.prompt_outputs
+                tokens = part.sequence.tokens[start : start + stop]
+                (found,) = _entries([_Asked(rows[:stop], tokens, count)])
+                part.sequence.prompt_logprobs += found
 
 
 class Verification(Protocol):
@@ -134,7 +139,7 @@ class PlainVerification:
     def _run(self, batch: list[Scheduled], host_work: Task) -> VerifiedBatch:
         began = time.perf_counter()
         self.announce(batch)
-        rows, laws = [part.row for part in batch], unfiltered_laws(batch)
+        rows, laws = [part.row for part in batch], laws_of(batch)
         if any(part.sequence.grammar is not None for part in batch):
             host_work = partial(_work_out_masks, batch, host_work)
         context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
@@ -177,8 +182,9 @@ class Sampler:
 
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law] | None) -> list[list[int]]:
-        """The `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and what `unfiltered_laws` returns."""
-        if laws is not None and cpu.serve(logits):  # it draws the argmax of `perturbed`, bit by bit, without making it
+        """The `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and what `laws_of` returns."""
+        # The kernel draws the argmax of `perturbed`, bit by bit, without making that.
+        if laws is not None and not any(part.sequence.filters for part in batch) and cpu.serve(logits):
             if all(law.temperature == 0.0 for law in laws):
                 return by_row(batch, cpu.draw(logits))
             self._noise.prepare(_places(batch))
@@ -240,14 +246,14 @@ class Sampler:
         return [*drafted, own[-1]] if cut is None else cut
 
 
-def unfiltered_laws(batch: Items[Scheduled]) -> list[Law] | None:
-    """The law of each row if every sample is the largest of its logits over a temperature plus noise; else None.
+def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
+    """The law of each row if laws alone draw every sample from its logits; else None.
 
     Then nobody needs all the logits together, and the runner may draw the samples."""
     for part in batch:
         if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
             return None
-        if part.complete and not part.sequence.unfiltered:
+        if part.complete and not part.sequence.drawn_by_law:
             return None
     return [part.sequence.law if part.complete else Law() for part in batch]
 
@@ -297,15 +303,30 @@ def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
     return logits.split([part.row.outputs for part in batch])
 
 
+class _Asked(NamedTuple):
+    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of so many `alternatives`."""
+
+    logits: Tensor
+    tokens: Items[int]
+    alternatives: int
+
+
 @torch.inference_mode()
-def _entries(logits: Tensor, tokens: Items[int], count: int) -> list[TokenLogprob]:
-    """The log-probabilities of `tokens` and of the `count` likeliest ones under the first rows of logits [n, V]."""
-    table = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
-    chosen = table.gather(1, torch.tensor(tokens, device=table.device)[:, None])[:, 0].tolist()
-    best = torch.topk(table, min(count, table.shape[-1]))
-    rows = zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
+def _entries(asked: Items[_Asked]) -> list[list[TokenLogprob]]:
+    """The log-probabilities of all that is asked for, whose numbers leave the device together."""
+    if not asked:
+        return []
+    table = torch.log_softmax(torch.cat([each.logits for each in asked]).float(), dim=-1)
+    tokens = [token for each in asked for token in each.tokens]
+    chosen = table.gather(1, torch.tensor(tokens, device=table.device)[:, None])
+    values, ids = torch.topk(table, min(max(each.alternatives for each in asked), table.shape[-1]))
     # -inf is not a number the protocol carries.
+    numbers = torch.cat((chosen, values), dim=1).clamp(min=-1e18).tolist()
+    rows = zip(tokens, numbers, ids.tolist(), strict=True)
     return [
-        TokenLogprob(token, max(-1e18, value), [(i, max(-1e18, v)) for i, v in zip(ids, values, strict=True)])
-        for token, value, ids, values in rows
+        [
+            TokenLogprob(token, own, list(zip(best[: each.alternatives], likely, strict=False)))
+            for token, (own, *likely), best in islice(rows, len(each.tokens))
+        ]
+        for each in asked
     ]

@@ -22,6 +22,7 @@ from ssd.models.interface import Model
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
 from ssd.registered import entries
+from ssd.speculation.sampling import Drawing
 from ssd.target.overlap import DeviceScheduler
 from tests.capture.watch import META, Counts, kernels_in
 from tests.draft.pair import config
@@ -92,7 +93,8 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
         device = DeviceScheduler(runner, DeviceBoard(reader, META))
     return {
         "verify": Function(step._forward, model.shape.layers),
-        "draw": Function(step._draw, 0),
+        "draw": Function(step.draws[Drawing.WARM], 0),
+        "filtered draw": Function(step.draws[Drawing.FILTERED], 0),
         "decide": Function(device._make_decision, 0),
         "build": Function(lambda: device._make_batch(step), 0),
     }
@@ -106,10 +108,11 @@ def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]
     runner = TreeRunner(model, settings, attention="torch", capture=False)
     _on_triton(runner)
     shape = next(shape for shape in runner._steps if shape.tokens >= 16)
-    plain, warm = runner._steps[shape].ranked
+    plain, warm, filtered = runner._steps[shape].ranked
     return {
         "tree step": Function(plain._compute, model.shape.layers),
         "warm tree step": Function(warm._compute, model.shape.layers),
+        "filtered tree step": Function(filtered._compute, model.shape.layers),
     }
 
 

@@ -16,17 +16,21 @@ CEILINGS = {
     ("llama", "verify"): (10, 8),
     ("llama", "tree step"): (14, 25),
     ("llama", "warm tree step"): (14, 26),
+    ("llama", "filtered tree step"): (14, 27),
     ("qwen3", "verify"): (10, 8),
     ("qwen3", "tree step"): (14, 25),
     ("qwen3", "warm tree step"): (14, 26),
+    ("qwen3", "filtered tree step"): (14, 27),
     ("gemma3_text", "verify"): (10, 11),
     ("gemma3_text", "tree step"): (14, 28),
     ("gemma3_text", "warm tree step"): (14, 29),
+    ("gemma3_text", "filtered tree step"): (14, 30),
     ("gpt2", "verify"): (13, 8),
     ("gpt2", "tree step"): (17, 11),
     ("gpt2", "warm tree step"): (17, 12),
+    ("gpt2", "filtered tree step"): (17, 13),
 }
-BETWEEN = {"draw": 3, "decide": 59, "build": 51}
+BETWEEN = {"draw": 3, "filtered draw": 4, "decide": 1, "build": 1}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ssd.config.params import Speculation
+from ssd.config.params import Sampler, Speculation
 from ssd.draft.drafter import DraftSampler, LogitRows
 from ssd.draft.tree import Tree
 from ssd.draft.vocabulary import DraftVocabulary
@@ -21,9 +21,9 @@ LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
 TEMPERATURE, COUNT = 0.8, 20_000
 
 
-def tree(c: float, seed: int = 7) -> Tree:
-    speculation = Speculation("ssd", 2, (3, 2, 1), sampler="rejection", saguaro_c=c)
-    admit = Admit(0, 0, 0, [1], TEMPERATURE, 0, 1.0, 0.0, seed, speculation)
+def tree(c: float, seed: int = 7, top_k: int = 0, sampler: Sampler = "rejection") -> Tree:
+    speculation = Speculation("ssd", 2, (3, 2, 1), sampler=sampler, saguaro_c=c)
+    admit = Admit(0, 0, 0, [1], TEMPERATURE, top_k, 1.0, 0.0, seed, speculation)
     return Tree(admit, 1, PageTable(PagePool(4, 4)))
 
 
@@ -69,6 +69,14 @@ def test_candidates_are_the_likeliest_whatever_was_drawn() -> None:
     best = torch.argsort(LOGITS, descending=True).tolist()[:7]  # six for full acceptance of nothing, and one excluded
     assert all(guess.candidates == best for guess in guesses)
     assert len({guess.token for guess in guesses}) > 3
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_what_filters_leave_out_is_no_candidate(rule: Sampler) -> None:
+    place = LogitRows(tree(1.0, top_k=2, sampler=rule), range(50), [0] * 50)
+    best = set(torch.argsort(LOGITS, descending=True).tolist()[:2])
+    guesses = sampler()(LOGITS.expand(50, -1), [place])
+    assert all(set(guess.candidates) == best and guess.token in best for guess in guesses)
 
 
 def test_logits_that_are_no_numbers_give_a_law_that_is_none() -> None:

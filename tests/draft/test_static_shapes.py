@@ -21,7 +21,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law
+from ssd.speculation.sampling import Drawing, Law
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, TRUNK, assert_alike, grown, trees_of
@@ -38,9 +38,9 @@ class Counting(TreeRunner):
         super().__init__(*args, **fields)
         self.taken: list[GraphShape] = []
 
-    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, warm: bool) -> Any:
+    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing) -> Any:
         self.taken.append(shape)
-        return super()._run(rows, shape, warm)
+        return super()._run(rows, shape, drawing)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ssd.kernels import triton_sampling as kernels
 from ssd.speculation.noise import halves, hash_lanes
+from ssd.speculation.sampling import Filters, Law, filtered, lowest
 
 PLACES = [(0, 0), (5, 7), (2**63 - 1, 100_000), (77, 3), (2**40, 12)]
 SIZE = 5000
@@ -54,6 +55,64 @@ def test_draws_are_the_largest_scores(size: int, dtype: torch.dtype) -> None:
         own = keys()[row : row + 1], inverse[row : row + 1]
         assert torch.equal(kernels.warmed(wider, *own)[0], scores[row])
         assert kernels.draw(wider, *own).tolist() == [int(scores[row].argmax())]
+
+
+# Temperature, top_k, top_p, min_p. Some are off, and some leave everything.
+FILTERS = [
+    *[(0.7, 0, 0.9, 0.0), (1.0, 5, 1.0, 0.0), (1.3, 0, 1.0, 0.1), (0.8, 20, 0.8, 0.02), (1.0, 0, 1.0, 0.0)],
+    *[(0.0, 3, 0.5, 0.5), (1.0, 7000, 0.5, 0.0), (2.0, 0, 0.9999, 0.0), (1.0, 1, 1.0, 0.0), (0.5, 40, 0.95, 1.0)],
+]
+
+
+def filters_of(rows: list[tuple[float, int, float, float]]) -> tuple[Tensor, Filters]:
+    warmth, *filters = (torch.tensor(column) for column in zip(*rows, strict=True))
+    return torch.where(warmth > 0, 1 / warmth, 0.0), Filters(*filters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [5000, 512, 131])
+def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: torch.dtype) -> None:
+    logits = (4 * torch.randn(len(FILTERS), size, generator=torch.Generator().manual_seed(size))).to(dtype)
+    logits[:, 7] = logits[:, 60]  # ties, at the top of a row for once
+    logits[8, [3, 90]] = 40.0
+    inverse, filters = filters_of(FILTERS)
+    found = kernels.lowest(logits, inverse, *filters)
+    scores = logits.float() * inverse[:, None]
+    for row, (warmth, *law) in enumerate(FILTERS):
+        left = scores[row] >= found[row]
+        if warmth == 0.0:
+            assert left.all()
+            continue
+        exact = filtered(scores[row : row + 1].double(), Law(1.0, *law))[0]
+        assert torch.equal(left, exact > -torch.inf), FILTERS[row]
+    for row in range(len(FILTERS)):  # alone, and as a part of wider rows
+        wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
+        own = inverse[row : row + 1], *(each[row : row + 1] for each in filters)
+        assert torch.equal(kernels.lowest(wider, *own)[0], found[row])
+    without = torch.where(inverse > 0, inverse, 1.0)
+    noise = kernels.gumbels(keys()[:1].repeat(len(FILTERS), 1), size)
+    drawn = kernels.draw(logits, keys()[:1].repeat(len(FILTERS), 1), without, found)
+    expected = torch.where(logits.float() * without[:, None] < found[:, None], -torch.inf, 0.0)
+    assert drawn.tolist() == (logits.float() * without[:, None] + noise + expected).argmax(-1).tolist()
+
+
+def test_filters_of_torch_are_those_of_the_kernel() -> None:
+    logits = 4 * torch.randn(len(FILTERS), 700, generator=torch.Generator().manual_seed(2))
+    inverse, filters = filters_of(FILTERS)
+    scores = logits * inverse[:, None]
+    one, other = kernels.lowest(logits, inverse, *filters), lowest(logits, inverse, filters)
+    assert torch.equal(scores >= one[:, None], scores >= other[:, None])
+
+
+def test_rows_that_are_not_numbers_have_no_sample_with_filters_either() -> None:
+    logits = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(1))
+    logits[0, 10] = torch.nan
+    logits[1, 10] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, 1:] = -torch.inf
+    inverse, filters = filters_of([(1.0, 3, 0.5, 0.1)] * 4)
+    least = kernels.lowest(logits, inverse, *filters)
+    assert kernels.draw(logits, keys()[:4], inverse, least).tolist() == [-1, -1, -1, 0]
 
 
 def test_tokens_of_a_short_vocabulary_have_their_own_noise() -> None:

@@ -16,10 +16,11 @@ from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.sampling import Law
+from ssd.speculation.sampling import Drawing, Law
 from ssd.target.overlap import DeviceScheduler, FollowedRow
 from tests.target.scripted import CPU, VOCAB, tiny_llama
 
+FILTERED = Law(1.1, top_k=9, top_p=0.8, min_p=0.01)
 PAGE, PAGES, ROWS, K = 4, 60, 5, 5
 
 
@@ -48,12 +49,14 @@ def fields(batch: BatchTensors, tokens: int) -> list[list[float]]:
     """What a forward reads of the first tokens: which rows they are in, too."""
     names = "ids", "positions", "slots", "starts", "sequences"
     ids, positions, slots, starts, sequences = (batch.fields[name] for name in names)
-    keys, inverse = batch.draws
+    draws = batch.draws(Drawing.FILTERED)
+    assert draws is not None and draws.filters is not None
+    keys, inverse, filters = draws
     row = torch.searchsorted(starts, torch.arange(batch.tokens), right=True) - 1
     place = torch.arange(batch.tokens) - starts[row]
     assert starts[0] == 0 and starts[-1] == batch.tokens and (starts.diff() >= 0).all()
     assert starts.diff().max() <= batch.longest
-    hot = torch.where(inverse[:, None] > 0, keys, 0)
+    hot = torch.where(inverse[:, None] > 0, torch.stack((*keys.T, *filters), dim=1), 0)
     columns = [ids, positions, slots, inverse, sequences[row], place, *hot.T]
     return [column.tolist()[: tokens if column is place else None] for column in columns]
 
@@ -64,7 +67,7 @@ def test_the_next_batch_is_the_one_the_host_would_fill(seed: int, deterministic:
     dice, world = Random(seed), World(deterministic)
     count = dice.randint(1, 2 if deterministic else ROWS)
     slots, pages = dice.sample(range(ROWS), count), dice.sample(range(PAGES), PAGES)
-    laws = [dice.choice((Law(), Law(0.8, seed=dice.randrange(2**63)))) for _ in range(count)]
+    laws = [dice.choice((Law(), FILTERED, Law(0.8)))._replace(seed=dice.randrange(2**63)) for _ in range(count)]
     rows, links, first = [], [], 0
     for slot, law in zip(slots, laws, strict=True):
         drafts = [dice.randrange(VOCAB) for _ in range(dice.randint(0, K))]

@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.speculation.noise import halves
-from ssd.speculation.sampling import drawn, likeliest
+from ssd.speculation.sampling import Draws, drawn, likeliest
 from tools.distill.teacher import PAGE
 
 
@@ -112,6 +112,6 @@ def _sample(logits: Tensor, active: Sequence[_Slot]) -> list[int]:
         return greedy
     keys = [halves((slot.request.seed, len(slot.text.token_ids))) for slot in active]
     inverse = [1 / slot.request.temperature if slot.request.temperature > 0 else 0.0 for slot in active]
-    known = torch.tensor(keys, dtype=torch.int32), torch.tensor(inverse)
-    chosen: list[int] = drawn(logits, *(part.to(logits.device) for part in known)).tolist()
+    draws = Draws(torch.tensor(keys, dtype=torch.int32, device=logits.device), torch.tensor(inverse).to(logits.device))
+    chosen: list[int] = drawn(logits, draws).tolist()
     return chosen
