@@ -67,12 +67,13 @@ class LLM:
       does.
     - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
       belongs to the latter.
-    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". `target_cpus`, `draft_cpus`: the cores that each keeps to, as
-      "0-2,5"; None: all, which only mode "ssd" divides. `tensor_parallel_size` splits the target; `nnodes`,
-      `node_rank` and `rdzv_endpoint` over several machines.
-    - `dtype`, `quantize`, `draft_dtype`, `draft_quantize`: how weights are kept. `activations`: how inputs of layers
-      are rounded whose weights have few bits. `revision`, `draft_revision`: of
-      models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
+    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU the draft is on one too if there is
+      room, unless it is told where. `target_cpus`, `draft_cpus`: the cores that each keeps to, as "0-2,5"; None: all,
+      which only mode "ssd" divides. `mps`: start CUDA's MPS for two on one GPU. `tensor_parallel_size` splits the
+      target; `nnodes`, `node_rank` and `rdzv_endpoint` over several machines.
+    - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: how weights are
+      kept. `activations`: how inputs of layers are rounded whose weights have few bits. `revision`, `draft_revision`:
+      of models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.
     - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
       `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache.
@@ -94,14 +95,14 @@ class LLM:
         sampler: Sampler = "coupled",
         saguaro_c: float = 1.0,
         budget: int = 32,
-        dtype: DType = "float32",
+        dtype: DType | None = None,
         draft_dtype: DType | None = None,
         quantize: Quantize = "none",
         activations: Activations = "int16",
         draft_quantize: Quantize | None = None,
         max_model_len: int | None = None,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 256,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         tensor_parallel_size: int = 1,
@@ -111,7 +112,8 @@ class LLM:
         target_cpus: str | None = None,
         draft_cpus: str | None = None,
         device: str = "cpu",
-        draft_device: str = "cpu",
+        draft_device: str | None = None,
+        mps: bool = False,
         deterministic: bool = False,
         attention: AttentionName = "auto",
         enforce_eager: bool = False,

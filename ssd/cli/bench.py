@@ -15,6 +15,7 @@ from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_
 from ssd.cli.bench_serve import serve
 from ssd.cli.options import engine_options_but
 from ssd.errors import UsageError
+from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
 
 _PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
@@ -99,7 +100,7 @@ def throughput(
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:
         raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
-    engine = replace(engine, max_num_seqs=max(engine.max_num_seqs, *batch_sizes))
+    engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, *batch_sizes))
     with measuring("throughput", asked, texts, engine, settings, emulation) as job:
         for temperature in asked.temperatures:
             for size in batch_sizes:

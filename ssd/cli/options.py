@@ -35,8 +35,8 @@ _HEADINGS = {
     "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
     "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
-    "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus attention enforce_eager "
-    "deterministic",
+    "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus mps attention "
+    "enforce_eager deterministic",
     "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
     "insecure served_model_name generation_config metrics_compat strict_fields cache_report "
     "tool_call_parser reasoning_parser",
@@ -167,16 +167,17 @@ _ENGINE = {
     "backup": "What a cache miss does: auto, jit (wait for the draft), ngram, none, or a plugin's name.",
     "sampler": "At temperature > 0. coupled: the very tokens of ar. rejection: the same distribution, other tokens.",
     "saguaro_c": "With --sampler rejection: weight of prepared tokens in the draft's distribution.",
-    "dtype": "Type of weights and activations. On a CPU only float32 keeps weights of few bits in these bits: "
-    "in 16 bits a 4-bit model takes four times the memory, and reads that for every token.",
+    "dtype": "Type of weights and activations. Default: float32 on a CPU, bfloat16 (or float16) on a GPU. On a CPU "
+    "only float32 keeps weights of few bits in these bits: in 16 bits a 4-bit model takes four times the memory, and "
+    "reads that for every token.",
     "draft_dtype": "The draft's type. Default: the one that is fast here.",
     "quantize": "int8: round weights to 8 bits, on a CPU: half the bytes of bfloat16 to keep and to read, less exact. "
     "Weights of few bits stay as they are.",
     "activations": "Inputs of layers whose weights have few bits. int8 is faster and less exact, float32 exact.",
     "draft_quantize": "The draft's. Default: the target's, or int8 where that is faster.",
     "max_model_len": "Longest prompt and answer together, in tokens. Default: the model's, if memory allows.",
-    "max_num_seqs": "Most requests that run at the same time.",
-    "max_num_batched_tokens": "Most tokens of one step.",
+    "max_num_seqs": "Most requests that run at the same time. Default: 8; on a GPU 32, or 64 from 64 GiB on.",
+    "max_num_batched_tokens": "Most tokens of one step. Default: 256; on a GPU 2048, or 8192 from 64 GiB on.",
     "kv_cache_memory_bytes": "The target's KV cache. Default: a quarter of the memory at most, or the rest of a GPU.",
     "gpu_memory_utilization": "Share of a GPU's memory for target and draft together.",
     "tensor_parallel_size": "Split the target over this many GPUs, or equal groups of cores.",
@@ -186,9 +187,11 @@ _ENGINE = {
     "target_cpus": "The target's own cores, as 0-2,5. Default: all; in mode ssd all but the draft's.",
     "draft_cpus": "The draft's own cores. Default: those that ssd leaves it; in mode sd all.",
     "device": "Where the target runs: cpu, cuda or cuda:N.",
-    "draft_device": "Where the draft runs.",
+    "draft_device": "Where the draft runs. Default: cpu; with the target on a GPU the next free GPU, or the same, "
+    "if there is room.",
+    "mps": "Start CUDA's MPS for a target and a draft on the same GPU, and stop it with the engine.",
     "deterministic": "Make results independent of batch shapes. Slower.",
-    "attention": "Attention backend on a GPU. auto: triton if it is installed.",
+    "attention": "Attention backend on a GPU. auto: triton if it is installed, and for prompts flash-attn.",
     "enforce_eager": "Capture no CUDA graphs: slower, less memory, quick to start.",
     "load_format": "dummy: random weights. mock: no model, scripted tokens, to test clients.",
     "synthetic_acceptance_length": "With --load-format dummy: let a round of sd commit so many tokens at this -k, -f.",

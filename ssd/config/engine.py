@@ -24,6 +24,8 @@ Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
+SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
+TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 MetricsCompat = Literal["none", "vllm"]
@@ -109,14 +111,11 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person may ask for (`ssd.launch.options`) and the configuration has as it was asked for."""
 
-    dtype: DType = "float32"
     quantize: Quantize = "none"
     activations: Activations = "int16"
-    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 8
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65536)] = 256
     tensor_parallel_size: RankCount = 1
     device: str = "cpu"
-    draft_device: str = "cpu"
+    mps: bool = False
     deterministic: bool = False
     attention: AttentionName = "auto"
     enforce_eager: bool = False
@@ -140,6 +139,10 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
       models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.failpoints`)."""
 
+    dtype: DType = "float32"
+    max_num_seqs: SequenceCount = 8
+    max_num_batched_tokens: TokenCount = 256
+    draft_device: str = "cpu"
     target: str
     draft: str | None = None
     cascade: tuple[str, ...] = ()

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 from ssd.errors import UsageError
 
-_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 30.0
 _MIB = 2**20
 
 
 class Gpu(NamedTuple):
-    """The memory of a GPU in bytes, in `total` and still `free`."""
+    """The memory of a GPU in bytes, in `total` and still `free`, and its compute capability."""
 
     total: int
     free: int
+    capability: tuple[int, int] = (9, 0)
 
 
 def present() -> list[Gpu] | None:
@@ -38,10 +39,15 @@ def parsed(table: str, visible: str | None) -> list[Gpu] | None:
     """Return the GPUs of nvidia-smi's `table` that CUDA_VISIBLE_DEVICES, `visible`, shows; None for no such table."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
     try:
-        found = {(row[0], row[1]): Gpu(int(row[2]) * _MIB, int(row[3]) * _MIB) for row in rows}
-    except (IndexError, ValueError):
+        found = {(row[0], row[1]): _gpu(*row[2:]) for row in rows}
+    except (IndexError, TypeError, ValueError):
         return None
     return [found[key] for key in _seen(list(found), visible)]
+
+
+def _gpu(total: str, free: str, capability: str) -> Gpu:
+    major, minor = capability.split(".")
+    return Gpu(int(total) * _MIB, int(free) * _MIB, (int(major), int(minor)))
 
 
 def _seen(keys: Sequence[tuple[str, str]], visible: str | None) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -16,18 +16,19 @@ from ssd.ipc.messages import Loading, Status
 from ssd.ipc.process import Start
 from ssd.launch import mps
 
+_NONE: Mapping[str, str] = {}
 _LAST_WORDS_S = 0.5
 # Looks of a compute thread for more work, before it sleeps: some 0.1 ms, longer than the host needs between two layers.
 _SPINS = 10_000
 
 
 class ChildProcess:
-    """One running child process. Raises OSError where it cannot be started.
+    """One running child process, with these environment `variables`. Raises OSError where it cannot be started.
 
     `pidfd` becomes readable when it ends. `failure` is the cause that it gave, or that the supervisor gave for it.
     `loading` says how much of its weights it has read."""
 
-    def __init__(self, package: str, start: Start) -> None:
+    def __init__(self, package: str, start: Start, variables: Mapping[str, str] = _NONE) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
         try:
@@ -36,7 +37,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
-                env=_environment(start),
+                env={**_environment(start), **variables},
                 process_group=0,  # a signal to the terminal's group is for the supervisor to interpret
             )
         finally:

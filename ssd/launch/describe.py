@@ -10,6 +10,7 @@ from typing import Any
 from ssd.config.engine import ITEM_BYTES
 from ssd.errors import UsageError
 from ssd.launch import memory
+from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, inspect, read_json
@@ -49,6 +50,7 @@ class Description:
 def describe(options: EngineOptions) -> Description:
     """Return what `options.target` is, what it takes for `max_num_seqs` sequences of `max_model_len` tokens (by default
     the model's context), and whether the draft fits it. Raises UsageError for a checkpoint that cannot be read."""
+    options = chosen(options)
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
     tokens = options.max_model_len or found.context

@@ -15,7 +15,7 @@ from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import ChosenOptions
 from ssd.models import pairs
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.resident import device_bytes, resident_bytes
@@ -29,6 +29,10 @@ _SPARE_PAGES = 2**18
 _TARGET_SHARE, _DRAFT_SHARE = 4, 8
 # On a CPU a cache has pages for this number of tokens of each sequence by default, and for one sequence of any length.
 _USUAL_TOKENS = 2048
+
+
+class NoRoom(UsageError):
+    """A model has no room on its GPU, alone or beside the other one."""
 
 
 class GpuPlaces(NamedTuple):
@@ -47,7 +51,7 @@ class Sized(NamedTuple):
 
 
 def cache_pages(
-    options: EngineOptions,
+    options: ChosenOptions,
     speculation: Speculation,
     target: Sized,
     drafts: Sequence[Sized],
@@ -92,7 +96,7 @@ def cache_pages(
     return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
 
 
-def _usual_pages(options: EngineOptions, wanted: int) -> int:
+def _usual_pages(options: ChosenOptions, wanted: int) -> int:
     """Return the pages that a cache in the host's memory gets, if there is room, of the `wanted` ones."""
     asked = options.max_model_len is not None or options.kv_cache_memory_bytes is not None
     if asked or options.device != "cpu":
@@ -101,7 +105,7 @@ def _usual_pages(options: EngineOptions, wanted: int) -> int:
     return min(wanted, max(wanted // seqs, seqs * (-(-_USUAL_TOKENS // options.page_size) + 1)))
 
 
-def context_room(options: EngineOptions, target: Sized, drafts: Sequence[Sized], free: int) -> int:
+def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized], free: int) -> int:
     """Return the tokens of the longest sequence for which the caches in the host's memory have pages.
 
     `free` bytes of it the weights leave. A model on a GPU counts as one with room for any."""
@@ -125,7 +129,7 @@ def _token_bytes(models: Sequence[Sized]) -> int:
     return sum(ModelSizes.of(one.model).kv_values_per_token * ITEM_BYTES[one.dtype] for one in models)
 
 
-def _drafts_need(options: EngineOptions, speculation: Speculation, target: Sized, drafts: Sequence[Sized]) -> Need:
+def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized, drafts: Sequence[Sized]) -> Need:
     """Return what all drafts, which run in one process, keep on its GPU."""
     chains, rows = options.max_num_seqs * speculation.chains, options.max_num_seqs * (1 + speculation.longest)
     largest = max(shape.tokens for shape in draft_shapes(options.max_num_seqs, chains))
@@ -140,7 +144,7 @@ def _drafts_need(options: EngineOptions, speculation: Speculation, target: Sized
     return total
 
 
-def _need(sized: Sized, options: EngineOptions, rows: int, ranks: int, kept: Sequence[int]) -> Need:
+def _need(sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int]) -> Need:
     """Return what one of a model's `ranks` keeps on its GPU. A forward has logits for `rows` tokens; static shapes,
     in memory of their own, keep the logits of `kept` tokens each."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
@@ -205,7 +209,7 @@ def pages_on_gpus(
     """Return the pages of target and draft. The draft gets the `wanted` pages that it can use, the target the rest.
 
     Where they share a GPU that is too small for that, both get equally many. A draft on no GPU (None) gets `wanted`.
-    Raises UsageError where either has fewer than the `least` pages that one sequence needs."""
+    Raises NoRoom where either has fewer than the `least` pages that one sequence needs."""
     drafts = wanted
     if draft_gpu is not None:
         room = budget.of(draft_gpu) - draft.fixed
@@ -214,13 +218,13 @@ def pages_on_gpus(
             room, each = room - target.fixed, each + target.page
         drafts = min(wanted, room // each)
         if drafts < least:
-            raise UsageError(_no_room("the draft", draft, target, draft_gpu, target_gpus, least, budget))
+            raise NoRoom(_no_room("the draft", draft, target, draft_gpu, target_gpus, least, budget))
     taken: Mapping[int, int] = {} if draft_gpu is None else {draft_gpu: draft.fixed + drafts * draft.page}
     found = max(wanted, _SPARE_PAGES)
     for gpu in target_gpus:
         room = budget.of(gpu) - target.fixed - taken.get(gpu, 0)
         if room < least * target.page:
-            raise UsageError(_no_room("the target", target, draft, gpu, [draft_gpu], least, budget))
+            raise NoRoom(_no_room("the target", target, draft, gpu, [draft_gpu], least, budget))
         found = min(found, room // target.page if target.page else found)
     return found, drafts
 
@@ -239,14 +243,14 @@ def _no_room(
     return f"{who} has no room on cuda:{gpu}: it needs {parts}{beside}, and {budget.words(gpu)}; {help}"
 
 
-def draft_probs_bytes(options: EngineOptions, speculation: Speculation, vocab_size: int) -> int:
+def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_size: int) -> int:
     """Return the bytes that the draft's probabilities take. Only the sampler `rejection` reads them."""
     if speculation.mode in ("ar", "ngram") or speculation.sampler != "rejection":
         return 0
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
 
 
-def host_weights(options: EngineOptions, target: Sized, drafts: Sequence[Sized], quantize: Quantize) -> int:
+def host_weights(options: ChosenOptions, target: Sized, drafts: Sequence[Sized], quantize: Quantize) -> int:
     """Return the bytes of the weights that are in the memory of the host. `quantize` is the draft's."""
     size = 0
     if options.device == "cpu" and options.load_format != "mock":
@@ -264,7 +268,7 @@ def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     return pairs.borrowed(draft, target) if draft.tensors else draft
 
 
-def check_random_weights(options: EngineOptions, size: int, available: int) -> None:
+def check_random_weights(options: ChosenOptions, size: int, available: int) -> None:
     """Raise UsageError where random weights of `size` bytes, which no file bounds, do not fit into what is free."""
     if options.load_format == "dummy" and size > available:
         raise UsageError(f"random weights of {options.target} need {_gib(size)}, more than the memory that is free")

@@ -1,7 +1,7 @@
 """CUDA's Multi-Process Service: processes that share a GPU run at the same time instead of by turns.
 
-CUDA uses it where its control daemon runs; nothing is started here. A draft that shares the target's GPU gets a small
-part of its processors and gives way to the target."""
+CUDA uses it where its control daemon runs; with `--mps` an engine starts one of its own. A draft that shares the
+target's GPU gets a small part of its processors and gives way to the target."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from ssd.errors import UsageError
+
 _TOOL = "nvidia-cuda-mps-control"
 _PIPES, _DEFAULT_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+_LOGS = "CUDA_MPS_LOG_DIRECTORY"
+# Ends the daemon when nobody holds its standard input any more, however that came about.
+_ENDS = f'read -r _; echo quit -t 5 | {_TOOL}; rm -rf "$0"'
 _TIMEOUT_S = 5.0
 
 # Percent of the processors. A draft mostly waits; a verification, bound by memory, loses little. A guess, not measured.
@@ -37,13 +44,35 @@ def state() -> State:
     return "running" if done.returncode == 0 else "stopped"
 
 
+@contextmanager
+def service() -> Iterator[dict[str, str]]:
+    """Run a daemon while the block lasts; yield the variables by which processes find it. It also ends when this
+    process is killed. Raises UsageError where it does not start."""
+    if shutil.which(_TOOL) is None:
+        raise UsageError(f"--mps needs {_TOOL}, which is not installed here")
+    folder = tempfile.mkdtemp(prefix="ssd-mps-")
+    where = {_PIPES: folder, _LOGS: folder}
+    environment, said = os.environ | where, Path(folder) / "said"
+    with subprocess.Popen(
+        ["sh", "-c", _ENDS, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, process_group=0
+    ):
+        with said.open("w") as words:  # a daemon keeps a pipe open
+            try:
+                subprocess.run(
+                    [_TOOL, "-d"], stdout=words, stderr=words, check=True, timeout=_TIMEOUT_S, env=environment
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UsageError(f"--mps: {error}: {said.read_text().strip()}") from None
+        yield where
+
+
 def advice(found: State) -> str:
     """Return how to get MPS, where it is not running."""
     if found == "missing":
         return f"CUDA's MPS, under which they would run side by side, is not installed ({_TOOL})"
     pipes = os.environ.get(_PIPES)
     where = "" if pipes is None else f"{_PIPES}={shlex.quote(pipes)} "
-    return f"they run side by side once CUDA's MPS does: {where}{_TOOL} -d"
+    return f"they run side by side once CUDA's MPS does: give --mps, or start it: {where}{_TOOL} -d"
 
 
 def draft_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,17 @@ import msgspec
 from msgspec import Meta
 
 from ssd.config.emulation import Agreement
-from ssd.config.engine import MAX_RANKS, CommonOptions, DType, Nodes, Positive, Quantize, RankCount
+from ssd.config.engine import (
+    MAX_RANKS,
+    CommonOptions,
+    DType,
+    Nodes,
+    Positive,
+    Quantize,
+    RankCount,
+    SequenceCount,
+    TokenCount,
+)
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,
@@ -36,12 +46,16 @@ _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_l
 
 
 class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's options. None means: choose for this machine and model.
+    """The engine's options. None means: choose for this device (`ssd.launch.defaults`), machine and model.
 
     `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
     `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
     auto. Lists of cores are written as "0-2,5". `ssd launch --help` describes every option."""
 
+    dtype: DType | None = None
+    max_num_seqs: SequenceCount | None = None
+    max_num_batched_tokens: TokenCount | None = None
+    draft_device: str | None = None
     target: str = "smollm2"
     draft: _Texts = ()
     mode: Mode = "auto"
@@ -137,6 +151,15 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         if asked and len(asked) != drafts:
             raise UsageError(f"--draft-revision: {len(asked)} given for {drafts} drafts; give one each, empty for none")
         return [revision or None for revision in asked] or [None] * drafts
+
+
+class ChosenOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options in which nothing is left to the device."""
+
+    dtype: DType
+    max_num_seqs: SequenceCount
+    max_num_batched_tokens: TokenCount
+    draft_device: str
 
 
 def within_bounds(values: _Values) -> _Values:

@@ -18,22 +18,37 @@ from ssd.config.engine import CommonOptions, DType, EngineConfig, Features, Quan
 from ssd.config.params import DRAFTED, SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
+from ssd.launch.defaults import chosen
 from ssd.launch.memory import GpuPlaces, Sized
-from ssd.launch.options import EngineOptions, display_name, within_bounds
+from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
 from ssd.launch.server import ServerOptions, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.sizes import ModelSizes
 
 log = logging.getLogger("ssd.launch")
 
+_CHOSEN = ("dtype", "max_num_seqs", "max_num_batched_tokens", "draft_device")
+
 
 def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
     """Find and check the models, and fit everything into this machine. Raises UsageError for what cannot work.
 
     A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
-    served. The load format `mock` implies mode `ar`."""
+    served. The load format `mock` implies mode `ar`. A draft whose device nobody named runs on the CPU where GPUs have
+    no room for it."""
     check_text(options)
-    options = within_bounds(options)
+    wanted = chosen(within_bounds(options))
+    try:
+        return _resolved(wanted, server)
+    except memory.NoRoom as error:
+        if options.draft_device is not None or wanted.draft_device == "cpu":
+            raise
+        beside = _resolved(replace(wanted, draft_device="cpu"), server)
+        log.warning("the draft runs on the CPU: %s", error)
+        return beside
+
+
+def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
     nodes = options.nodes(server is not None and server.insecure)
     if options.load_format == "mock" or options.node_rank:  # node 0 has the draft
         options = replace(options, mode="ar")
@@ -94,14 +109,14 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         synthetic=options.synthetic(),
         server=served,
         page_size=options.page_size,
-        **{name: getattr(options, name) for name in CommonOptions.__struct_fields__},
+        **{name: getattr(options, name) for name in (*CommonOptions.__struct_fields__, *_CHOSEN)},
     )
     memory.check_arenas(config, draft_probs, available)
     log.info("context: %d tokens, for prompt and answer together", length)
     return within_bounds(config)
 
 
-def _gpu_places(options: EngineOptions, has_draft: bool) -> GpuPlaces:
+def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
     """Return who is on which GPU, and say how well they share one. Raises UsageError for a GPU that is not there."""
     target = gpus.of_ranks(options.device, options.ranks_here)
     draft = gpus.number(options.draft_device)
@@ -114,7 +129,9 @@ def _gpu_places(options: EngineOptions, has_draft: bool) -> GpuPlaces:
         if target and target[-1] >= len(present):
             ranks = f" and --tensor-parallel-size {len(target)}" if len(target) > 1 else ""
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
-    if draft in target:
+    if options.mps and draft not in target:
+        raise UsageError("--mps is for a target and a draft on the same GPU, which these are not")
+    if draft in target and not options.mps:
         if (service := mps.state()) == "running":
             log.info("target and draft share cuda:%d under CUDA's MPS", draft)
         else:
@@ -122,7 +139,7 @@ def _gpu_places(options: EngineOptions, has_draft: bool) -> GpuPlaces:
     return GpuPlaces(target, draft, present)
 
 
-def _models(options: EngineOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
+def _models(options: ChosenOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
     """Return target and drafts, checked, also against each other. In mode `ar` there is no draft."""
     names = () if options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
@@ -158,7 +175,7 @@ def _sampling(target: checkpoint.Checkpoint) -> SamplingDefaults:
 
 
 def _features(
-    options: EngineOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
+    options: ChosenOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 ) -> Features | None:
     """Return what an EAGLE-3 head among the drafts reads of the target. Raises UsageError."""
     found = [draft for draft in drafts if pairs.is_head(draft)]
@@ -175,7 +192,7 @@ def _features(
     return Features(layers=layers, width=pairs.FUSED * pairs.target_width(found[0].config))
 
 
-def _max_model_len(options: EngineOptions, shape: ModelSizes, room: int) -> int:
+def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
     """Return the longest sequence: by default the model's own, or as long as there is `room` for. Raises UsageError."""
     length = options.max_model_len
     if length is None:
@@ -194,14 +211,14 @@ def _max_model_len(options: EngineOptions, shape: ModelSizes, room: int) -> int:
     return length
 
 
-def _draft_dtype(options: EngineOptions) -> DType:
+def _draft_dtype(options: ChosenOptions) -> DType:
     """Return the target's type, or bfloat16 where the draft's processor multiplies it: a draft may be rounded."""
     if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
         return options.dtype
     return "bfloat16" if multiplies_bfloat16() else options.dtype
 
 
-def _draft_quantize(options: EngineOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
+def _draft_quantize(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
     """Return the target's quantization, or int8 where the draft's processor is fastest with it and type and device
     allow it. Raises UsageError where what was asked for cannot be."""
     draft = options.draft_quantize

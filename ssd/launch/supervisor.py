@@ -25,6 +25,7 @@ from ssd.ipc import listening, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
 from ssd.ipc.nodes import Host
 from ssd.ipc.run_directory import remove
+from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
 from ssd.launch.resources import SharedResources
@@ -62,6 +63,7 @@ class Engine:
         self._host: Host | None = None
         self._drain_seconds = 0.0
         self._is_homeless = False  # its run directory is gone
+        self._mps: dict[str, str] = {}  # where CUDA's MPS is found, if it is this engine's
 
     @property
     def url(self) -> str | None:
@@ -105,6 +107,8 @@ class Engine:
             self._held.callback(self._close_http)
         self._shared = SharedResources(self._held, self.config)
         self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
+        if self.config.mps and mps.state() != "running":
+            self._mps = self._held.enter_context(mps.service())
         if self.config.nodes is not None:
             self._host = Host(self.config)
 
@@ -262,7 +266,7 @@ class Engine:
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd)
-            self._processes[name] = ChildProcess(f"ssd.{package}", start)
+            self._processes[name] = ChildProcess(f"ssd.{package}", start, self._mps)
 
     def _read_statuses(self) -> None:
         for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):

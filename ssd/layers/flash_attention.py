@@ -12,14 +12,15 @@ from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 
 PAGE_SIZE = 256  # flash-attn refuses page sizes that are no multiple of this
+_MOST_DIM = 256
+_FEW = 16  # queries of a row; verifications have no more
 
 
 class FlashAttention(TritonAttention):
-    """Causal rows in 16 bits by flash-attn; everything else by Triton, parts of a larger softmax among it."""
+    """Prompts in 16 bits by flash-attn, everything else by Triton: verifications, as flash-attn divides the keys among
+    processors for single queries only, and parts of a larger softmax."""
 
     def __init__(self, device: torch.device, page_size: int, deterministic: bool) -> None:
-        if device.type != "cuda":
-            raise UsageError(f"--attention flash-attn works on a GPU, not on {device}")
         if deterministic:
             raise UsageError("--attention flash-attn cannot be --deterministic: how it adds depends on the batch")
         if page_size % PAGE_SIZE:
@@ -27,7 +28,8 @@ class FlashAttention(TritonAttention):
         super().__init__(device)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        if not rows.causal or q.dtype.itemsize != 2:
+        few = rows.longest <= _FEW or not rows.causal
+        if few or q.dtype.itemsize != 2 or q.shape[-1] > _MOST_DIM or q.shape[-1] % 8:
             return super().attend(q, keys, values, rows, scale, rule)
         paged = (-1, rows.page_size, *keys.shape[1:])
         out: Tensor = flash_attn_varlen_func(

@@ -103,8 +103,12 @@ def test_a_forward_works_in_what_its_tokens_and_logits_need() -> None:
     assert working(256, 64, 4096, 14336, 128256) == 4 * 256 * (6 * 4096 + 2 * 14336) + 16 * 64 * 128256
 
 
-SAID = "0, GPU-aa11, 100, 90\n1, GPU-bb22, 200, 150\n2, GPU-ab33, 300, 300\n"
-ALL = [Gpu(100 << 20, 90 << 20), Gpu(200 << 20, 150 << 20), Gpu(300 << 20, 300 << 20)]
+SAID = "0, GPU-aa11, 100, 90, 9.0\n1, GPU-bb22, 200, 150, 8.6\n2, GPU-ab33, 300, 300, 12.1\n"
+ALL = [
+    Gpu(100 << 20, 90 << 20, (9, 0)),
+    Gpu(200 << 20, 150 << 20, (8, 6)),
+    Gpu(300 << 20, 300 << 20, (12, 1)),
+]
 
 
 @pytest.mark.parametrize(

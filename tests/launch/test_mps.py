@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
+from ssd.errors import UsageError
 from ssd.ipc.process import Start
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.supervisor import Engine
 
 # What the program does with a daemon's pipes there, and without.
 STUB = """#!/bin/sh
+alive="${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}/alive"
+[ "$1" = -d ] && exec touch "$alive"
 read command
-[ "$command" = get_server_list ] || exit 2
-[ -e "${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}/alive" ] && exit 0
-echo 'Cannot find MPS control daemon process' >&2
-exit 1
+if [ ! -e "$alive" ]; then
+    echo 'Cannot find MPS control daemon process' >&2
+    exit 1
+fi
+case "$command" in
+    get_server_list) exit 0 ;;
+    "quit -t 5") rm "$alive"; echo "$alive" >> "$(dirname "$0")/quit" ;;
+    *) exit 2 ;;
+esac
 """
 PERCENTAGE, PRIORITY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_CLIENT_PRIORITY"
 
@@ -70,10 +86,58 @@ def test_without_the_program_the_pipes_tell(pipes: Path) -> None:
 
 
 def test_people_are_told_the_command(program: Path, pipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mps.advice("stopped").endswith(f": CUDA_MPS_PIPE_DIRECTORY='{pipes}' nvidia-cuda-mps-control -d")
+    command, help = "nvidia-cuda-mps-control -d", ": give --mps, or start it: "
+    assert mps.advice("stopped").endswith(f"{help}CUDA_MPS_PIPE_DIRECTORY='{pipes}' {command}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
-    assert mps.advice("stopped").endswith(": nvidia-cuda-mps-control -d")
+    assert mps.advice("stopped").endswith(help + command)
     assert "not installed" in mps.advice("missing")
+
+
+def test_an_engines_own_daemon_ends_with_it(program: Path) -> None:
+    with mps.service() as where:
+        own = Path(where["CUDA_MPS_PIPE_DIRECTORY"])
+        assert (own / "alive").exists() and where["CUDA_MPS_LOG_DIRECTORY"] == str(own)
+    assert (program.parent / "quit").read_text() == f"{own}/alive\n" and not own.exists()
+
+
+def test_it_ends_with_a_killed_engine_too(program: Path) -> None:
+    code = "import os, signal; from ssd.launch import mps\nwith mps.service(): os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    ended, deadline = program.parent / "quit", time.monotonic() + 30
+    while not (ended.exists() and ended.read_text()) or Path(ended.read_text().strip()).parent.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_daemon_that_does_not_start_is_told_with_its_words(program: Path) -> None:
+    program.write_text("#!/bin/sh\necho no devices >&2\nexit 3\n")
+    with (
+        pytest.raises(UsageError, match=r"--mps: .*nvidia-cuda-mps-control.* exit status 3.*: no devices"),
+        mps.service(),
+    ):
+        pass
+    program.unlink()
+    with pytest.raises(UsageError, match="--mps needs nvidia-cuda-mps-control, which is not installed"), mps.service():
+        pass
+
+
+def test_all_processes_of_an_engine_find_its_daemon(program: Path) -> None:
+    config = replace(resolve(EngineOptions(load_format="mock")), mps=True)
+    with Engine(config) as engine:
+        found = set()
+        for pid in engine.pids.values():
+            names = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            found |= {name for name in names if name.startswith("CUDA_MPS_PIPE_DIRECTORY=")}
+        (where,) = found
+    alive = where.partition("=")[2] + "/alive"
+    assert (program.parent / "quit").read_text() == alive + "\n"
+
+
+def test_a_daemon_that_runs_already_is_used_and_left_running(program: Path, pipes: Path) -> None:
+    (pipes / "alive").touch()
+    with Engine(replace(resolve(EngineOptions(load_format="mock")), mps=True)):
+        pass
+    assert not (program.parent / "quit").exists() and (pipes / "alive").exists()
 
 
 @pytest.mark.parametrize(

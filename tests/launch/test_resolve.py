@@ -31,8 +31,12 @@ GIB = 2**30
 TARGET = str(BUILTIN["smollm2"].directory)
 
 
+OF_CPU = {"dtype": "float32", "draft_device": "cpu", "max_num_seqs": 8, "max_num_batched_tokens": 256}
+
+
 def config(**options: Any) -> EngineConfig:
-    return resolve(EngineOptions(**{"target": TARGET, "draft": (str(MODEL),), **options}))
+    """With the same numbers on every device."""
+    return resolve(EngineOptions(**{"target": TARGET, "draft": (str(MODEL),), **OF_CPU, **options}))
 
 
 @pytest.fixture
@@ -165,7 +169,8 @@ def test_hidden_states_that_lie_on_the_gpu_take_room_there(
     states = 16 * 4 * heads.WIDTH
 
     def pages(draft_device: str, given: int | None = None) -> int:
-        asked: dict[str, Any] = {"device": "cuda", "draft_device": draft_device, "kv_cache_memory_bytes": given}
+        asked: dict[str, Any] = OF_CPU | {"device": "cuda", "draft_device": draft_device}
+        asked |= {"kv_cache_memory_bytes": given}
         return resolve(
             EngineOptions(target=str(target), draft=(str(head),), gpu_memory_utilization=1, **asked)
         ).num_pages
@@ -221,8 +226,76 @@ def test_who_shares_a_gpu_is_told_how_to_share_it_well(
     config(device="cuda", draft_device="cuda:1")
     config(device="cuda", draft_device="cuda", mode="ar")
     assert not caplog.records
+    config(device="cuda", draft_device="cuda:0", mps=True)
+    assert not caplog.records
+    with pytest.raises(UsageError, match="--mps is for a target and a draft on the same GPU"):
+        config(device="cuda", draft_device="cuda:1", mps=True)
     config(device="cuda", draft_device="cuda:0")
     assert "take turns on cuda:0" in caplog.text and "nvidia-cuda-mps-control -d" in caplog.text
+
+
+LARGE, SMALL = (
+    {"max_num_seqs": 64, "max_num_batched_tokens": 8192},
+    {"max_num_seqs": 32, "max_num_batched_tokens": 2048},
+)
+A100, T4 = Gpu(80 * GIB, 79 * GIB, (8, 0)), Gpu(16 * GIB, 15 * GIB, (7, 5))
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "expected"),
+    [
+        ([A100], {}, OF_CPU),
+        ([A100], {"device": "cuda"}, {"dtype": "bfloat16", "draft_device": "cuda:0", **LARGE}),
+        ([A100, A100], {"device": "cuda"}, {"draft_device": "cuda:1"}),
+        ([A100, A100], {"device": "cuda:1"}, {"draft_device": "cuda:0"}),
+        ([A100, A100], {"device": "cuda", "tensor_parallel_size": 2}, {"draft_device": "cuda:0"}),
+        ([T4], {"device": "cuda:0"}, {"dtype": "float16", "draft_device": "cuda:0", **SMALL}),
+        ([T4, A100], {"device": "cuda:1"}, {"dtype": "bfloat16", "draft_device": "cuda:0", **LARGE}),
+        ([A100], {"device": "cuda", **OF_CPU}, OF_CPU),
+        ([A100], {"device": "cuda", "max_num_seqs": 3}, {"max_num_seqs": 3, "max_num_batched_tokens": 8192}),
+        ([A100], {"draft_device": "cuda"}, OF_CPU | {"draft_device": "cuda"}),
+    ],
+    ids=str,
+)
+def test_what_nobody_asked_for_depends_on_the_device(
+    there: list[Gpu], asked: dict[str, Any], expected: dict[str, Any], cards: list[Gpu]
+) -> None:
+    cards[:] = there
+    found = resolve(EngineOptions(target=TARGET, draft=(str(MODEL),), max_model_len=2048, **asked))
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_prompts_go_through_flash_attn_where_it_is_installed_and_serves(
+    cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards[:] = [A100]
+
+    def backend(**asked: Any) -> tuple[str, int]:
+        asked = {"target": TARGET, "draft": (str(MODEL),), "max_model_len": 2048, "device": "cuda", **asked}
+        found = resolve(EngineOptions(**asked))
+        return found.attention, found.page_size
+
+    assert backend() == ("auto", 16)
+    monkeypatch.setattr("ssd.launch.defaults.find_spec", lambda name: name)
+    assert backend() == ("flash-attn", 256)
+    for other in ({"dtype": "float32"}, {"deterministic": True}, {"device": "cpu"}):
+        assert backend(**other) == ("auto", 16)
+    assert backend(attention="triton") == ("triton", 16)
+
+
+def test_a_draft_without_room_on_the_gpu_runs_on_the_cpu_unless_it_was_told_where(
+    cards: list[Gpu], caplog: pytest.LogCaptureFixture
+) -> None:
+    cards[:] = [Gpu(3 * GIB, 3 * GIB)]
+    asked: dict[str, Any] = {"target": TARGET, "draft": (TARGET,), "device": "cuda", "max_model_len": 2048}
+    found = resolve(EngineOptions(**asked))
+    assert (found.device, found.draft_device) == ("cuda", "cpu")
+    assert "the draft runs on the CPU: the draft has no room on cuda:0" in caplog.text
+    with pytest.raises(UsageError, match="the draft has no room on cuda:0"):
+        resolve(EngineOptions(**asked, draft_device="cuda"))
+    cards[:] = [Gpu(GIB, GIB)]
+    with pytest.raises(UsageError, match="the target has no room on cuda:0"):
+        resolve(EngineOptions(**asked))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
-"""Compiles the Triton kernels for a GPU that is not here (sm_90): `python -m tests.layers.compile_kernels`.
+"""Compiles the Triton kernels for GPUs that are not here (sm_90, sm_80): `python -m tests.layers.compile_kernels`.
 
-Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant.
+Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant: how it multiplies and loads. Fails
+where one needs more shared memory than there is, or spills registers.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -12,22 +17,33 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ssd.kernels.triton_rounds import build_kernel, decide_kernel
-from ssd.kernels.triton_sampling import best_kernel, last_kernel, noise_kernel, warm_kernel
+from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
-HOPPER = GPUTarget("cuda", 90, 32)
+CAPABILITIES = (90, 80)
+_SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
+_SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Programming Guide, compute capabilities)
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
 _POINTERS = ("table", "sequences", "starts")
 _ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
 
 
-def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str, **types: str) -> Any:
-    """A kernel for these constants; `element` and `result` are the types that it reads and writes, `types` others."""
+def compiled(
+    title: str,
+    kernel: Any,
+    constants: dict[str, Any],
+    element: str,
+    result: str,
+    warps: int = 4,
+    **types: str,
+) -> None:
+    """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
+    reads and writes, `types` others."""
     elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin", "logits"}
-    floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse"}
+    floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse", "lowest"}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -45,7 +61,27 @@ def compiled(kernel: Any, constants: dict[str, Any], element: str, result: str, 
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in _ALIGNED if name in places}
     source = ASTSource(kernel, signature, {places[name]: value for name, value in constants.items()}, aligned)
-    return triton.compile(source, target=HOPPER, options={"num_warps": 4, "num_stages": 2})
+    for capability in CAPABILITIES:
+        made = triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 2}
+        )
+        assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
+        code = made.asm["ptx"]
+        found = [unit for unit in ("wgmma", "mma.sync") if unit in code][:1]
+        found += ["copies ahead"] if "cp.async" in code else []
+        assert _spilled(code, capability) <= _SPILLED, title
+        print(f"sm_{capability} {title}: {', '.join(found)}".removesuffix(": "))
+
+
+def _spilled(code: str, capability: int) -> int:
+    """The bytes of registers that a kernel writes to memory, by Triton's own assembler."""
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        (source := Path(folder) / "kernel.ptx").write_text(code)
+        target = "sm_90a" if capability == 90 else f"sm_{capability}"
+        command = [str(assembler), "-v", f"--gpu-name={target}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
 def main() -> None:
@@ -58,12 +94,9 @@ def main() -> None:
         ("deterministic, window, cap", fixed, "fp16", "fp32"),
         ("32 bits", wide, "fp32", "fp32"),
     ):
-        code = compiled(attend_kernel, constants, element, result).asm["ptx"]
-        units = [unit for unit in ("wgmma", "mma.sync", "fma.rn.f32") if unit in code]
-        print(f"attend, {name}: {units[0]}, {'copies ahead' if 'cp.async' in code else 'waits'}")
+        compiled(f"attend, {name}", attend_kernel, constants, element, result)
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
-    compiled(merge_kernel, merged, "fp32", "bf16")
-    print("merge")
+    compiled("merge", merge_kernel, merged, "fp32", "bf16")
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True}
     sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
     for kernel, constants, types in (
@@ -71,22 +104,22 @@ def main() -> None:
         (gate_kernel, {"SIZE": 14336, "BLOCK": 1024, "GELU": True}, {}),
         (turn_kernel, heads, {}),
         (noise_kernel, {"LISTED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
-        (best_kernel, {"WARM": True, "BLOCK": 2048}, sampling),
+        (best_kernel, {"WARM": True, "FILTERED": True, "BLOCK": 2048}, sampling),
         (last_kernel, {"BLOCK": 64}, {**sampling, "out": "*i64"}),
-        (warm_kernel, {"LISTED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
+        (warm_kernel, {"LISTED": True, "FILTERED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
     ):
-        compiled(kernel, constants, "bf16", "bf16", **types)
-        print(kernel.__name__)
+        compiled(kernel.__name__, kernel, constants, "bf16", "bf16", **types)
+    filters = {"top_k": "*i64", "top_p": "*fp32", "min_p": "*fp32", "out": "*fp32"}
+    compiled("lowest_kernel", lowest_kernel, {"DIGIT": 4, "BLOCK": 512}, "bf16", "fp32", 8, **filters)
     words = {"NUMBERS": 4, "MOST": 15}
     entry = {"ENTRIES": 64, "WORDS": 27, "IDS": 12, "KEY": 1, "DEPTH": 9, "CHECKSUM": 10, "ENTRY_IDS": 11}
     entry |= {"LOOKAHEAD": 16, "SALT": 0x5353445F424F4132, "BLOCK_E": 64, "BLOCK_W": 32, "BLOCK_M": 16}
     integers = dict.fromkeys(("rows", "tokens", "board", "weights", "decided", "report"), "*i64")
-    compiled(decide_kernel, words | entry, "bf16", "bf16", **integers)
-    print(decide_kernel.__name__)
+    compiled("decide_kernel", decide_kernel, words | entry, "bf16", "bf16", **integers)
     columns = ("rows", "decided", "ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")
+    columns += ("top_k", "top_p", "min_p")
     places = {"PAGE": 16, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}
-    compiled(build_kernel, words | places, "bf16", "bf16", **dict.fromkeys(columns, "*i64"))
-    print(build_kernel.__name__)
+    compiled("build_kernel", build_kernel, words | places, "bf16", "bf16", **dict.fromkeys(columns, "*i64"))
     tiles = {"BIASED": True, "WHOLE": False, "UNIT": 32, "SUMMED": 1, "BLOCK_M": 16, "BLOCK_N": 64, "WIDE": False}
     packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}
     for name, constants in (
@@ -94,11 +127,8 @@ def main() -> None:
         ("8 bits", {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
         ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
-        code = compiled(product_kernel, constants | tiles, "bf16", "fp32", **packed).asm["ptx"]
-        units = [unit for unit in ("wgmma", "mma.sync", "fma.rn.f32") if unit in code]
-        print(f"packed, {name}: {units[0]}, {'copies ahead' if 'cp.async' in code else 'waits'}")
-    compiled(sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
-    print(sum_kernel.__name__)
+        compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
+    compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.execution.runner import attention_backend
-from ssd.layers.attention import PLAIN, Scores, attend_part, very_low
+from ssd.layers.attention import PLAIN, Scores, attend, attend_part, very_low
 from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention
 from ssd.layers.triton_attention import TritonAttention
 from tests.layers.paged_case import Case, case
@@ -151,6 +156,86 @@ def test_queries_may_lie_between_other_numbers() -> None:
     wide = torch.full((given.q.shape[0], 9, 16), torch.nan)
     wide[:, 2:6] = given.q
     check("triton", given._replace(q=wide[:, 2:6]))
+
+
+class FlashAttn(ModuleType):
+    """The package as it is documented (flash-attn 2.8): what its function takes, and what it returns for that."""
+
+    def __init__(self) -> None:
+        super().__init__("flash_attn")
+        self.called = 0
+
+    def flash_attn_varlen_func(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        deterministic: bool = False,
+        return_attn_probs: bool = False,
+        block_table: Tensor | None = None,
+    ) -> Tensor:
+        """Of each sequence the last query sees the last key, and those before it one key less each."""
+        self.called += 1
+        assert block_table is not None and softmax_scale is not None
+        assert q.dtype == k.dtype == v.dtype and q.dtype in (torch.float16, torch.bfloat16)
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == block_table.dtype == torch.int32
+        assert cu_seqlens_q.is_contiguous() and cu_seqlens_k.is_contiguous() and block_table.stride(-1) == 1
+        assert len(cu_seqlens_q) == len(cu_seqlens_k) == len(block_table) + 1
+        assert cu_seqlens_q[0] == cu_seqlens_k[0] == 0 and cu_seqlens_q[-1] == len(q)
+        assert type(max_seqlen_q) is type(max_seqlen_k) is int
+        assert max_seqlen_q >= cu_seqlens_q.diff().max() and max_seqlen_k >= cu_seqlens_k.diff().max()
+        assert block_table.shape[1] * k.shape[1] >= max_seqlen_k and k.shape == v.shape and k.shape[1] % 256 == 0
+        assert k.stride(-1) == v.stride(-1) == q.stride(-1) == 1 and q.shape[1] % k.shape[2] == 0
+        assert q.shape[2] == k.shape[3] <= 256 and q.shape[2] % 8 == 0
+        left, right = window_size
+        assert causal and right == (-1 if left < 0 else 0)
+        assert (dropout_p, alibi_slopes, deterministic, return_attn_probs) == (0.0, None, False, False)
+        rule, out = Scores(window=None if left < 0 else left + 1, softcap=softcap or None), torch.empty_like(q)
+        for pages, queries, seen in zip(
+            block_table, pairwise(cu_seqlens_q.tolist()), cu_seqlens_k.diff().tolist(), strict=True
+        ):
+            mine = pages[: -(-seen // k.shape[1])].long()
+            keys, values = (kind[mine].flatten(0, 1)[:seen].double() for kind in (k, v))
+            own = slice(*queries)
+            if seen:
+                out[own] = attend(q[own].double(), keys, values, softmax_scale, rule).view_as(q[own]).to(q.dtype)
+        return out
+
+
+@pytest.fixture
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlashAttn]:
+    package = FlashAttn()
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    yield package
+    sys.modules.pop("ssd.layers.flash_attention")
+
+
+@pytest.mark.parametrize("rule", [PLAIN, Scores(window=30), Scores(softcap=4.0)], ids=str)
+def test_prompts_go_through_flash_attn_as_it_is_documented(rule: Scores, flash_attn: FlashAttn) -> None:
+    backend = attention_backend("flash-attn", CPU, 256)
+    for lengths, calls in (([(40, 300), (1, 257), (0, 0), (3, 3)], 1), ([(16, 300), (1, 20)], 0)):
+        given = case(lengths, dim=16, page=256, dtype=torch.float16)
+        found = backend.attend(given.q, given.keys, given.values, given.rows, 0.3, rule)
+        assert (found.double() - given.expected(0.3, rule)).abs().max() < 4e-3
+        assert flash_attn.called == calls
+        flash_attn.called = 0
+    wide = case([(40, 300)], dim=16, page=256)  # in 32 bits
+    backend.attend(wide.q, wide.keys, wide.values, wide.rows, 0.3, rule)
+    assert flash_attn.called == 0
+    with pytest.raises(UsageError, match="needs pages of 256 tokens, not of 16"):
+        attention_backend("flash-attn", CPU, 16)
+    with pytest.raises(UsageError, match="cannot be --deterministic"):
+        attention_backend("flash-attn", CPU, 256, deterministic=True)
 
 
 def test_what_cannot_run_is_refused() -> None:
