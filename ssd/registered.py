@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -15,9 +16,15 @@ def entries(group: str) -> list[EntryPoint]:
 
     A checkout's own are read from its pyproject.toml. So it works if it was only unpacked, and if a part was added
     after it was installed."""
-    found = list(entry_points(group=group))
+    found = _installed(group, tuple(sys.path))
     known = {(entry.name, entry.value) for entry in found}
     return found + [entry for entry in _own(group) if (entry.name, entry.value) not in known]
+
+
+@cache
+def _installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
+    """Those of the packages on the `path`: every package's file is read."""
+    return list(entry_points(group=group))
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from ssd.files import cache_dir
+
 # One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
 # each other lose a lot.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -50,6 +52,17 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Once with our kernels and once as on a machine without a C compiler."""
     if request.param == "torch":
         monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own. The kernels in it are those of all: to compile them again takes a while."""
+    kernels, cache = cache_dir() / "kernels", tmp_path / "cache"
+    cache.mkdir()
+    kernels.mkdir(parents=True, exist_ok=True)
+    (cache / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("SSD_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture

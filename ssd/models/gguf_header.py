@@ -25,6 +25,8 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 # Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.
 _MAX_HEADER, _MAX_ENTRIES = 256 << 20, 1 << 20
+_FIRST_READ = 1 << 20
+_LENGTH = struct.Struct("<Q")
 # By struct's names: uint8, int8, ..., float32, bool, and in 64 bits.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
@@ -81,6 +83,7 @@ def read_header(path: Path) -> Header:
 class _Reader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._size = file, path, path.stat().st_size
+        self._bytes, self._at = b"", 0  # what is read of the file, and how far it is understood
         self._entries = 0  # fields, elements of their arrays and tensors so far
         self._alignment = 32
 
@@ -92,7 +95,7 @@ class _Reader:
         tensors, fields = self._number("<Q"), self._number("<Q")
         found = self._each_once("field", self._count(fields, 13), self._field)
         spans = list(self._each_once("tensor", self._count(tensors, 24), self._tensor).values())
-        position = -(-self._file.tell() // self._alignment) * self._alignment
+        position = -(-self._at // self._alignment) * self._alignment
         room, previous = self._size - position, 0
         for start, stop, name, *_ in sorted(spans):
             if start < previous:
@@ -160,17 +163,25 @@ class _Reader:
         return value
 
     def _string(self) -> str:
-        length = self._number("<Q")
-        if length > _MAX_STRING:
-            raise UsageError(f"{self._path}: a string of {length} bytes is over {_MAX_STRING}")
+        """A vocabulary is hundreds of thousands of these: no call but where more of the file is needed."""
+        start = self._at + _LENGTH.size
+        if start > len(self._bytes):
+            self._read_until(start)
+        length: int = _LENGTH.unpack_from(self._bytes, self._at)[0]
+        stop = start + length
+        if stop > len(self._bytes):
+            if length > _MAX_STRING:
+                raise UsageError(f"{self._path}: a string of {length} bytes is over {_MAX_STRING}")
+            self._read_until(stop)
+        self._at = stop
         try:
-            return self._take(length).decode()
+            return self._bytes[start:stop].decode()
         except UnicodeDecodeError as error:
             raise UsageError(f"{self._path} has a string that is not UTF-8") from error
 
     def _count(self, count: int, each: int) -> int:
         """`count` things of at least `each` bytes, if there is room for them and they are not too many."""
-        if count * each > self._size - self._file.tell():
+        if count * each > self._size - self._at:
             raise UsageError(f"{self._path} is truncated: no room for {count} entries")
         self._entries += count
         if self._entries > _MAX_ENTRIES:
@@ -178,8 +189,16 @@ class _Reader:
         return count
 
     def _take(self, count: int) -> bytes:
-        if count > self._size - self._file.tell():
+        start, self._at = self._at, self._at + count
+        self._read_until(self._at)
+        return self._bytes[start : self._at]
+
+    def _read_until(self, stop: int) -> None:
+        if stop > self._size:
             raise UsageError(f"{self._path} is truncated: its header is longer than its {self._size} bytes")
-        if count > _MAX_HEADER - self._file.tell():
+        if stop > _MAX_HEADER:
             raise UsageError(f"{self._path}: its header is longer than {_MAX_HEADER} bytes")
-        return self._file.read(count)
+        if stop > (known := len(self._bytes)):
+            self._bytes += self._file.read(max(stop - known, known, _FIRST_READ))
+        if stop > len(self._bytes):
+            raise UsageError(f"{self._path} has become shorter while it was read")

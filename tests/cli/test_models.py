@@ -48,8 +48,8 @@ def test_as_text(tmp_path: Path) -> None:
     assert "phi3 (built in)" in told and "longrope" in told and "F32" in told and "chat template" in told
 
 
-def test_a_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("own_cache")
+def test_a_gguf(tmp_path: Path) -> None:
     source = tiny.tokenizer(tiny.llama(tmp_path / "source", vocab_size=300))
     ggufs.write(tmp_path / "x.gguf", "Q4_1", source)
     found = described(tmp_path / "x.gguf")

@@ -6,11 +6,11 @@ import pytest
 
 from tools.soak.kills import POINTS, kills
 
-COUNT = 500
+COUNT = 250
 
 
-@pytest.mark.timeout(1800)  # 40 s where there is a core to spare
-def test_five_hundred_deaths_cost_no_token() -> None:
+@pytest.mark.timeout(1800)  # 20 s where there is a core to spare
+def test_hundreds_of_deaths_cost_no_token() -> None:
     report = kills(COUNT, seed=0)
     assert (report["altered"], report["lost"], report["duplicated"], report["failed"]) == (0, 0, 0, 0)
     assert report["crashed"] == 0, "every draft died as it should"

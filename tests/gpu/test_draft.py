@@ -43,7 +43,9 @@ def captured(model: Model, attention: str = "auto", capture: bool = True) -> Tre
     return runner
 
 
-@pytest.mark.parametrize("laws", [(Law(),) * 5, LAWS, (*LAWS[:4], Law(0.9, top_k=20, seed=3))], ids=str)
+@pytest.mark.parametrize(
+    "laws", [(Law(),) * 5, LAWS, (*LAWS[:4], Law(0.9, top_k=20, seed=3))], ids=["greedy", "mixed", "filtered"]
+)
 def test_guesses_are_those_of_plain_launches(
     laws: tuple[Law, ...], device: torch.device, pair: tuple[Path, Path]
 ) -> None:

@@ -26,6 +26,8 @@ from tests.exactness.plain import Plain
 from tests.models import ggufs, tiny, wheels
 from tests.models.gguf_writer import add_tokenizer, finish, permute
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 BPE = BUILTIN["smollm2-draft"].directory
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # which gguf itself can write
 TEXTS = (
@@ -33,11 +35,6 @@ TEXTS = (
     "In 1984, 42% of  them\twere 中文 ¿verdad?",
     "<|im_start|>user\nHi<|im_end|>",
 )
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,8 @@ from tests.models.gguf_writer import finish
 from tests.models.knobs import FULL, LINEAR, LLAMA3, SLIDING, THETA
 from tests.ranks import part, side_by_side
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = THETA | {"rope_type": "longrope", "original_max_position_embeddings": 32}
 LONGROPE |= {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0 + 0.5 * i for i in range(8)]}
@@ -84,11 +86,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", GRANITE),
 }
 TYPES = ("F32", "Q8_0", "Q4_0", "Q5_1")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
 
 
 def logits_of(directory: Path, text: list[int]) -> Any:

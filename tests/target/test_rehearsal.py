@@ -9,7 +9,6 @@ import pytest
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
-from ssd.files import cache_dir
 from ssd.tuning.costs import SITUATIONS
 from tests.models import tiny
 
@@ -17,13 +16,8 @@ PROMPTS = [tiny.token_ids(40, seed) for seed in range(3)]
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """A target and its draft, and a cache folder of its own for what is learned of them."""
-    kernels, cache = cache_dir() / "kernels", tmp_path / "cache"
-    cache.mkdir()
-    if kernels.exists():
-        (cache / "kernels").symlink_to(kernels)
-    monkeypatch.setenv("SSD_CACHE", str(cache))
+def pair(tmp_path: Path, own_cache: Path) -> tuple[str, str]:
+    """A target and its draft, of which nothing is known yet."""
     target = tiny.tokenizer(tiny.llama(tmp_path / "target", seed=3, vocab_size=300))
     return str(target), str(tiny.noisy_copy(target, tmp_path / "draft", noise=0.02))
 

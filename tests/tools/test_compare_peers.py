@@ -107,11 +107,10 @@ def test_transformers_says_the_same_whatever_assists_it(pair: tuple[Path, Path])
     assert len(told["transformers-draft"]) < 12  # several at a time
 
 
-@pytest.mark.usefixtures("llama_cpp")
+@pytest.mark.usefixtures("llama_cpp", "own_cache")
 def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     gguf, file = tmp_path / "target.gguf", tmp_path / "report.json"
     ggufs.write(gguf, "Q4_1", tokenizer=pair[0])
     asked = ("--peers", "llama.cpp", "--peers", "llama.cpp-lookup", "--peers", "ar")
