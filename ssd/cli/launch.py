@@ -36,6 +36,8 @@ _SERVER = {
     "allowed_host": "Another host name that HTTP without keys answers to, as of a proxy. Repeatable.",
     "zmq_bind": "Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555.",
     "zmq_keys": "Folder of `ssd keys` with the engine's key and the list of clients.",
+    "draft_bind": "Let a draft on another machine (ssd draft) connect at this address, as tcp://0.0.0.0:5556.",
+    "draft_keys": "Folder of `ssd keys` with the list of those drafts, which read all prompts.",
     "insecure": "Let other machines in without keys.",
     "served_model_name": "The model's name for clients. Repeatable. Default: --target.",
     "metrics_compat": "Give the metrics under vLLM's names, too.",
@@ -154,6 +156,8 @@ def _serve(config: EngineConfig) -> None:
                 click.echo(f"http: {running.url}")
             if config.server.zmq_bind is not None:
                 click.echo(f"zmq: {config.server.zmq_bind}")
+            if config.link is not None:
+                click.echo(f"draft: {config.link.bind}")
             click.echo(f"ready: {running.address}")
             running.wait()
         except KeyboardInterrupt:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
+    "draft": ("ssd.cli.draft:draft", "Draft on this machine for a target on another one."),
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),

@@ -108,6 +108,13 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return host, int(port)
 
 
+class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a draft on another machine connects, and the folder with the keys of those that may."""
+
+    bind: str
+    keys: str | None = None
+
+
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person may ask for (`ssd.launch.options`) and the configuration has as it was asked for."""
 
@@ -129,6 +136,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """All that a child process needs to know. Facts found at run time never come back into it.
 
     - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
+      With a `link` the draft is on another machine, and there is none here.
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
     - Places: the target has `tensor_parallel_size` ranks, divided equally over `nodes`, its cores equally over the
@@ -146,6 +154,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     target: str
     draft: str | None = None
     cascade: tuple[str, ...] = ()
+    link: DraftLink | None = None
     target_name: str = "target"
     draft_name: str = "draft"
     speculation: Speculation = Speculation()
@@ -168,7 +177,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     failpoints: bool = False
 
     def __post_init__(self) -> None:
-        if self.speculation.mode in DRAFTED and self.draft is None:
+        if self.speculation.mode in DRAFTED and not self.has_draft:
             raise UsageError(f"mode {self.speculation.mode} needs a draft; give --draft or use --mode auto")
         if self.num_pages * self.page_size < self.max_model_len:
             raise UsageError(
@@ -183,6 +192,11 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             raise UsageError("synthetic acceptance is that of a target and one draft with --load-format dummy")
 
     @property
+    def has_draft(self) -> bool:
+        """Tells whether there may be a draft, here or on another machine."""
+        return self.draft is not None or self.link is not None
+
+    @property
     def ranks(self) -> range:
         """The target's ranks on this machine."""
         count, rank = (1, 0) if self.nodes is None else (self.nodes.count, self.nodes.rank)
@@ -192,7 +206,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def one_bus(self) -> bool:
         """Tells whether target and draft share the bandwidth of one memory."""
-        return self.emulate is None and gpus.number(self.device) == gpus.number(self.draft_device)
+        apart = self.emulate is not None or self.link is not None
+        return not apart and gpus.number(self.device) == gpus.number(self.draft_device)
 
     def cpus_of(self, role: str, rank: int = 0) -> Cpus:
         """The cores of a process, its own before those that it may borrow. All ranks have equally many, since all wait

@@ -19,5 +19,5 @@ def of_target(role: str) -> bool:
 
 def roles(config: EngineConfig) -> tuple[str, ...]:
     """Return the roles of all processes of an engine."""
-    draft = ("draft",) if config.draft is not None else ()
+    draft = ("draft",) if config.has_draft else ()
     return (*target_roles(config), "frontend", *draft)

@@ -28,6 +28,7 @@ from ssd.grammar.matcher import GrammarCompiler
 from ssd.ipc.board import TRUNK, BoardWriter, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
+from ssd.ipc.link import LinkBoard
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.models.checkpoint import inspect, stop_token_ids
@@ -50,7 +51,7 @@ class DraftEngine:
         self,
         config: EngineConfig,
         runners: Sequence[Runner],
-        board: BoardWriter,
+        board: BoardWriter | LinkBoard,
         epoch: int,
         vocab_size: int,
         draft_probs: DraftProbsArena | None = None,

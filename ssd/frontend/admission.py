@@ -101,7 +101,7 @@ def most_scored(alternatives: int) -> int:
 
 def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
     """Returns why this engine cannot speculate like that, or None. `drawn`: acceptance is by the ratio rule."""
-    if speculation.mode in DRAFTED and config.draft is None:
+    if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if speculation.backup not in speculators.names():
         return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"

@@ -103,7 +103,7 @@ class Gateway:
         return Description(
             model=config.target_name,
             names=list(config.server.names),
-            draft=config.draft_name if config.draft is not None else "",
+            draft=config.draft_name if config.has_draft else "",
             speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,

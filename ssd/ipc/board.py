@@ -109,12 +109,36 @@ class _Board:
         self._slots = words[_HEADER_WORDS:].reshape(slots, ENTRIES, _WORDS)
 
 
-class BoardWriter(_Board):
+class Ticker:
+    """Counts a draft's steps for the target. `count` adds to the counters, wherever they are."""
+
+    def __init__(self) -> None:
+        self._part_of_step = 0.0
+
+    def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
+        """Show that the draft is alive, and count a forward if there was one.
+
+        The forward took `step_seconds`, made chains deeper by `depths` tokens on average and by `grown` in all. One
+        that brings two tokens counts as two tree steps."""
+        if step_seconds is None:
+            self.count(1)
+            return
+        steps = int(depths + self._part_of_step)
+        self._part_of_step += depths - steps
+        self.count(1, steps, int(step_seconds * 1e9), grown)
+
+    def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
+        """Add to the counters."""
+        raise NotImplementedError
+
+
+class BoardWriter(_Board, Ticker):
     """The draft's side."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
-        self._version, self._part_of_step = 0, 0.0
+        Ticker.__init__(self)
+        self._version = 0
         self._header[:] = 0  # whatever the draft before has left there
 
     def publish(
@@ -149,16 +173,10 @@ class BoardWriter(_Board):
         """Forget every entry of a slot."""
         self._slots[slot, :, VERSION] = 0
 
-    def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
-        """Show that the draft is alive, and count a forward if there was one.
-
-        The forward took `step_seconds`, made chains deeper by `depths` tokens on average and by `grown` in all. One
-        that brings two tokens counts as two tree steps."""
-        self._header[_PROGRESS] += 1
-        if step_seconds is not None:
-            steps = int(depths + self._part_of_step)
-            self._part_of_step += depths - steps
-            self._header[_STEP_NS] += int(step_seconds * 1e9)
+    def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
+        self._header[_PROGRESS] += progress
+        if steps or nanoseconds:
+            self._header[_STEP_NS] += nanoseconds
             self._header[_GROWN] += grown
             self._header[_STEPS] += steps  # last: who waits for a step reads at once how long it took
 

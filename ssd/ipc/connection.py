@@ -13,7 +13,7 @@ import zmq
 from ssd.errors import EngineDeadError, RequestError, UsageError
 from ssd.ipc import public, sockets
 from ssd.ipc.curve import CURVE_BYTES, ClientKeys
-from ssd.ipc.public import BadFrame, Chunk, Description, Done, Failed, Generate, Message, pack, unpack
+from ssd.ipc.public import BadFrame, Chunk, Description, Direction, Done, Failed, Generate, Message, pack, unpack
 
 Answer: TypeAlias = Description | Chunk | Done | Failed
 
@@ -36,12 +36,20 @@ class Connection:
     The transport's monitor tells when the peer comes and goes; silence alone means a slow engine. `trouble` says why
     no connection has come up, as far as that is known. Once `refused` is set, none will."""
 
-    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        keys: ClientKeys | None = None,
+        direction: Direction = public.FRONTEND_TO_CLIENT,
+        silent_ms: int = 60_000,
+    ) -> None:
+        """`direction`: what the peer sends. Its transport is taken for lost when it is silent for `silent_ms`."""
         self.up = False
         self.refused = False
         self.trouble = ""
         self._address = address
         self._lost = False
+        self._direction = direction
         self._context: zmq.Context[Any] = zmq.Context()
         # Not IMMEDIATE: it drops what a peer sent before it left, and may abort this process in the middle of a message
         # (libzmq issue 3663). Still nothing is queued for an absent peer, because `offer` asks the monitor.
@@ -51,7 +59,7 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, sockets.INTERNAL_BYTES + CURVE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
         if address.startswith("tcp:"):
-            sockets.notice_silence(self._socket)
+            sockets.notice_silence(self._socket, silent_ms)
         if keys is not None:
             keys.apply(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -75,21 +83,26 @@ class Connection:
         self._hear()
         return not (self.refused or self._lost or (self.up and self._socket.poll(0, zmq.POLLOUT)))
 
-    def offer(self, message: Message) -> bool:
+    def offer(self, message: Message, epoch: int = 0) -> bool:
         """Sends without waiting. False while there is no room, no peer, or a loss that was not taken yet."""
         self._hear()
-        return self.up and not self._lost and sockets.send(self._socket, message)
+        return self.up and not self._lost and sockets.send(self._socket, message, epoch)
 
     def take(self) -> Answer | EngineDeadError | None:
         """Returns the next message, or None.
         After the peer's last message, or for a message that no engine sends, it returns an EngineDeadError. Then
         this connection is over."""
-        answer = self._receive()
-        if answer is None:
+        framed = self.take_framed()
+        return None if framed is None else framed[1]
+
+    def take_framed(self) -> tuple[int, Any] | None:
+        """Does the same, with the number in the message's header before it."""
+        framed = self._receive()
+        if framed is None:
             self._hear()
             if self._lost:  # by now, all that came before the loss is in the socket
-                return self._receive() or EngineDeadError(f"the engine at {self._address} went away")
-        return answer
+                return self._receive() or (0, EngineDeadError(f"the engine at {self._address} went away"))
+        return framed
 
     def wait(self, sending: bool, deadline: float | None) -> None:
         """Waits until there may be something to `take` or, when `sending`, until an `offer` may succeed.
@@ -113,12 +126,12 @@ class Connection:
         """Closes the connection. Closing twice is fine."""
         self._end()
 
-    def _receive(self) -> Answer | EngineDeadError | None:
+    def _receive(self) -> tuple[int, Any] | None:
         try:
-            received = sockets.receive(self._socket, public.FRONTEND_TO_CLIENT)
+            received = sockets.receive(self._socket, self._direction)
         except BadFrame as error:
-            return EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
-        return None if received is None else received[2]
+            return 0, EngineDeadError(f"what answers at {self._address} is not this engine: {error}")
+        return None if received is None else received[1:]
 
     def _hear(self) -> None:
         """Reads the events of the transport's monitor."""

@@ -46,12 +46,15 @@ def client_keys(folder: Path) -> ClientKeys:
     return ClientKeys(keys.load_pair(folder / "client.secret"), keys.load_public(folder / "server.pub"))
 
 
-def secure_router(context: zmq.Context[Any], directory: Path) -> zmq.Socket[bytes]:
+def secure_router(
+    context: zmq.Context[Any], directory: Path, max_bytes: int = sockets.PUBLIC_BYTES
+) -> zmq.Socket[bytes]:
     """Returns an unbound ROUTER that only clients on the list in `directory` can talk to; one a context.
+    No frame may have more than `max_bytes`.
     A thread reads the list at each handshake, and ends with `context`. Raises UsageError for bad keys."""
     keys.check_server(directory)
     pair = keys.load_pair(directory / "server.secret")
-    socket = sockets.public_router(context, sockets.PUBLIC_BYTES + CURVE_BYTES)
+    socket = sockets.public_router(context, max_bytes + CURVE_BYTES)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())

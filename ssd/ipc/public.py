@@ -215,9 +215,17 @@ class Failed(Message, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pack(message: Message, epoch: int = 0) -> list[bytes]:
-    """Returns a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body."""
-    return [_HEADER.pack(MAGIC, message.version, epoch), _encoder.encode(message)]
+def pack(message: Message, epoch: int = 0, version: int | None = None) -> list[bytes]:
+    """Returns a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body.
+    `version`: another one than the message's own."""
+    return [_HEADER.pack(MAGIC, message.version if version is None else version, epoch), _encoder.encode(message)]
+
+
+def version_of(frames: list[bytes]) -> int | None:
+    """Returns the version that a frame says it has; None for a frame that is none of ours."""
+    if len(frames) != 2 or len(frames[0]) != _HEADER.size or not frames[0].startswith(MAGIC):
+        return None
+    return int(_HEADER.unpack(frames[0])[1])
 
 
 def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:

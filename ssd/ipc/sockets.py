@@ -104,11 +104,11 @@ def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     return socket
 
 
-def notice_silence(socket: zmq.Socket[bytes]) -> None:
-    """Takes a TCP peer for gone when its transport is silent for a minute.
-    That is longer than an engine bears with a slow reader, whose transport is just as silent."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 15_000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
+def notice_silence(socket: zmq.Socket[bytes], silent_ms: int = 60_000) -> None:
+    """Takes a TCP peer for gone when its transport is silent for `silent_ms`; a quarter of that is between heartbeats.
+    A minute is longer than an engine bears with a slow reader, whose transport is just as silent."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, silent_ms // 4)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silent_ms)
 
 
 def _unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:

@@ -21,6 +21,7 @@ from ssd.launch import memory, mps
 from ssd.launch.defaults import chosen
 from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
+from ssd.launch.remote import draft_link
 from ssd.launch.server import ServerOptions, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.sizes import ModelSizes
@@ -55,7 +56,8 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     speculation = options.speculation()
     name = display_name(options.target)
     served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
-    target, drafts = _models(options)
+    link = draft_link(options, server or ServerOptions(http=False))
+    target, drafts = _models(options, link is not None)
     sizes = ModelSizes.of(target)
     if server is not None and server.generation_config == "auto":
         served = replace(served, sampling=_sampling(target))
@@ -92,7 +94,8 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         draft=str(drafts[-1].directory) if drafts else None,
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
         target_name=name,
-        draft_name=", ".join(map(display_name, options.drafts)),
+        link=link,
+        draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
         speculation=speculation,
         draft_dtype=draft_dtype,
         draft_quantize=draft_quantize,
@@ -139,16 +142,18 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
     return GpuPlaces(target, draft, present)
 
 
-def _models(options: ChosenOptions) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
-    """Return target and drafts, checked, also against each other. In mode `ar` there is no draft."""
-    names = () if options.mode in ("ar", "ngram") else options.drafts
+def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
+    """Return target and drafts, checked, also against each other.
+
+    In mode `ar`, or where the draft is `remote`, there is none."""
+    names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
     if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.is_head(target):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
-    if not names and options.mode in DRAFTED:
+    if not names and not remote and options.mode in DRAFTED:
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
     named = zip(names, options.draft_revisions(len(names)), strict=True)
     drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]

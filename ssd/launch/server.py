@@ -35,6 +35,8 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ssl_keyfile: str | None = None
     zmq_bind: str | None = None
     zmq_keys: str | None = None
+    draft_bind: str | None = None
+    draft_keys: str | None = None
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: MetricsCompat = "none"

@@ -176,7 +176,7 @@ class Engine:
         self._publisher = Publisher(context, shared.directory, self.config, shared.trace_fd, heartbeats)
         self._held.callback(self._publisher.let_go)
         for role in ROLES:
-            if role != "draft" or self.config.draft is not None:
+            if role != "draft" or self.config.has_draft:
                 self._spawn(role)
         while self._state not in ("stopping", "stopped"):
             self._turn(liveness)
@@ -261,6 +261,7 @@ class Engine:
         if is_target and self._host is not None:
             self._host.begin(group)
         package = "mock" if is_target and config.load_format == "mock" else role
+        package = "receiver" if role == "draft" and config.link is not None else package
         http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
         for rank, name in enumerate(target_roles(config) if is_target else (role,)):
             self._epoch += 1

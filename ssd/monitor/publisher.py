@@ -80,7 +80,7 @@ class Publisher:
             engine=self._name,
             at=int(now * 1e9),
             model=self._config.target_name,
-            draft=self._config.draft_name if self._config.draft is not None else "",
+            draft=self._config.draft_name if self._config.has_draft else "",
             speculation=self._config.speculation,
             whole=self._whole,
             processes=self._processes({child.role: child for child in children}, now),

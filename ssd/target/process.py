@@ -79,7 +79,7 @@ class Target:
         self._board: BoardProposer | None = None
         self._team: CoreTeam | None = None
         self._experience: Experience | None = None
-        if config.draft is not None or config.speculation.mode != "ar":
+        if config.has_draft or config.speculation.mode != "ar":
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
             self._experience = Experience(config)
@@ -101,7 +101,7 @@ class Target:
 
     def _await_draft(self, experience: Experience) -> None:
         """Wait a while for a draft that must be measured."""
-        deadline = time.monotonic() + _DRAFT_LOADS_S
+        deadline = time.monotonic() + (_DRAFT_LOADS_S if self._child.config.draft is not None else 0.0)
         while experience.wanting and not self._draft and time.monotonic() < deadline:
             self._child.beat()
             self._socket.poll(IDLE_MS)

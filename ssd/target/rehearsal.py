@@ -60,7 +60,7 @@ class Experience:
         """Whether forwards must be measured before the tuner can choose."""
         costs = self.tuning.costs
         known = all(table.known for table in costs.tables.values()) and not costs.disturbed
-        return self._left > 0 and self._config.draft is not None and self._config.speculation.auto and not known
+        return self._left > 0 and self._config.has_draft and self._config.speculation.auto and not known
 
     def measured(self) -> None:
         """An attempt to measure has ended. Where it was disturbed, the next process makes another one."""

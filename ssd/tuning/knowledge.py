@@ -69,7 +69,8 @@ class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def file_of(config: EngineConfig, kernels: str) -> Path:
     """Where what is known of this pair, on this machine, placed like this and with these kernels, is kept."""
     drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
-    pair = [config.digest, config.draft, drafts, config.emulate, config.synthetic, config.load_format]
+    draft = config.draft if config.link is None else "another machine"
+    pair = [config.digest, draft, drafts, config.emulate, config.synthetic, config.load_format]
     types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.activations]
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]

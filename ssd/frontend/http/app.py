@@ -315,14 +315,14 @@ def server_info(manager: RequestManager) -> dict[str, object]:
     """Describes what runs here and how busy it is, without paths.
     `degraded`: it answers, but its draft is not in use."""
     config, load = manager.config, manager.load
-    degraded = config.draft is not None and load.draft_state != "up"
+    degraded = config.has_draft and load.draft_state != "up"
     return {
         "version": __version__,
         "state": "degraded" if manager.state == "ready" and degraded else manager.state,
         "model": config.target_name,
         "names": config.server.names,
-        "draft": config.draft_name if config.draft is not None else None,
-        "draft_state": load.draft_state if config.draft is not None else None,
+        "draft": config.draft_name if config.has_draft else None,
+        "draft_state": load.draft_state if config.has_draft else None,
         "speculation": config.speculation,
         "plan": load.plan,
         "dtype": config.dtype,

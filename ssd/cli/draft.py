@@ -1,0 +1,40 @@
+"""`ssd draft`: a draft on this machine for a target on another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from ssd import interpreter
+from ssd.config.engine import DType, Quantize
+from ssd.launch.remote import remote_draft
+
+
+@click.command()
+@click.option("--connect", required=True, metavar="tcp://HOST:PORT", help="Address of `ssd launch --draft-bind`.")
+@click.option(
+    "--keys",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that ssd keys made for this draft. Needed for another machine.",
+)
+@click.option("--model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts.")
+@click.option("--target", help="The target's name, for a draft that shares tensors with it.")
+@click.option("--dtype", type=click.Choice(get_args(DType)), default="float32", show_default=True)
+@click.option("--quantize", type=click.Choice(get_args(Quantize)), default="none", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+def draft(
+    connect: str, keys: Path | None, model: str, target: str | None, dtype: DType, quantize: Quantize, device: str
+) -> None:
+    """Draft for the engine at --connect, until Ctrl-C; connect again when the connection is lost.
+
+    Prints `drafting for TARGET at ADDRESS` whenever the engine takes it. docs/remote.md says what crosses the link."""
+    options = remote_draft(connect, keys, model, target, dtype, quantize, device)
+    payload = os.memfd_create("ssd-draft", 0)
+    os.write(payload, msgspec.json.encode(options))
+    os.lseek(payload, 0, os.SEEK_SET)
+    command = interpreter.child_command("ssd.draft.remote", str(payload))
+    os.execve(command[0], command, interpreter.environment())

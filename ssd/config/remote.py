@@ -1,0 +1,24 @@
+"""The configuration of a draft on another machine than its target (`ssd draft`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ssd.config.engine import DType, Positive, Quantize
+
+
+class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `ssd draft` tells its process. `model` and `target` are checkpoint directories.
+
+    The draft may share tensors with its `target`; None where it does not. `keys` is the folder with its keys. Its KV
+    cache has room for `cache_tokens` tokens at most."""
+
+    connect: str
+    model: str
+    name: str
+    target: str | None = None
+    keys: str | None = None
+    dtype: DType = "float32"
+    quantize: Quantize = "none"
+    device: str = "cpu"
+    cache_tokens: Positive = 2048

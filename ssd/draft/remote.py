@@ -1,0 +1,217 @@
+"""The process of `ssd draft`: the usual draft engine, with its target on another machine (docs/remote.md)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+
+from ssd.config.engine import EngineConfig
+from ssd.config.remote import RemoteDraft
+from ssd.draft.engine import DraftEngine
+from ssd.draft.process import load
+from ssd.errors import EngineDeadError, SsdError, UsageError
+from ssd.execution.runner import Runner
+from ssd.ipc.connection import Connection
+from ssd.ipc.curve import client_keys
+from ssd.ipc.link import (
+    RECEIVER_TO_DRAFT,
+    SILENT_MS,
+    Beat,
+    Joined,
+    LinkBoard,
+    NotAccepted,
+    Offer,
+    TargetVocabulary,
+    Terms,
+    fingerprint,
+    first_difference,
+)
+from ssd.ipc.messages import Rejoin
+from ssd.ipc.process import log_level
+from ssd.ipc.public import Message
+from ssd.models.checkpoint import inspect, tokenizer_vocabulary
+
+log = logging.getLogger("ssd.draft")
+
+_IDLE_S = 0.1
+_ANSWER_S = 10.0  # to connect, shake hands and hear the terms
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.1, 5.0
+_PAGE_SIZE = 16
+
+
+class LinkLost(Exception):
+    """The connection is over, or there is none; another one may do better. The message says why."""
+
+
+def main() -> NoReturn:
+    """Draft for the engine that the document on an inherited descriptor names, until a signal ends this process."""
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        options = msgspec.json.decode(file.read(), type=RemoteDraft)
+    logging.basicConfig(stream=sys.stderr, level=log_level(), format="ssd draft: %(message)s")
+    torch.set_grad_enabled(False)
+    code = 130
+    try:
+        RemoteDrafter(options).serve()
+    except SsdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        pass
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class RemoteDrafter:
+    """Connects, and connects again. The model is loaded once for each engine that it drafts for."""
+
+    def __init__(self, options: RemoteDraft) -> None:
+        self._options = options
+        self._keys = None if options.keys is None else client_keys(Path(options.keys))
+        self._vocabulary = tokenizer_vocabulary(Path(options.model))
+        vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
+        self._offer = Offer(options.name, fingerprint(self._vocabulary), vocab_size)
+        self._loaded: tuple[Terms, EngineConfig, list[Runner]] | None = None
+        self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
+
+    def serve(self) -> NoReturn:
+        """Draft in one connection after the other. Raises SsdError where another one would not help."""
+        while True:
+            connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
+            try:
+                self._draft(connection)
+            except LinkLost as lost:
+                if str(lost) != self._trouble:
+                    log.warning("%s; trying again", lost)
+                    self._trouble = str(lost)
+            finally:
+                connection.close()
+            time.sleep(random.uniform(0.5, 1.0) * self._back_off)
+            self._back_off = min(2 * self._back_off, _LONGEST_BACK_OFF_S)
+
+    def _draft(self, connection: Connection) -> NoReturn:
+        """Offer, load, join and draft, until the connection is lost."""
+        number, terms = self._terms(connection)
+        config, runners = self._load(terms)
+        _tell(connection, Joined(), number)
+        print(f"drafting for {terms.target} at {self._options.connect}", flush=True)
+        self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
+        LinkedDraft(connection, number, config, runners).serve()
+
+    def _terms(self, connection: Connection) -> tuple[int, Terms]:
+        """Offer to draft; returns the session's number and the engine's terms."""
+        deadline, offered = time.monotonic() + _ANSWER_S, False
+        while time.monotonic() < deadline:
+            connection.wait(False, deadline)
+            answer = connection.take_framed()
+            if connection.refused:
+                raise UsageError(connection.trouble)
+            if not offered and connection.up:
+                offered = connection.offer(self._offer)
+            if answer is None:
+                continue
+            number, message = answer
+            if isinstance(message, Terms):
+                return number, message
+            self._check(connection, message)
+        where = self._options.connect
+        raise LinkLost(f"nobody answers at {where}{connection.trouble}")
+
+    def _check(self, connection: Connection, message: Any) -> None:
+        """Raises the reason why an offer was not accepted."""
+        if isinstance(message, TargetVocabulary):
+            why = first_difference(message.tokens, self._vocabulary or {})
+            raise UsageError(f"{self._options.name} does not fit the target: {why}")
+        _check_end(message)
+
+    def _load(self, terms: Terms) -> tuple[EngineConfig, list[Runner]]:
+        if self._loaded is None or self._loaded[0] != terms:
+            config = configuration(self._options, terms)
+            self._loaded = None  # its memory is free before the next is loaded
+            self._loaded = terms, config, load(config)
+        return self._loaded[1:]
+
+
+class LinkedDraft:
+    """The draft's loop in one session: read the target's messages, take a step, send what it brings."""
+
+    def __init__(self, connection: Connection, number: int, config: EngineConfig, runners: list[Runner]) -> None:
+        self._connection, self._number = connection, number
+        self._config, self._runners = config, runners
+        self._board = LinkBoard()
+        self._engine = self._fresh()
+        self._engine.prepare()
+        self._stamp, self._stamped = 0, 0
+
+    def _fresh(self) -> DraftEngine:
+        return DraftEngine(self._config, self._runners, self._board, self._number, self._config.vocab_size)
+
+    def serve(self) -> NoReturn:
+        """Draft until the session is over, which raises `LinkLost`."""
+        busy = False
+        while True:
+            if not busy:
+                self._connection.wait(False, time.monotonic() + _IDLE_S)
+                self._board.tick()
+            self._read()
+            busy = self._engine.step()
+            for published in self._board.take(self._stamp, time.monotonic_ns() - self._stamped):
+                _tell(self._connection, published, self._number)
+
+    def _read(self) -> None:
+        while (framed := self._connection.take_framed()) is not None:
+            _, message = framed
+            if isinstance(message, Beat):
+                self._stamp, self._stamped = message.stamp, time.monotonic_ns()
+            elif isinstance(message, Rejoin):
+                self._engine = self._fresh()
+            elif isinstance(message, Terms | TargetVocabulary | NotAccepted | EngineDeadError):
+                _check_end(message)
+            else:
+                self._engine.handle(message)
+
+
+def _tell(connection: Connection, message: Message, number: int) -> None:
+    if not connection.offer(message, number):
+        raise LinkLost("the engine went away, or does not read")
+
+
+def _check_end(message: Any) -> None:
+    """Raise what ends the session, or the program where another session would end in the same way."""
+    if isinstance(message, EngineDeadError):
+        raise LinkLost(str(message))
+    if isinstance(message, NotAccepted):
+        if message.again:
+            raise LinkLost(f"the engine says: {message.message}")
+        raise UsageError(f"the engine says: {message.message}")
+
+
+def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
+    """Returns the configuration of the draft's part of an engine with these terms."""
+    pages = terms.max_num_seqs * (-(-terms.max_model_len // _PAGE_SIZE) + 1)
+    return EngineConfig(
+        target=options.target or options.model,
+        draft=options.model,
+        draft_name=options.name,
+        speculation=terms.speculation,
+        draft_dtype=options.dtype,
+        draft_quantize=options.quantize,
+        draft_device=options.device,
+        max_model_len=terms.max_model_len,
+        max_num_seqs=terms.max_num_seqs,
+        page_size=_PAGE_SIZE,
+        num_pages=pages,
+        draft_num_pages=min(pages, max(1, options.cache_tokens // _PAGE_SIZE)),
+        vocab_size=terms.vocab_size,
+    )
+
+
+if __name__ == "__main__":
+    main()

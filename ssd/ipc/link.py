@@ -1,0 +1,190 @@
+"""The link to a draft on another machine: its messages, and a board that is sent instead of shared (docs/remote.md).
+
+The receiver beside the target listens, the draft connects. The target's messages to a draft (`ssd.ipc.messages`) cross
+the link as they are. A frame's header has the version of the link and the number of the session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config.params import MAX_LOOKAHEAD, Speculation, TokenId
+from ssd.ipc.board import ENTRIES, Key, Place, Ticker
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
+from ssd.ipc.public import Count, Direction, Message, Name, RequestId
+
+LINK_VERSION = 192
+"""Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
+
+LINK_BYTES = 64 * 2**10
+"""The largest frame of a draft."""
+
+BEAT_S = 0.25
+SILENT_MS = 1000
+"""A transport that is silent for so long is lost; its heartbeats are a quarter of that apart."""
+
+_Delta = Annotated[int, Meta(ge=0, le=2**40)]
+_Rank = Annotated[int, Meta(ge=0, le=2**16)]
+
+
+class LinkMessage(Message, frozen=True):
+    """Base of the messages that only the link has."""
+
+    version: ClassVar[int] = LINK_VERSION
+
+
+# -- draft -> receiver ------------------------------------------------------------------------------------------------
+
+
+class Offer(LinkMessage, frozen=True):
+    """First message of a draft. `vocabulary` is its fingerprint, empty without a tokenizer; `name` is its model's."""
+
+    name: Name
+    vocabulary: Name
+    vocab_size: Count
+
+
+class Joined(LinkMessage, frozen=True):
+    """The draft is ready to be told of requests."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One entry of the board (`ssd.ipc.board`), without what the receiver knows itself: slot and epoch."""
+
+    entry: Annotated[int, Meta(ge=0, lt=ENTRIES)]
+    request: RequestId
+    round: Count
+    base: Count
+    accepted: Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
+    token: TokenId
+    rank: _Rank
+    fan_out: _Rank
+    ids: Annotated[list[TokenId], Meta(max_length=MAX_LOOKAHEAD)]
+
+
+class Published(LinkMessage, frozen=True):
+    """What the draft has brought since the last one: entries, and how much its counters grew.
+
+    `echo` is the stamp of the last `Beat`, which came `held` nanoseconds ago."""
+
+    entries: Annotated[list[Entry], Meta(max_length=ENTRIES)] = msgspec.field(default_factory=list)
+    progress: _Delta = 0
+    steps: _Delta = 0
+    nanoseconds: _Delta = 0
+    grown: _Delta = 0
+    echo: Count = 0
+    held: Count = 0
+
+
+# -- receiver -> draft ------------------------------------------------------------------------------------------------
+
+
+class Terms(LinkMessage, frozen=True):
+    """Accepts an `Offer`: what the draft must know of its engine."""
+
+    target: Name
+    vocab_size: Count
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
+    max_model_len: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    speculation: Speculation
+
+
+class TargetVocabulary(LinkMessage, frozen=True):
+    """Refuses an `Offer` of another vocabulary: the target's ids by token."""
+
+    tokens: dict[str, TokenId]
+
+
+class NotAccepted(LinkMessage, frozen=True):
+    """Refuses an `Offer`, or ends a session. With `again` another offer may be accepted. No version changes it."""
+
+    message: Name
+    again: bool = False
+
+
+class Beat(LinkMessage, frozen=True):
+    """Shows that the receiver is there; `stamp` is its clock, in nanoseconds."""
+
+    stamp: Count
+
+
+DRAFT_TO_RECEIVER = Direction(LINK_VERSION, msgspec.msgpack.Decoder(Offer | Joined | Published))
+RECEIVER_TO_DRAFT = Direction(
+    LINK_VERSION,
+    msgspec.msgpack.Decoder(
+        Terms
+        | TargetVocabulary
+        | NotAccepted
+        | Beat
+        | Admit
+        | Outcomes
+        | Launched
+        | Retune
+        | Release
+        | Rehearse
+        | Rejoin
+    ),
+)
+
+
+# -- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
+    """Returns a hash of a vocabulary, empty where there is none. Equal vocabularies have equal ones everywhere."""
+    if vocabulary is None:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+def first_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    """Says in words which is the first id that two different vocabularies have for different tokens."""
+    theirs, ours = ({number: token for token, number in one.items()} for one in (target, draft))
+    number = min(number for number in theirs.keys() | ours.keys() if theirs.get(number) != ours.get(number))
+    return f"token {number} is {theirs.get(number)!r:.80} in the target and {ours.get(number)!r:.80} in the draft"
+
+
+# -- the draft's board ------------------------------------------------------------------------------------------------
+
+
+class LinkBoard(Ticker):
+    """A draft's board that is sent: the methods of a `BoardWriter`, and `take`, the messages that make up for them.
+
+    There is no `clear` to send: the receiver clears a slot when it tells the draft of an outcome."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: list[Entry] = []
+        self._counted: Counter[str] = Counter()
+
+    def publish(
+        self,
+        slot: int,
+        entries: Sequence[int],
+        keys: Sequence[Key],
+        chains: Sequence[Sequence[int]],
+        places: Sequence[Place] = (),
+    ) -> None:
+        for entry, key, chain, place in zip(entries, keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
+            self._entries.append(Entry(entry, *key[1:], *place, list(chain)))
+
+    def clear(self, slot: int) -> None:
+        """See above."""
+
+    def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
+        self._counted.update(progress=progress, steps=steps, nanoseconds=nanoseconds, grown=grown)
+
+    def take(self, echo: int, held: int) -> list[Published]:
+        """Returns what has come since the last call, in order; nothing if nothing has."""
+        if not self._entries and not self._counted:
+            return []
+        parts = [self._entries[start : start + ENTRIES] for start in range(0, len(self._entries), ENTRIES)] or [[]]
+        found = [Published(part) for part in parts[:-1]] + [Published(parts[-1], **self._counted, echo=echo, held=held)]
+        self._entries, self._counted = [], Counter()
+        return found
