@@ -11,6 +11,7 @@ import msgspec
 
 from ssd import interpreter
 from ssd.config.engine import DType, Quantize
+from ssd.launch.options import EngineOptions
 from ssd.launch.remote import remote_draft
 
 
@@ -23,16 +24,23 @@ from ssd.launch.remote import remote_draft
 )
 @click.option("--model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts.")
 @click.option("--target", help="The target's name, for a draft that shares tensors with it.")
-@click.option("--dtype", type=click.Choice(get_args(DType)), default="float32", show_default=True)
-@click.option("--quantize", type=click.Choice(get_args(Quantize)), default="none", show_default=True)
+@click.option("--dtype", type=click.Choice(get_args(DType)), help="Its type. Default: the one that is fast here.")
+@click.option("--quantize", type=click.Choice(get_args(Quantize)), help="Default: int8 where that is faster.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 def draft(
-    connect: str, keys: Path | None, model: str, target: str | None, dtype: DType, quantize: Quantize, device: str
+    connect: str,
+    keys: Path | None,
+    model: str,
+    target: str | None,
+    dtype: DType | None,
+    quantize: Quantize | None,
+    device: str,
 ) -> None:
     """Draft for the engine at --connect, until Ctrl-C; connect again when the connection is lost.
 
     Prints `drafting for TARGET at ADDRESS` whenever the engine takes it. docs/remote.md says what crosses the link."""
-    options = remote_draft(connect, keys, model, target, dtype, quantize, device)
+    places = EngineOptions(draft_dtype=dtype, draft_quantize=quantize, draft_device=device)
+    options = remote_draft(connect, keys, model, target, places)
     payload = os.memfd_create("ssd-draft", 0)
     os.write(payload, msgspec.json.encode(options))
     os.lseek(payload, 0, os.SEEK_SET)

@@ -21,8 +21,7 @@ from ssd.launch import memory, mps
 from ssd.launch.defaults import chosen
 from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
-from ssd.launch.remote import draft_link
-from ssd.launch.server import ServerOptions, resolve_server
+from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.sizes import ModelSizes
 
@@ -63,12 +62,12 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         served = replace(served, sampling=_sampling(target))
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
-    draft_quantize = _draft_quantize(options, drafts)
-    draft_dtype: DType = "float32" if draft_quantize == "int8" else options.draft_dtype or _draft_dtype(options)
+    quantize_draft = draft_quantize(options, drafts)
+    draft_type: DType = "float32" if quantize_draft == "int8" else options.draft_dtype or draft_dtype(options)
     features = _features(options, drafts, target)
-    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, draft_dtype) for draft in drafts]
+    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, draft_type) for draft in drafts]
     available = memory.available_bytes()  # read once: what depends on it must fit together
-    host_weights = memory.host_weights(options, sized, sized_drafts, draft_quantize)
+    host_weights = memory.host_weights(options, sized, sized_drafts, quantize_draft)
     memory.check_random_weights(options, host_weights, available)
     free = max(0, available - host_weights)
     length = _max_model_len(options, sizes, memory.context_room(options, sized, sized_drafts, free))
@@ -97,8 +96,8 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         link=link,
         draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
         speculation=speculation,
-        draft_dtype=draft_dtype,
-        draft_quantize=draft_quantize,
+        draft_dtype=draft_type,
+        draft_quantize=quantize_draft,
         max_model_len=length,
         num_pages=num_pages,
         draft_num_pages=draft_num_pages,
@@ -216,14 +215,14 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
     return length
 
 
-def _draft_dtype(options: ChosenOptions) -> DType:
+def draft_dtype(options: ChosenOptions) -> DType:
     """Return the target's type, or bfloat16 where the draft's processor multiplies it: a draft may be rounded."""
     if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
         return options.dtype
     return "bfloat16" if multiplies_bfloat16() else options.dtype
 
 
-def _draft_quantize(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
+def draft_quantize(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
     """Return the target's quantization, or int8 where the draft's processor is fastest with it and type and device
     allow it. Raises UsageError where what was asked for cannot be."""
     draft = options.draft_quantize

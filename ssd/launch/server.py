@@ -10,10 +10,11 @@ from typing import Literal
 import msgspec
 
 from ssd.config import parsers
-from ssd.config.engine import Limits, MetricsCompat, Port, ServerConfig, check_text
+from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
+from ssd.launch.options import EngineOptions
 
 _NEEDED = ("uvicorn", "httptools", "prometheus_client")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
@@ -104,11 +105,45 @@ def _check_zmq(options: ServerOptions) -> None:
         keys.check_server(Path(options.zmq_keys))
     if options.zmq_bind is None:
         return
-    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5})", options.zmq_bind)
-    if found is None:
-        raise UsageError(f"--zmq-bind {options.zmq_bind}: give an address such as tcp://127.0.0.1:5555")
-    if options.zmq_keys is None and not is_loopback(found[1].strip("[]")) and not options.insecure:
+    host = tcp_host("--zmq-bind", options.zmq_bind)
+    if options.zmq_keys is None and not is_loopback(host) and not options.insecure:
         raise UsageError(
             f"--zmq-bind {options.zmq_bind} lets other machines in: give --zmq-keys (see ssd keys), or --insecure if "
             "that is meant"
         )
+
+
+def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | None:
+    """Return where drafts on other machines connect, if they may. Raises UsageError for what cannot work."""
+    bind, folder = server.draft_bind, server.draft_keys
+    if bind is None:
+        if folder is not None:
+            raise UsageError("--draft-keys is for a draft on another machine: give --draft-bind")
+        return None
+    if not is_loopback(tcp_host("--draft-bind", bind)) and folder is None:
+        raise UsageError(f"--draft-bind {bind} lets other machines in, which read prompts: give --draft-keys")
+    if folder is not None:
+        keys.check_server(Path(folder))
+        if server.zmq_keys is not None and Path(folder).resolve() == Path(server.zmq_keys).resolve():
+            raise UsageError(
+                f"--draft-keys and --zmq-keys are both {folder}: a draft reads all prompts, so clients and drafts need "
+                "a list each"
+            )
+    for given, why in (
+        (any(options.draft), "--draft is a draft on this machine; with --draft-bind it is on another one"),
+        (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
+        (options.sampler == "rejection", "--sampler rejection needs the draft's probabilities: its draft must be here"),
+        (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
+        (options.nnodes > 1, "--draft-bind is for one machine, not for --nnodes"),
+    ):
+        if given:
+            raise UsageError(why)
+    return DraftLink(bind=bind, keys=folder)
+
+
+def tcp_host(option: str, address: str) -> str:
+    """Return the host of an option's TCP address. Raises UsageError for an address that is none."""
+    found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5})", address)
+    if found is None or int(found[2]) > 65535:
+        raise UsageError(f"{option} {address}: give an address such as tcp://127.0.0.1:5555")
+    return found[1].strip("[]")
