@@ -131,9 +131,9 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
             )
     for given, why in (
         (any(options.draft), "--draft is a draft on this machine; with --draft-bind it is on another one"),
+        (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
         (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
         (options.sampler == "rejection", "--sampler rejection needs the draft's probabilities: its draft must be here"),
-        (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
         (options.nnodes > 1, "--draft-bind is for one machine, not for --nnodes"),
     ):
         if given:

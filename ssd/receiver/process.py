@@ -52,7 +52,9 @@ _LOG_S = 60.0
 
 def main(child: Child) -> None:
     """Listen, and let one draft after the other speculate until the supervisor ends this process."""
-    Receiver(child).serve()
+    receiver = Receiver(child)
+    _limit_memory()
+    receiver.serve()
 
 
 @dataclass
@@ -121,17 +123,25 @@ class Receiver:
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
         self._log_at = time.monotonic() + _LOG_S
-        _limit_memory()
+
+    @property
+    def address(self) -> str:
+        """Where drafts connect."""
+        return self._link.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def serve(self) -> None:
         self._child.ready()
         self._child.trace.enter(State.IDLE)
         while True:
-            self._child.beat()
-            self._wait()
-            self._read_target()
-            self._read_link()
-            self._beat()
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for something to do, and do all there is."""
+        self._child.beat()
+        self._wait()
+        self._read_target()
+        self._read_link()
+        self._beat()
 
     def _wait(self) -> None:
         """Wait for something to read, or until it is time for a beat."""

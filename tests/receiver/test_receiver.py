@@ -1,0 +1,209 @@
+"""What the receiver lets onto the board, and whom it lets draft. A stub stands for its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from ssd.config.engine import DraftLink, EngineConfig
+from ssd.config.params import Speculation
+from ssd.ipc import sockets
+from ssd.ipc.board import BoardReader, Key, size_bytes
+from ssd.ipc.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
+from ssd.ipc.messages import PEER_TO_TARGET, Admit, Hello, Outcomes, Rejoin, Release, Verified
+from ssd.ipc.process import memory_file
+from ssd.ipc.public import Message, pack, unpack
+from ssd.receiver.process import Receiver
+from tests.scripted_engine import PATIENCE_S
+
+EPOCH, SLOTS, VOCABULARY = 7, 2, 50
+CONFIG = EngineConfig(
+    target="nowhere",
+    link=DraftLink(bind="tcp://127.0.0.1:*"),
+    speculation=Speculation("ssd"),
+    max_num_seqs=SLOTS,
+    vocab_size=VOCABULARY,
+    digest="d1",
+)
+
+
+@dataclass
+class World:
+    """A receiver whose loop the test turns, the target's end of its ipc socket, its board, and a draft's socket."""
+
+    receiver: Receiver
+    target: zmq.Socket[bytes]
+    board: BoardReader
+    draft: zmq.Socket[bytes]
+    number: int = 0
+    peer: bytes = b""
+
+    def turn(self, enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not enough():
+            assert time.monotonic() < deadline
+            self.receiver.turn()
+
+    def say(self, message: Message, number: int | None = None) -> None:
+        self.draft.send_multipart(pack(message, self.number if number is None else number))
+
+    def heard(self, kind: type[Any]) -> Any:
+        """The next message of a kind that the draft hears."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < deadline
+            self.turn(lambda: bool(self.draft.poll(0)))
+            number, message = unpack(self.draft.recv_multipart(), RECEIVER_TO_DRAFT)
+            if isinstance(message, kind):
+                return number, message
+
+    def join(self) -> None:
+        self.say(Offer("draft", "", VOCABULARY))
+        self.number, terms = self.heard(Terms)
+        assert terms.max_num_seqs == SLOTS
+        self.say(Joined())
+        self.turn(lambda: bool(self.target.poll(0)))
+        received = sockets.receive(self.target, PEER_TO_TARGET)
+        assert received is not None
+        self.peer, epoch, hello = received
+        assert (epoch, hello) == (EPOCH, Hello("draft", VOCABULARY, "d1"))
+
+    def tell(self, message: Message) -> None:
+        """The target tells its draft something, which arrives."""
+        assert sockets.send(self.target, message, 1, self.peer)
+        assert self.heard(type(message))[1] == message
+
+    def lookup(self, request: int = 5, round: int = 3, token: int = 9, slot: int = 1) -> list[int] | None:
+        """What the board has after all that the draft has said so far, for no accepted token."""
+        self.say(Published(progress=1))
+        before = self.board.telemetry().progress
+        self.turn(lambda: self.board.telemetry().progress > before)
+        return self.board.lookup(slot, Key(EPOCH, request, round, 20, 0, token))
+
+
+def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
+    return Admit(request, slot, round, [1] * 20, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd"))
+
+
+def entry(**changes: Any) -> Entry:
+    values = {"entry": 0, "request": 5, "round": 3, "base": 20, "accepted": 0, "token": 9, "rank": 1, "fan_out": 2}
+    return Entry(**values | {"ids": [1, 2]} | changes)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    context: zmq.Context[Any] = zmq.Context()
+    descriptor = memory_file("board", size_bytes(SLOTS))
+    target = sockets.router(context, f"ipc://{tmp_path}/engine.sock")
+    child: Any = SimpleNamespace(
+        config=CONFIG,
+        epoch=EPOCH,
+        start=SimpleNamespace(board_fd=descriptor),
+        context=context,
+        address=lambda name: f"ipc://{tmp_path}/{name}",
+        beat=lambda: None,
+    )
+    receiver = Receiver(child)
+    draft = sockets.dealer(context, receiver.address)
+    yield World(receiver, target, BoardReader(descriptor, SLOTS, VOCABULARY), draft)
+    os.close(descriptor)
+    context.destroy(linger=0)
+
+
+def test_an_entry_of_the_running_verification_is_put_on_the_board(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry()]))
+    assert world.lookup() == [1, 2]
+    place = world.board.find(1, Key(EPOCH, 5, 3, 20, 0, 9))
+    assert place is not None and world.board.place(1, place.entry) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"ids": [1, VOCABULARY]},
+        {"token": VOCABULARY},
+        {"request": 6},
+        {"round": 2},
+        {"round": 4},
+    ],
+)
+def test_other_entries_are_dropped(world: World, lie: dict[str, Any]) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry(**lie)]))
+    shown = {"request": 5, "round": 3, "token": 9} | {name: value for name, value in lie.items() if name != "ids"}
+    assert world.lookup(**shown) is None
+    assert not world.board.slots.any()
+
+
+def test_an_outcome_ends_a_round_but_for_the_entry_that_a_backup_waits_for(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry()]))
+    assert world.lookup() == [1, 2]
+    world.tell(Outcomes([Verified(5, 3, 0, 9, -1)]))
+    assert world.lookup() is None  # cleared
+    world.say(Published([entry(), entry(entry=1, token=8)]))
+    assert world.lookup() == [1, 2] and world.lookup(token=8) is None
+    world.tell(Release([5]))
+    world.say(Published([entry(ids=[3])]))
+    assert world.lookup() == [1, 2]  # nobody looks there any more
+
+
+def test_frames_of_another_session_are_dropped_and_the_peer_is_told(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry()]), world.number + 1)
+    assert world.heard(NotAccepted)[1].again
+    assert world.lookup() is None
+
+
+def test_a_flood_waits(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    began = time.monotonic()
+    for _ in range(600):
+        world.say(Published(progress=1))
+    world.turn(lambda: world.board.telemetry().progress == 600)
+    assert time.monotonic() - began > 0.15  # of 600 frames 200 are read at once
+    world.tell(Outcomes([Verified(5, 3, 0, 9, 0)]))
+
+
+def test_a_draft_that_starts_over_is_announced_again(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    world.tell(Rejoin())
+    world.turn(lambda: bool(world.target.poll(0)))
+    received = sockets.receive(world.target, PEER_TO_TARGET)
+    assert received is not None and isinstance(received[2], Hello)
+    world.say(Published([entry()]))
+    assert world.lookup() is None
+
+
+def test_the_target_loses_a_draft_that_is_gone_and_gets_the_next(world: World) -> None:
+    world.join()
+    first, number = world.peer, world.number
+    world.draft.close(linger=0)
+    deadline = time.monotonic() + PATIENCE_S
+    while sockets.send(world.target, admit(), 1, first):
+        assert time.monotonic() < deadline
+        world.receiver.turn()
+    world.draft = sockets.dealer(world.draft.context, world.receiver.address)
+    world.join()
+    assert world.number != number and world.peer != first
+
+
+def test_it_shows_that_it_is_there(world: World) -> None:
+    world.join()
+    stamps = [world.heard(Beat)[1].stamp for _ in range(2)]
+    assert stamps[0] < stamps[1]
