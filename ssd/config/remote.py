@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ssd.config.emulation import DeviceTimes
 from ssd.config.engine import DType, Positive, Quantize
 
 
@@ -11,7 +12,7 @@ class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What `ssd draft` tells its process. `model` and `target` are checkpoint directories.
 
     The draft may share tensors with its `target`; None where it does not. `keys` is the folder with its keys. Its KV
-    cache has room for `cache_tokens` tokens at most."""
+    cache has room for `cache_tokens` tokens at most. For measurements `emulate` gives forwards these times."""
 
     connect: str
     model: str
@@ -22,3 +23,4 @@ class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quantize: Quantize = "none"
     device: str = "cpu"
     cache_tokens: Positive = 2048
+    emulate: DeviceTimes | None = None

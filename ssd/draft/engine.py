@@ -277,6 +277,7 @@ class DraftEngine:
             places = [Place(chain.rank, chain.fan_out) for chain in chains]
             self._board.publish(tree.slot, list(own), keys, ids, places)
         self._unposted.clear()
+        self._board.flush()
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
         """Write the draft probabilities of an entry's tokens from the `start`-th on, for the ratio rule."""

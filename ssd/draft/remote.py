@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.config.remote import RemoteDraft
@@ -29,6 +30,7 @@ from ssd.ipc.link import (
     LinkBoard,
     NotAccepted,
     Offer,
+    Published,
     TargetVocabulary,
     Terms,
     fingerprint,
@@ -145,7 +147,7 @@ class LinkedDraft:
     def __init__(self, connection: Connection, number: int, config: EngineConfig, runners: list[Runner]) -> None:
         self._connection, self._number = connection, number
         self._config, self._runners = config, runners
-        self._board = LinkBoard()
+        self._board = LinkBoard(self._send)
         self._engine = self._fresh()
         self._engine.prepare()
         self._stamp, self._stamped = 0, 0
@@ -162,8 +164,11 @@ class LinkedDraft:
                 self._board.tick()
             self._read()
             busy = self._engine.step()
-            for published in self._board.take(self._stamp, time.monotonic_ns() - self._stamped):
-                _tell(self._connection, published, self._number)
+            self._board.flush()
+
+    def _send(self, published: Published) -> None:
+        held = time.monotonic_ns() - self._stamped
+        _tell(self._connection, replace(published, echo=self._stamp, held=held), self._number)
 
     def _read(self) -> None:
         while (framed := self._connection.take_framed()) is not None:
@@ -210,6 +215,7 @@ def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
         num_pages=pages,
         draft_num_pages=min(pages, max(1, options.cache_tokens // _PAGE_SIZE)),
         vocab_size=terms.vocab_size,
+        emulate=options.emulate,
     )
 
 

@@ -169,6 +169,9 @@ class BoardWriter(_Board, Ticker):
             where[entry, VERSION] = self._version
         failpoints.reach("draft.after_commit")
 
+    def flush(self) -> None:
+        """Nothing to do: what is published is there."""
+
     def clear(self, slot: int) -> None:
         """Forget every entry of a slot."""
         self._slots[slot, :, VERSION] = 0

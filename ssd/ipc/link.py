@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -55,9 +55,9 @@ class Joined(LinkMessage, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One entry of the board (`ssd.ipc.board`), without what the receiver knows itself: slot and epoch."""
+    """What follows an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch, which the
+    receiver chooses."""
 
-    entry: Annotated[int, Meta(ge=0, lt=ENTRIES)]
     request: RequestId
     round: Count
     base: Count
@@ -154,12 +154,13 @@ def first_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str
 
 
 class LinkBoard(Ticker):
-    """A draft's board that is sent: the methods of a `BoardWriter`, and `take`, the messages that make up for them.
+    """A draft's board that is sent, with the methods of a `BoardWriter`. `send` is called by `flush`, in order.
 
     There is no `clear` to send: the receiver clears a slot when it tells the draft of an outcome."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Published], None]) -> None:
         super().__init__()
+        self._send = send
         self._entries: list[Entry] = []
         self._counted: Counter[str] = Counter()
 
@@ -171,8 +172,8 @@ class LinkBoard(Ticker):
         chains: Sequence[Sequence[int]],
         places: Sequence[Place] = (),
     ) -> None:
-        for entry, key, chain, place in zip(entries, keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
-            self._entries.append(Entry(entry, *key[1:], *place, list(chain)))
+        for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
+            self._entries.append(Entry(*key[1:], *place, list(chain)))
 
     def clear(self, slot: int) -> None:
         """See above."""
@@ -180,11 +181,17 @@ class LinkBoard(Ticker):
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
         self._counted.update(progress=progress, steps=steps, nanoseconds=nanoseconds, grown=grown)
 
-    def take(self, echo: int, held: int) -> list[Published]:
-        """Returns what has come since the last call, in order; nothing if nothing has."""
-        if not self._entries and not self._counted:
-            return []
-        parts = [self._entries[start : start + ENTRIES] for start in range(0, len(self._entries), ENTRIES)] or [[]]
-        found = [Published(part) for part in parts[:-1]] + [Published(parts[-1], **self._counted, echo=echo, held=held)]
-        self._entries, self._counted = [], Counter()
-        return found
+    def flush(self) -> None:
+        """Send what has come since the last call; nothing if nothing has."""
+        entries, counted, self._entries, self._counted = self._entries, self._counted, [], Counter()
+        for start in range(0, len(entries), ENTRIES):
+            self._send(Published(entries[start : start + ENTRIES]))
+        if counted:
+            self._send(
+                Published(
+                    progress=counted["progress"],
+                    steps=counted["steps"],
+                    nanoseconds=counted["nanoseconds"],
+                    grown=counted["grown"],
+                )
+            )

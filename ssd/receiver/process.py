@@ -10,15 +10,18 @@ import re
 import resource
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
+from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import curve, keys, sockets
-from ssd.ipc.board import BoardWriter, Key, Place
+from ssd.ipc.board import BoardWriter, Key
 from ssd.ipc.link import (
     BEAT_S,
     DRAFT_TO_RECEIVER,
@@ -35,11 +38,26 @@ from ssd.ipc.link import (
     Terms,
     fingerprint,
 )
-from ssd.ipc.messages import TARGET_TO_DRAFT, Admit, Hello, Outcomes, Ready, Refused, Rejoin, Release, Verified
+from ssd.ipc.messages import (
+    TARGET_TO_DRAFT,
+    Admit,
+    Hello,
+    Launch,
+    Launched,
+    Outcomes,
+    Ready,
+    Refused,
+    Rejoin,
+    Release,
+    Retune,
+    Verified,
+)
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import tokenizer_vocabulary
+from ssd.receiver.request import Request, Shown
+from ssd.tuning.learner import Mean
 
 log = logging.getLogger("ssd.receiver")
 
@@ -48,6 +66,8 @@ _RATE, _BURST = 2000.0, 200.0
 _WAITING_FRAMES = 64  # of a peer, read but not looked at
 _MORE_BYTES = 256 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
+# Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
+_SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
 
 
 def main(child: Child) -> None:
@@ -69,22 +89,6 @@ class Session:
     number: int
     joined: bool = False
     rtt: float = 0.0
-
-
-@dataclass
-class Tracked:
-    """A request that the draft was told of: `round` is verified now, `last` is the outcome before it."""
-
-    slot: int
-    round: int
-    last: Verified | None = None
-
-    def takes(self, entry: Entry) -> bool:
-        """True for an entry about the verification that runs, or about the outcome that a backup may wait for."""
-        if entry.round == self.round:
-            return True
-        asked, last = (entry.round, entry.accepted, entry.token), self.last
-        return last is not None and asked == (last.round, last.accepted, last.token)
 
 
 @dataclass
@@ -118,8 +122,10 @@ class Receiver:
         self._target: zmq.Socket[bytes] | None = None
         self._session: Session | None = None
         self._number = random.getrandbits(24)
-        self._tracked: dict[int, Tracked] = {}
+        self._requests: dict[int, Request] = {}
         self._allowance = Allowance()
+        self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
+        self._outcomes_at = 0.0
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
         self._log_at = time.monotonic() + _LOG_S
@@ -182,27 +188,87 @@ class Receiver:
                 continue
             if isinstance(message, Refused):
                 raise SsdError(message.message)
-            self._note(message)
-            if not self._tell(message):
+            if not all([self._tell(part) for part in self._translated(message)]):
                 return
             if isinstance(message, Rejoin):
                 self._hello()
 
-    def _note(self, message: Message) -> None:
-        """Keep track of which entries the target may look for."""
+    def _translated(self, message: Message) -> list[Message]:
+        """What the draft is told, in place of what the target says. Keeps the requests and their slots up to date.
+
+        The draft need not know what was on the board: it is told the tokens that are verified."""
         if isinstance(message, Admit):
-            self._tracked[message.request] = Tracked(message.slot, message.round)
+            self._requests[message.request] = Request(message)
             self._board.clear(message.slot)
-        elif isinstance(message, Outcomes):
-            for row in message.rows:
-                if (tracked := self._tracked.get(row.request)) is not None:
-                    tracked.round, tracked.last = row.round + 1, row
-                    self._board.clear(tracked.slot)
-        elif isinstance(message, Release):
+            return [replace(message, speculation=self._deeper(message.speculation))]
+        if isinstance(message, Retune):
+            return [Retune([(request, self._deeper(speculation)) for request, speculation in message.rows])]
+        if isinstance(message, Outcomes):
+            self._time(message.rows)
+            rows = [row for row in message.rows if self._outcome(row)]
+            launches = [self._launch(row.request) for row in rows if row.in_flight > 0]
+            told = [replace(row, in_flight=-1) if row.in_flight > 0 else row for row in rows]
+            return [Outcomes(told), *([Launched(launches)] if launches else [])]
+        if isinstance(message, Launched):
+            return [Launched([self._launch(row.request) for row in message.rows if self._launched(row)])]
+        if isinstance(message, Release):
             for request in message.requests:
-                self._tracked.pop(request, None)
+                self._requests.pop(request, None)
         elif isinstance(message, Rejoin):
-            self._tracked.clear()
+            self._requests.clear()
+        return [message]
+
+    def _time(self, rows: Sequence[Verified]) -> None:
+        """Note how long a round took, and how many tokens it brought a row."""
+        now = time.monotonic()
+        if rows and now - self._outcomes_at < _PAUSE_S:
+            self._round_s.note(now - self._outcomes_at)
+            self._round_tokens.note(1 + sum(row.accepted for row in rows) / len(rows))
+        self._outcomes_at = now
+
+    def _deeper(self, speculation: Speculation) -> Speculation:
+        """What the draft is asked for: as many tokens more as come while they are on their way."""
+        if speculation.mode != "ssd" or self._session is None:
+            return speculation
+        more = round(self._session.rtt / self._round_s.value * self._round_tokens.value)
+        longest = min(MAX_LOOKAHEAD, speculation.num_speculative_tokens + more)
+        return replace(speculation, num_speculative_tokens=longest)
+
+    def _outcome(self, row: Verified) -> bool:
+        """Note an outcome, and show what is known of the round that it begins; returns False for a request that is
+        not followed any more."""
+        request = self._requests.get(row.request)
+        if request is None:
+            return False
+        if not request.outcome(row):
+            log.warning("request %d goes on without a draft: %r does not follow", row.request, row)
+            del self._requests[row.request]
+            return False
+        self._board.clear(request.slot)
+        self._show(row.request, request.useful())
+        return True
+
+    def _launched(self, row: Launch) -> bool:
+        """Do the same for a launch after a wait."""
+        request = self._requests.get(row.request)
+        if request is None or not request.launched(row):
+            return False
+        self._show(row.request, request.useful())
+        return True
+
+    def _launch(self, number: int) -> Launch:
+        """What a request verifies now, in tokens."""
+        request = self._requests[number]
+        flight = request.flight or []
+        return Launch(number, request.round, len(flight), flight)
+
+    def _show(self, number: int, entries: Sequence[Shown]) -> None:
+        """Put entries of a request on the board."""
+        if entries:
+            keys = [Key(self._child.epoch, number, *entry[1:5]) for entry in entries]
+            ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
+            slot = self._requests[number].slot
+            self._board.publish(slot, [entry.entry for entry in entries], keys, ids, places)
 
     def _hello(self) -> None:
         assert self._target is not None
@@ -227,7 +293,7 @@ class Receiver:
         """End the session: for the target the draft is gone."""
         session, self._session = self._session, None
         assert session is not None
-        self._tracked.clear()
+        self._requests.clear()
         if self._target is not None:
             self._target.close(linger=0)
             self._target = None
@@ -307,22 +373,25 @@ class Receiver:
         if published.echo:
             session.rtt = max(0, time.monotonic_ns() - published.echo - published.held) / 1e9
         for entry in published.entries:
-            what = self._put(entry)
-            self._counted[what] += 1
+            self._counted[self._put(entry)] += 1
         self._board.count(published.progress, published.steps, published.nanoseconds, published.grown)
 
     def _put(self, entry: Entry) -> str:
-        """Write an entry to the board if it passes the checks; returns what it was, for the log."""
-        tracked = self._tracked.get(entry.request)
-        if tracked is None:
+        """Show what an entry of the draft says, if it passes the checks; returns what it was, for the log."""
+        request = self._requests.get(entry.request)
+        if request is None:
             return "entries of no request"
-        if not tracked.takes(entry):
-            return "entries too late"
         if max(entry.token, *entry.ids, 0) >= self._config.vocab_size:
             return "entries outside the vocabulary"
-        key = Key(self._child.epoch, entry.request, entry.round, entry.base, entry.accepted, entry.token)
-        self._board.publish(tracked.slot, [entry.entry], [key], [entry.ids], [Place(entry.rank, entry.fan_out)])
-        return "entries"
+        path = request.take(entry)
+        if path is None:
+            return "entries of no use"
+        late = "" if entry.round == request.round else " of an earlier round"
+        shown = request.says(path)
+        if shown is None:
+            return "entries that bring nothing" + late
+        self._show(entry.request, [shown])
+        return "entries" + late
 
 
 def _listening(context: zmq.Context[Any], address: str, folder: str | None) -> zmq.Socket[bytes]:

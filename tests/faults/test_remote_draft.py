@@ -127,7 +127,7 @@ class Liar:
         tokens = self._random.sample(range(300), 60)
 
         def entries(ids: list[int], request: int = request, round_number: int = round_number) -> list[Entry]:
-            return [Entry(n, request, round_number, base, 0, token, 1, 1, ids) for n, token in enumerate(tokens)]
+            return [Entry(request, round_number, base, 0, token, 1, 1, ids) for token in tokens]
 
         wrong = Published(entries([self._random.randrange(300)] * 3), progress=1)
         self._first = self._first or pack(wrong, self._number)

@@ -94,7 +94,7 @@ def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
 
 
 def entry(**changes: Any) -> Entry:
-    values = {"entry": 0, "request": 5, "round": 3, "base": 20, "accepted": 0, "token": 9, "rank": 1, "fan_out": 2}
+    values = {"request": 5, "round": 3, "base": 20, "accepted": 0, "token": 9, "rank": 1, "fan_out": 2}
     return Entry(**values | {"ids": [1, 2]} | changes)
 
 
@@ -153,7 +153,7 @@ def test_an_outcome_ends_a_round_but_for_the_entry_that_a_backup_waits_for(world
     assert world.lookup() == [1, 2]
     world.tell(Outcomes([Verified(5, 3, 0, 9, -1)]))
     assert world.lookup() is None  # cleared
-    world.say(Published([entry(), entry(entry=1, token=8)]))
+    world.say(Published([entry(), entry(token=8)]))
     assert world.lookup() == [1, 2] and world.lookup(token=8) is None
     world.tell(Release([5]))
     world.say(Published([entry(ids=[3])]))
