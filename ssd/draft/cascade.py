@@ -117,7 +117,9 @@ class Cascade:
 
     def _chain_frontier(self, tree: Tree, chain: Chain) -> Frontier:
         left = self.drafter.max_position - tree.base - chain.fork - len(chain.tokens)
-        return Frontier(tree, chain.tokens, max(0, min(tree.lookahead - chain.computed, left)), chain.fork, chain.cell)
+        most = max(0, min(tree.lookahead - chain.computed, left))
+        guessed = [] if self.smaller else tree.foreseen(chain)[:most]
+        return Frontier(tree, chain.tokens, most, chain.fork, chain.cell, guessed)
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:

@@ -82,6 +82,7 @@ class Tree:
 
     `trunk` are the draft tokens after the committed ones: what the target verifies now, or waits for after a miss.
     Chains fork from it. `in_flight` is how many trunk tokens the target verifies; None while it waits for the trunk.
+    `ahead` was drafted to follow them, where the target has told which they are.
     `guesses[k]` is about the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
     `acceptance` is how often the sequence's draft tokens are right. `grammar`: what the output must be.
 
@@ -94,6 +95,7 @@ class Tree:
         self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
         self.tokens = list(admit.token_ids)
         self.trunk: list[int] = []
+        self.ahead: list[int] = []
         self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
         self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
@@ -163,7 +165,7 @@ class Tree:
         key = self.key(accepted, token)
         self.computed = min(self.computed, self.base + (0 if self.recurrent else accepted))
         self.tokens += [*self.trunk[:accepted], token]
-        self.trunk, self.guesses, self._forked, self.entries = [], {}, 0, 0
+        self.trunk, self.ahead, self.guesses, self._forked, self.entries = [], [], {}, 0, 0
         self.nodes, self._reached = {}, 1.0
         self.round += 1
         self.in_flight = None if row.in_flight < 0 else row.in_flight
@@ -181,6 +183,7 @@ class Tree:
             return
         if row.tokens:
             kept = agreed(self.trunk, row.tokens)
+            self.ahead = self.trunk[kept:] if kept == len(row.tokens) else []
             self.trunk = list(row.tokens)
             self.computed = min(self.computed, self.base + kept)
             self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
@@ -190,6 +193,11 @@ class Tree:
         """Use another K and other fan-outs from now on; existing chains stay."""
         self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens
         self._grow_trunk()
+
+    def foreseen(self, chain: Chain) -> list[int]:
+        """The tokens that were drafted before for the text that a chain continues."""
+        own = len(chain.tokens)
+        return self.ahead[own:] if chain.fork == self.in_flight and self.ahead[:own] == chain.tokens else []
 
     # -- what there is to do ----------------------------------------------------------------------------------------
 

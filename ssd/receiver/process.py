@@ -10,18 +10,15 @@ import re
 import resource
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
-from msgspec.structs import replace
 
-from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import curve, keys, sockets
-from ssd.ipc.board import BoardWriter, Key
+from ssd.ipc.board import BoardWriter
 from ssd.ipc.link import (
     BEAT_S,
     DRAFT_TO_RECEIVER,
@@ -29,7 +26,6 @@ from ssd.ipc.link import (
     LINK_VERSION,
     SILENT_MS,
     Beat,
-    Entry,
     Joined,
     NotAccepted,
     Offer,
@@ -40,24 +36,16 @@ from ssd.ipc.link import (
 )
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
-    Admit,
     Hello,
-    Launch,
-    Launched,
-    Outcomes,
     Ready,
     Refused,
     Rejoin,
-    Release,
-    Retune,
-    Verified,
 )
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import tokenizer_vocabulary
-from ssd.receiver.request import Request, Shown
-from ssd.tuning.learner import Mean
+from ssd.receiver.requests import Requests
 
 log = logging.getLogger("ssd.receiver")
 
@@ -66,8 +54,6 @@ _RATE, _BURST = 2000.0, 200.0
 _WAITING_FRAMES = 64  # of a peer, read but not looked at
 _MORE_BYTES = 256 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
-# Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
-_SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
 
 
 def main(child: Child) -> None:
@@ -122,10 +108,8 @@ class Receiver:
         self._target: zmq.Socket[bytes] | None = None
         self._session: Session | None = None
         self._number = random.getrandbits(24)
-        self._requests: dict[int, Request] = {}
+        self._requests = Requests(self._board, child.epoch, config.vocab_size)
         self._allowance = Allowance()
-        self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
-        self._outcomes_at = 0.0
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
         self._log_at = time.monotonic() + _LOG_S
@@ -181,94 +165,18 @@ class Receiver:
 
     def _read_target(self) -> None:
         """Pass on what the target tells its draft."""
-        if self._target is None:
+        session = self._session
+        if self._target is None or session is None:
             return
         for _, _, message in sockets.drained(self._target, TARGET_TO_DRAFT):
             if isinstance(message, Ready):
                 continue
             if isinstance(message, Refused):
                 raise SsdError(message.message)
-            if not all([self._tell(part) for part in self._translated(message)]):
+            if not all([self._tell(part) for part in self._requests.told(message, session.rtt)]):
                 return
             if isinstance(message, Rejoin):
                 self._hello()
-
-    def _translated(self, message: Message) -> list[Message]:
-        """What the draft is told, in place of what the target says. Keeps the requests and their slots up to date.
-
-        The draft need not know what was on the board: it is told the tokens that are verified."""
-        if isinstance(message, Admit):
-            self._requests[message.request] = Request(message)
-            self._board.clear(message.slot)
-            return [replace(message, speculation=self._deeper(message.speculation))]
-        if isinstance(message, Retune):
-            return [Retune([(request, self._deeper(speculation)) for request, speculation in message.rows])]
-        if isinstance(message, Outcomes):
-            self._time(message.rows)
-            rows = [row for row in message.rows if self._outcome(row)]
-            launches = [self._launch(row.request) for row in rows if row.in_flight > 0]
-            told = [replace(row, in_flight=-1) if row.in_flight > 0 else row for row in rows]
-            return [Outcomes(told), *([Launched(launches)] if launches else [])]
-        if isinstance(message, Launched):
-            return [Launched([self._launch(row.request) for row in message.rows if self._launched(row)])]
-        if isinstance(message, Release):
-            for request in message.requests:
-                self._requests.pop(request, None)
-        elif isinstance(message, Rejoin):
-            self._requests.clear()
-        return [message]
-
-    def _time(self, rows: Sequence[Verified]) -> None:
-        """Note how long a round took, and how many tokens it brought a row."""
-        now = time.monotonic()
-        if rows and now - self._outcomes_at < _PAUSE_S:
-            self._round_s.note(now - self._outcomes_at)
-            self._round_tokens.note(1 + sum(row.accepted for row in rows) / len(rows))
-        self._outcomes_at = now
-
-    def _deeper(self, speculation: Speculation) -> Speculation:
-        """What the draft is asked for: as many tokens more as come while they are on their way."""
-        if speculation.mode != "ssd" or self._session is None:
-            return speculation
-        more = round(self._session.rtt / self._round_s.value * self._round_tokens.value)
-        longest = min(MAX_LOOKAHEAD, speculation.num_speculative_tokens + more)
-        return replace(speculation, num_speculative_tokens=longest)
-
-    def _outcome(self, row: Verified) -> bool:
-        """Note an outcome, and show what is known of the round that it begins; returns False for a request that is
-        not followed any more."""
-        request = self._requests.get(row.request)
-        if request is None:
-            return False
-        if not request.outcome(row):
-            log.warning("request %d goes on without a draft: %r does not follow", row.request, row)
-            del self._requests[row.request]
-            return False
-        self._board.clear(request.slot)
-        self._show(row.request, request.useful())
-        return True
-
-    def _launched(self, row: Launch) -> bool:
-        """Do the same for a launch after a wait."""
-        request = self._requests.get(row.request)
-        if request is None or not request.launched(row):
-            return False
-        self._show(row.request, request.useful())
-        return True
-
-    def _launch(self, number: int) -> Launch:
-        """What a request verifies now, in tokens."""
-        request = self._requests[number]
-        flight = request.flight or []
-        return Launch(number, request.round, len(flight), flight)
-
-    def _show(self, number: int, entries: Sequence[Shown]) -> None:
-        """Put entries of a request on the board."""
-        if entries:
-            keys = [Key(self._child.epoch, number, *entry[1:5]) for entry in entries]
-            ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
-            slot = self._requests[number].slot
-            self._board.publish(slot, [entry.entry for entry in entries], keys, ids, places)
 
     def _hello(self) -> None:
         assert self._target is not None
@@ -373,25 +281,8 @@ class Receiver:
         if published.echo:
             session.rtt = max(0, time.monotonic_ns() - published.echo - published.held) / 1e9
         for entry in published.entries:
-            self._counted[self._put(entry)] += 1
+            self._counted[self._requests.publish(entry)] += 1
         self._board.count(published.progress, published.steps, published.nanoseconds, published.grown)
-
-    def _put(self, entry: Entry) -> str:
-        """Show what an entry of the draft says, if it passes the checks; returns what it was, for the log."""
-        request = self._requests.get(entry.request)
-        if request is None:
-            return "entries of no request"
-        if max(entry.token, *entry.ids, 0) >= self._config.vocab_size:
-            return "entries outside the vocabulary"
-        path = request.take(entry)
-        if path is None:
-            return "entries of no use"
-        late = "" if entry.round == request.round else " of an earlier round"
-        shown = request.says(path)
-        if shown is None:
-            return "entries that bring nothing" + late
-        self._show(entry.request, [shown])
-        return "entries" + late
 
 
 def _listening(context: zmq.Context[Any], address: str, folder: str | None) -> zmq.Socket[bytes]:

@@ -164,7 +164,7 @@ class Request:
             if len(ids) <= len(before.ids) or ids[: len(before.ids)] != before.ids:
                 return None
             entry, place = before.entry, before.place
-        elif entry >= MAX_CHAINS and entry != TRUNK:
+        elif entry >= MAX_CHAINS and self.flight is not None:  # the last entry is for answers to a target that waits
             return None
         shown = self.shown[round, accepted, token] = Shown(entry, round, base, accepted, token, place, ids)
         return shown

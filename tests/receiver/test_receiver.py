@@ -18,7 +18,7 @@ from ssd.config.params import Speculation
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader, Key, size_bytes
 from ssd.ipc.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
-from ssd.ipc.messages import PEER_TO_TARGET, Admit, Hello, Outcomes, Rejoin, Release, Verified
+from ssd.ipc.messages import PEER_TO_TARGET, Admit, Hello, Launch, Launched, Outcomes, Rejoin, Release, Verified
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
 from ssd.receiver.process import Receiver
@@ -81,12 +81,12 @@ class World:
         assert sockets.send(self.target, message, 1, self.peer)
         assert self.heard(type(message))[1] == message
 
-    def lookup(self, request: int = 5, round: int = 3, token: int = 9, slot: int = 1) -> list[int] | None:
+    def lookup(self, request: int = 5, round: int = 3, token: int = 9, base: int = 20) -> list[int] | None:
         """What the board has after all that the draft has said so far, for no accepted token."""
         self.say(Published(progress=1))
         before = self.board.telemetry().progress
         self.turn(lambda: self.board.telemetry().progress > before)
-        return self.board.lookup(slot, Key(EPOCH, request, round, 20, 0, token))
+        return self.board.lookup(1, Key(EPOCH, request, round, base, 0, token))
 
 
 def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
@@ -146,18 +146,37 @@ def test_other_entries_are_dropped(world: World, lie: dict[str, Any]) -> None:
     assert not world.board.slots.any()
 
 
-def test_an_outcome_ends_a_round_but_for_the_entry_that_a_backup_waits_for(world: World) -> None:
+def test_an_outcome_ends_a_round_and_a_late_entry_answers_the_next(world: World) -> None:
     world.join()
     world.tell(admit())
     world.say(Published([entry()]))
     assert world.lookup() == [1, 2]
-    world.tell(Outcomes([Verified(5, 3, 0, 9, -1)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 8, 0)]))
     assert world.lookup() is None  # cleared
-    world.say(Published([entry(), entry(token=8)]))
-    assert world.lookup() == [1, 2] and world.lookup(token=8) is None
+    world.say(Published([entry(token=8, ids=[4, 5, 6])]))
+    assert world.lookup(token=8) is None
+    assert world.lookup(round=4, base=21, token=4) == [5, 6]
     world.tell(Release([5]))
-    world.say(Published([entry(ids=[3])]))
-    assert world.lookup() == [1, 2]  # nobody looks there any more
+    world.say(Published([entry(round=4, base=21, token=7)]))
+    assert world.lookup(round=4, base=21, token=7) is None
+
+
+def test_the_draft_is_told_which_tokens_are_verified(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry()]))
+    assert world.lookup() == [1, 2]
+    assert sockets.send(world.target, Outcomes([Verified(5, 3, 0, 9, 2)]), 1, world.peer)
+    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 9, -1)])
+    assert world.heard(Launched)[1] == Launched([Launch(5, 4, 2, [1, 2])])
+
+
+def test_a_request_that_cannot_be_followed_is_dropped(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    assert sockets.send(world.target, Outcomes([Verified(5, 3, 0, 9, 2)]), 1, world.peer)  # nothing was on the board
+    assert world.heard(Release)[1] == Release([5])
+    assert world.lookup() is None
 
 
 def test_frames_of_another_session_are_dropped_and_the_peer_is_told(world: World) -> None:
