@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from tools.processes import command, environment
 
+# What an idle engine in mode `auto` takes to measure a draft that has joined.
+_MEASURES_S = 4.0
 _PROMPTS = [
     "The history of the city begins",
     "In the morning, she",
@@ -110,6 +113,8 @@ def _engine(config: EngineConfig, draft: RemoteDraft, rtt: float | None) -> Iter
             stack.enter_context(_process(command("tools.link", *ends, "--delay", str(rtt / 2))))
             own = replace(draft, connect=f"tcp://127.0.0.1:{far}")
             stack.enter_context(_draft(own))
+            if config.speculation.mode == "auto":
+                time.sleep(_MEASURES_S)
         yield client
 
 
