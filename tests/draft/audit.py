@@ -184,11 +184,14 @@ class Auditor:
 
 
 def play(
-    draft: Draft, speculation: Speculation, choice: random.Random, rounds: int = 40
+    draft: Draft, speculation: Speculation, choice: random.Random, rounds: int = 40, tells: bool = False
 ) -> Iterator[list[ScriptedTarget]]:
     """Play `rounds` of random outcomes on three sequences with different laws; yields them after every round."""
     laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
-    targets = [ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation) for i, law in enumerate(laws)]
+    targets = [
+        ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation, tells=tells)
+        for i, law in enumerate(laws)
+    ]
     for _ in range(rounds):
         target = choice.choice(targets)
         if len(target.tokens) < 180:

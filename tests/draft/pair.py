@@ -150,12 +150,20 @@ def cells_of(engine: DraftEngine) -> list[int]:
 
 class ScriptedTarget:
     """One sequence of a target whose outcomes the test decides. It reads the board and tells the draft as a target
-    does. `in_flight` is what it verifies now."""
+    does. `in_flight` is what it verifies now. `tells`: it says which tokens these are, as to a draft on another
+    machine."""
 
     def __init__(
-        self, draft: Draft, request: int, prompt: list[int], law: Law, speculation: Speculation, round_number: int = 0
+        self,
+        draft: Draft,
+        request: int,
+        prompt: list[int],
+        law: Law,
+        speculation: Speculation,
+        round_number: int = 0,
+        tells: bool = False,
     ) -> None:
-        self.draft, self.request, self.speculation = draft, request, speculation
+        self.draft, self.request, self.speculation, self._tells = draft, request, speculation, tells
         self.tokens, self.round = list(prompt), round_number
         self.in_flight: list[int] = []
         self.hits = 0
@@ -179,9 +187,14 @@ class ScriptedTarget:
         self.in_flight = found
         self.hits += bool(found)
         self._missed = key if wait and not found else None
-        row = Verified(self.request, self.round - 1, accepted, token, -1 if self.waiting else len(found))
+        tells = self._tells and bool(found)
+        row = Verified(self.request, self.round - 1, accepted, token, -1 if self.waiting or tells else len(found))
         self.draft.work(late)
+        steps, self.draft.steps = self.draft.steps, 0 if tells else self.draft.steps  # it reads both at once
         self.draft.hear(Outcomes([row]))
+        self.draft.steps = steps
+        if tells:
+            self.draft.hear(Launched([Launch(self.request, self.round, len(found), found)]))
         return bool(found)
 
     def launch(self, most: int) -> None:

@@ -103,6 +103,28 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     draft.assert_empty()
 
 
+@pytest.mark.parametrize("fan_out", [(3,), ()])
+def test_a_draft_that_is_told_tokens_is_what_a_fresh_one_would_be(world: World, fan_out: FanOut) -> None:
+    speculation = Speculation("ssd", 6, fan_out)
+    draft = Draft(config(speculation), world.draft)
+    Auditor(world, draft)
+    *_, targets = play(draft, speculation, random.Random(3), tells=True)
+    assert sum(target.hits for target in targets) > 5
+
+
+def test_what_was_drafted_beyond_the_tokens_in_flight_is_not_drafted_again(world: World) -> None:
+    speculation = Speculation("ssd", 6, (3,))
+    draft = Draft(config(speculation), world.draft)
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, PROMPTS[0], GREEDY, speculation, tells=True)
+    draft.steps = 0
+    assert target.outcome(0, world.best(tuple(PROMPTS[0]), GREEDY)[0], most=2)
+    draft.work(1)
+    depths = {(chain.fork, chain.rank): chain.computed for chain in draft.engine.trees[0].chains}
+    assert depths.pop((2, 1)) == 5  # of K + 1 drafted tokens 2 are in flight
+    assert set(depths.values()) == {1}
+
+
 @pytest.mark.parametrize("steps", [None, 2])
 def test_a_joint_allocation_copies_what_the_text_repeats(
     world: World, steps: int | None, monkeypatch: pytest.MonkeyPatch
