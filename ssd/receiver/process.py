@@ -173,7 +173,7 @@ class Receiver:
                 continue
             if isinstance(message, Refused):
                 raise SsdError(message.message)
-            if not all([self._tell(part) for part in self._requests.told(message, session.rtt)]):
+            if not all(self._tell(part) for part in self._requests.told(message, session.rtt)):
                 return
             if isinstance(message, Rejoin):
                 self._hello()

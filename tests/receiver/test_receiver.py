@@ -222,6 +222,19 @@ def test_the_target_loses_a_draft_that_is_gone_and_gets_the_next(world: World) -
     assert world.number != number and world.peer != first
 
 
+def test_a_draft_may_be_gone_in_the_middle_of_what_it_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.join()
+    world.tell(admit())
+    world.say(Published([entry()]))
+    assert world.lookup() == [1, 2]
+    monkeypatch.setattr(world.receiver, "_send", lambda *_: "gone")
+    assert sockets.send(world.target, Outcomes([Verified(5, 3, 0, 9, 2)]), 1, world.peer)  # becomes two messages
+    deadline = time.monotonic() + PATIENCE_S
+    while sockets.send(world.target, Release([5]), 1, world.peer):
+        assert time.monotonic() < deadline
+        world.receiver.turn()
+
+
 def test_it_shows_that_it_is_there(world: World) -> None:
     world.join()
     stamps = [world.heard(Beat)[1].stamp for _ in range(2)]
