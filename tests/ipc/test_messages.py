@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.config.params import MAX_SEED, SamplingParams, Speculation
+from ssd.ipc import link as n
 from ssd.ipc import messages as m
 from ssd.ipc import public as p
 from ssd.monitor.messages import SNAPSHOTS, Process, Snapshot, TraceNews
@@ -102,6 +103,24 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
         ],
         m.RANK_STEP,
     ),
+    (
+        [
+            n.Offer("draft", "fingerprint", 49152),
+            n.Joined(),
+            n.Published([n.Entry(1, 3, 20, 2, 9, 1, 3, [4, 5])], 1, 2, 10**7, 12, 2**60, 10**6),
+        ],
+        n.DRAFT_TO_RECEIVER,
+    ),
+    (
+        [
+            n.Terms("target", 49152, 8, 2048, SPECULATION),
+            n.TargetVocabulary({"a": 0, "b": 1}),
+            n.NotAccepted("another draft is connected", again=True),
+            n.Beat(2**60),
+            *[message for message in TO_DRAFT if not isinstance(message, m.Ready | m.Refused)],
+        ],
+        n.RECEIVER_TO_DRAFT,
+    ),
 ]
 CASES = [(message, direction) for messages, direction in DIRECTIONS for message in messages]
 ENDS = [direction for _, direction in DIRECTIONS]
@@ -135,18 +154,21 @@ def name(message: p.Message) -> str:
 )
 @pytest.mark.parametrize("epoch", [0, 1, 2**32 - 1])
 def test_round_trip(message: p.Message, direction: p.Direction, epoch: int) -> None:
-    assert p.unpack(p.pack(message, epoch), direction) == (epoch, message)
+    assert p.unpack(p.pack(message, epoch, direction.version), direction) == (epoch, message)
+    if not isinstance(message, m.InternalMessage) or direction is not n.RECEIVER_TO_DRAFT:
+        assert p.pack(message, epoch) == p.pack(message, epoch, direction.version)
 
 
 def test_every_message_is_in_the_table_above() -> None:
-    public, internal = set(p.Message.__subclasses__()), set(m.InternalMessage.__subclasses__())
-    assert {type(message) for message in ALL} == (public | internal) - {m.InternalMessage}
+    bases = p.Message, m.InternalMessage, n.LinkMessage
+    known = {message for base in bases for message in base.__subclasses__()}
+    assert {type(message) for message in ALL} == known - set(bases)
 
 
 def test_public_and_internal_messages_have_versions_of_their_own() -> None:
     assert {message.version for message in TO_FRONTEND + TO_CLIENT} == {p.PROTOCOL_VERSION}
-    assert {message.version for message in ALL} == {p.PROTOCOL_VERSION, m.INTERNAL_VERSION}
-    assert p.PROTOCOL_VERSION != m.INTERNAL_VERSION
+    assert {message.version for message in ALL} == {p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}
+    assert len({p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}) == 3
 
 
 @pytest.mark.parametrize(("messages", "direction"), DIRECTIONS)
