@@ -10,6 +10,7 @@ from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
 from ssd.ipc.listening import is_loopback
 from ssd.launch import memory
+from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions, display_name
 from ssd.launch.resolve import draft_dtype, draft_quantize
 from ssd.launch.server import tcp_host
@@ -21,11 +22,12 @@ _BUILT_IN = {"smollm2-draft": "smollm2"}
 
 
 def remote_draft(
-    connect: str, folder: Path | None, model: str, target: str | None, options: EngineOptions
+    connect: str, folder: Path | None, model: str, target: str | None, asked: EngineOptions
 ) -> RemoteDraft:
-    """Find and check what `ssd draft` was asked for: the draft's type and device are in `options`.
+    """Find and check what `ssd draft` was asked for: type and device of the draft are in `asked`.
 
     Raises UsageError for what cannot work."""
+    options = chosen(asked)
     if not is_loopback(tcp_host("--connect", connect)) and folder is None:
         raise UsageError(f"--connect {connect} is another machine: give --keys, the folder that ssd keys made there")
     if folder is not None:
