@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import struct
 from typing import Any
@@ -347,3 +349,12 @@ def test_a_message_with_any_value_in_a_field(message: p.Message, data: st.DataOb
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
     fields[data.draw(st.sampled_from([*fields, "other"]))] = value
     survives(body(fields))
+
+
+def test_the_links_version_is_of_these_messages() -> None:
+    """Machines that differ in their release must notice: who changes a message raises `LINK_VERSION`, and this."""
+    crossing = [type(message) for messages, end in DIRECTIONS for message in messages if end.version == n.LINK_VERSION]
+    parts = [n.Entry, m.Verified, m.Launch, Speculation]
+    written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
+    found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
+    assert (n.LINK_VERSION, found) == (192, "3d7edf3dd620f6f0")
