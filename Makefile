@@ -64,5 +64,5 @@ lint: venv ## ruff and mypy
 	$(BIN)/mypy ssd
 
 clean: ## remove .venv, builds and caches
-	rm -rf .venv .venv-agents tests/conformance/node/node_modules build dist ssd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents tests/conformance/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find ssd tests tools examples -name __pycache__ -prune -exec rm -rf {} +

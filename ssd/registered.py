@@ -33,6 +33,6 @@ def _own(group: str) -> list[EntryPoint]:
         project = tomllib.loads(_PROJECT.read_text())["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):  # installed: its metadata has them
         return []
-    if project.get("name") != "ssd":
+    if project.get("name") != "ssd-engine":
         return []
     return [EntryPoint(name, value, group) for name, value in project.get("entry-points", {}).get(group, {}).items()]

@@ -23,7 +23,7 @@ _MAX_TOKENIZER = 512 << 20  # bytes
 # Bounds of a grammar: lexer states take 1 to 2 kB each; a mask takes at most some 6 ms by the other two.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
 _SPECIAL = "\ue000"  # of Unicode's private use: before the names of special tokens
-_NEEDED = "this engine has no llguidance; install it with: pip install 'ssd[structured]'"
+_NEEDED = "this engine has no llguidance; install it with: pip install 'ssd-engine[structured]'"
 
 
 class GrammarCompiler:

@@ -76,7 +76,7 @@ def _check_http(options: ServerOptions) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"HTTP needs {', '.join(missing)}: install ssd[http], or give --no-http to serve ZeroMQ clients only"
+            f"HTTP needs {', '.join(missing)}: install ssd-engine[http], or give --no-http to serve ZeroMQ clients only"
         )
     for name in options.allowed_host:
         if not _HOST.fullmatch(name):

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP interface: plain ASGI under uvicorn. Needs the extra `ssd[http]`.
+"""The OpenAI-compatible HTTP interface: plain ASGI under uvicorn. Needs the extra `ssd-engine[http]`.
 
 To add an endpoint:
 
