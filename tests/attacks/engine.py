@@ -60,6 +60,13 @@ class AttackedEngine:
         assert found is not None
         return int(found[1]) / 1024
 
+    def settled_mib(self, most: float) -> float:
+        """The resident MiB once they are at most so many, or after a while: freed memory goes back when it is quiet."""
+        until = time.monotonic() + PATIENCE_S
+        while (mib := self.resident_mib) > most and time.monotonic() < until:
+            time.sleep(0.05)
+        return mib
+
     @property
     def descriptors(self) -> int:
         """Of the frontend."""

@@ -142,8 +142,10 @@ def until_returned(served: Served, before: int) -> None:
 
 
 def test_many_peers_with_half_a_message_each_lose_it_but_not_who_sends_slowly(served: Served) -> None:
-    """A slow one, who has sent less than they, ends its message while they are cut off."""
+    """A slow one, who has sent less than they, ends its message while they are cut off. They come no faster than the
+    frontend can look."""
     before = peak = served.memory
+    other = RawClient(served.addresses["ipc"])
     message = wire(Generate(7, "x" * 2**20))
     slow = peer(served.addresses["tcp"])
     slow.sendall(message[: 2**19])
@@ -151,7 +153,10 @@ def test_many_peers_with_half_a_message_each_lose_it_but_not_who_sends_slowly(se
     for _ in range(80):
         holding.append(peer(served.addresses["ipc"]))
         holding[-1].sendall(frame(4 * 2**20, more=False)[:-10])
+        assert isinstance(other.ask(Describe()), Description)
+        time.sleep(connection_limits._LOOK_S / 4)
         peak = max(peak, served.memory)
+    other.close()
     slow.sendall(message[2**19 :])
     assert b"context_length_exceeded" in until_said(slow)
     assert peak - before < MOST

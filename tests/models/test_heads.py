@@ -18,6 +18,7 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.paged import PagedContext
+from ssd.launch.defaults import chosen
 from ssd.launch.memory import Sized, host_weights
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -191,7 +192,7 @@ def test_a_start_counts_the_table_that_it_borrows(target: Path, tmp_path: Path) 
     for name in (whole, without):
         options = EngineOptions(target=str(target), draft=(str(name),), draft_dtype="float32", draft_quantize="none")
         found = Sized(inspect(target), "float32"), [Sized(inspect(name), "float32")]
-        sizes.append(host_weights(options, *found, "none"))
+        sizes.append(host_weights(chosen(options), *found, "none"))
         assert resolve(options).features is not None
     assert sizes[1] - sizes[0] == 4 * 131 * 32
 
