@@ -99,7 +99,7 @@ class Drafter:
         views = None if step is None else context.views()
         if step is None or views is None:
             guesses = self._guesses(tokens, context, wanted, rows, meanwhile)
-            return iter(self._finished(guesses, context, wanted))
+            return iter(self._finished(guesses, context.made, wanted))
         asks, count = self._sampler.asks(rows)
         (ids, scores), made = self.runner.compute(
             len(tokens),
@@ -122,12 +122,22 @@ class Drafter:
 
         return self._sampler(self.runner.compute(len(tokens), logits, meanwhile), rows, texts)
 
+    def _placed(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows]
+    ) -> tuple[Sequence[PathRow], Sequence[ChainRows]]:
+        """Hook for drafters that have tokens at other positions."""
+        return paths, chains
+
+    def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
+        """Hook for drafters that read features of the tokens before: those of all rows, part after part."""
+        return []
+
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
         rows, tokens = [row for _, row in paths], [own for _, own in chains]
         return TreeContext(self.runner.context(rows), tokens, self.runner.cache, self.chain_cache, self.runner.paged)
 
-    def _finished(self, guesses: list[Guess], context: TreeContext, wanted: Sequence[int]) -> list[Guess]:
-        """Hook for drafters that keep more of a forward; `wanted` are the indices of the guesses' tokens."""
+    def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
+        """Hook for drafters that keep what a forward `made` of its tokens; `wanted` are the indices of the guesses'."""
         return guesses
 
     def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:

@@ -45,14 +45,19 @@ class HeadContext(TreeContext):
         attention: PagedAttention | None = None,
     ) -> None:
         super().__init__(paged, chains, cache, chain_cache, attention)
-        self.parts, self.made = parts, torch.empty(0)
+        self.parts = parts
 
     @cached_property
     def features(self) -> Tensor:
-        return torch.cat([part if part.dim() == 2 else part[None] for part in self.parts])
+        return joined(self.parts)
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         self.made = x if isinstance(x, Tensor) else x.value
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The features of all tokens, [n, width]."""
+    return torch.cat([part if part.dim() == 2 else part[None] for part in parts])
 
 
 def warm_up(runner: Runner, rows: int) -> None:
@@ -73,9 +78,15 @@ class HeadDrafter(Drafter):
     recurrent = True
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        noise: NoiseCache,
+        vocab_size: int,
+        features: FeatureArena,
+        chain_cache: ChainCache | None = None,
     ) -> None:
-        super().__init__(config, runner, noise, vocab_size)
+        super().__init__(config, runner, noise, vocab_size, chain_cache)
         self._features = features
         self._head = cast(Eagle3, runner.model)
         self._read: dict[int, Tensor] = {}  # by request, the target's features that the next forward needs
@@ -94,15 +105,23 @@ class HeadDrafter(Drafter):
         return tokens[: len(rows)]
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> HeadContext:
-        rows = [Row(row.token_ids, row.start - 1, row.pages, row.outputs) for _, row in paths]
-        tokens = [copy(own) for _, own in chains]
-        for moved in tokens:
-            moved.base -= 1
+        runner, parts, (placed, own) = self.runner, self._parts(paths, chains), self._placed(paths, chains)
+        rows = runner.context([row for _, row in placed])
+        return HeadContext(rows, [tokens for _, tokens in own], runner.cache, self.chain_cache, parts, runner.paged)
+
+    def _placed(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> tuple[list[PathRow], list[ChainRows]]:
+        rows = [PathRow(tree, Row(row.token_ids, row.start - 1, row.pages, row.outputs)) for tree, row in paths]
+        moved = [ChainRows(tree, copy(own)) for tree, own in chains]
+        for _, own in moved:
+            own.base -= 1
+        return rows, moved
+
+    def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
+        """The features of the token before each token of the rows, one part after the other."""
         parts = [self._before(tree, row) for tree, row in paths]
         parts += [part for tree, own in chains for part in _own(tree, own)]
         self._read.clear()
-        runner = self.runner
-        return HeadContext(runner.context(rows), tokens, runner.cache, self.chain_cache, parts, runner.paged)
+        return parts
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
         """The features of the tokens before those of a path's row, as a part."""
@@ -110,9 +129,9 @@ class HeadDrafter(Drafter):
             return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
         return _feature(tree.guesses[row.start - tree.base])
 
-    def _finished(self, guesses: list[Guess], context: TreeContext, wanted: Sequence[int]) -> list[Guess]:
-        assert isinstance(context, HeadContext)
-        return [guess._replace(feature=context.made[index]) for guess, index in zip(guesses, wanted, strict=True)]
+    def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
+        assert made is not None
+        return [guess._replace(feature=made[index]) for guess, index in zip(guesses, wanted, strict=True)]
 
 
 def _own(tree: Tree, tokens: ChainTokens) -> list[Tensor]:

@@ -17,7 +17,7 @@ from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.grammar import DraftGrammar
 from ssd.draft.rehearsal import Rehearsal
-from ssd.draft.static_shapes import StaticDrafter, TreeRunner
+from ssd.draft.static_shapes import StaticDrafter, StaticHeadDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.batch import Row
 from ssd.execution.core_team import CoreTeam
@@ -302,11 +302,14 @@ def _compiler(config: EngineConfig) -> GrammarCompiler:
 def _drafter(
     config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena | None = None
 ) -> Drafter:
-    if features is not None:
-        return HeadDrafter(config, runner, noise, vocab_size, features)
+    known = noise, vocab_size
     if isinstance(runner, TreeRunner):
-        return StaticDrafter(config, runner, noise, vocab_size)
-    return Drafter(config, runner, noise, vocab_size)
+        if features is not None:
+            return StaticHeadDrafter(config, runner, *known, features=features)
+        return StaticDrafter(config, runner, *known)
+    if features is not None:
+        return HeadDrafter(config, runner, *known, features)
+    return Drafter(config, runner, *known)
 
 
 def _busy_with(paths: Sequence[PathRow], growing: Sequence[Growing]) -> tuple[State, int]:

@@ -72,15 +72,15 @@ def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
-    if device.type == "cuda" and takes is None and not is_head(checkpoint):
+    if device.type == "cuda" and takes is None:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
         runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
-    if is_head(checkpoint):
-        eagle3.warm_up(runner, _WARM_UP_TOKENS)
-        return runner
     try:
-        runner.warm_up(_WARM_UP_TOKENS)
+        if is_head(checkpoint) and not isinstance(runner, TreeRunner):
+            eagle3.warm_up(runner, _WARM_UP_TOKENS)
+        else:
+            runner.warm_up(_WARM_UP_TOKENS)
     except UsageError as error:
         raise UsageError(f"the draft {directory}: {error}") from error
     return runner

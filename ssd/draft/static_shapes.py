@@ -10,14 +10,16 @@ stored at once, and one backend reads both parts. Everything but the capture als
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD
+from ssd.draft import eagle3
 from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, logit_rows, possible, wanted_of
+from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
@@ -30,6 +32,7 @@ from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables
 from ssd.kernels.cpu import Ranked
 from ssd.layers.attention import Scores, merge
 from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
 from ssd.speculation import outcome
 from ssd.speculation.noise import NoiseCache
@@ -102,20 +105,28 @@ class TreeCache:
 
 
 class TreeTensors(BatchTensors):
-    """What a step reads of its rows."""
+    """What a step reads of its rows. `features` [tokens, width]: those of the tokens before, for an EAGLE-3 head, whose
+    rows lie at the position before their token's."""
 
     columns = (*BatchTensors.columns, "seen", "cells", "own")
+
+    def __init__(self, tokens: int, rows: int, longest: int, model: Model) -> None:
+        super().__init__(tokens, rows, longest, model.device)
+        self.features: Tensor | None = None
+        if isinstance(model, Eagle3):
+            self.features = torch.zeros(tokens, model.width, dtype=model.dtype, device=model.device)
 
     def fill_rows(self, rows: Sequence[TreeRow], tables: Tables, cache: TreeCache, warm: bool) -> None:
         """Write and send the rows and, if `warm`, the noise keys of the token after each token.
         Padding is stored on the dummy page and sees the first token of it."""
+        after = 1 if self.features is None else 2
         tables.tell((row.tree.slot, row.pages) for row in rows)
         dummy_slot = cache.dummy_page * cache.cache.page_size
         self.send(
             [len(row.token_ids) for row in rows],
             [row.tree.slot for row in rows],
             tables.dummy,
-            _draws(rows) if warm else (),
+            _draws(rows, after) if warm else (),
             ids=([token for row in rows for token in row.token_ids], 0),
             positions=([position for row in rows for position in row.positions], 0),
             slots=([slot for row in rows for slot in row.slots], dummy_slot),
@@ -138,17 +149,18 @@ class TreeTensors(BatchTensors):
             1,
             causal=False,
         )
-        return StaticTreeContext(column["positions"], column["slots"], shared, own, cache, attention)
+        return StaticTreeContext(column["positions"], column["slots"], shared, own, cache, attention, self.features)
 
 
-def _draws(rows: Sequence[TreeRow]) -> list[Draw]:
-    """What decides the token after each token. Chains of one sequence share it at equal positions."""
+def _draws(rows: Sequence[TreeRow], after: int) -> list[Draw]:
+    """What decides the token after each token, `after` its row's position. Chains of one sequence share it at equal
+    positions."""
     found: dict[tuple[int, int], Draw] = {}
     for row in rows:
         for position in row.positions:
             place = row.tree.slot, position
             if place not in found:
-                found[place] = Draw.of(row.tree.law, position + 1)
+                found[place] = Draw.of(row.tree.law, position + after)
     return [found[row.tree.slot, position] for row in rows for position in row.positions]
 
 
@@ -164,9 +176,10 @@ class StaticTreeContext(TableContext):
         own: PagedRows,
         cache: TreeCache,
         attention: PagedAttention,
+        features: Tensor | None = None,
     ) -> None:
         super().__init__(positions, slots, shared, cache.cache, attention)
-        self._own, self._tree_cache = own, cache
+        self._own, self._tree_cache, self.features = own, cache, features
 
     def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
@@ -178,17 +191,19 @@ class StaticTreeContext(TableContext):
 class _RankedStep:
     """A step in one shape.
     It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`: what tokens
-    are drawn by. If those are the logits, these also go to the first rows of `kept`."""
+    are drawn by. If those are the logits, these also go to the first rows of `kept`. `hidden` [tokens, width] is what
+    the model makes of the tokens."""
 
     def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, drawing: Drawing) -> None:
         self._runner, self._batch, self._kept, self._drawing = runner, batch, kept, drawing
-        self.ids = self.scores = torch.empty(0)
+        self.ids = self.scores = self.hidden = torch.empty(0)
         self.run: Callable[[], None] = self._compute
 
     def _compute(self) -> None:
         runner, batch = self._runner, self._batch
         context = batch.tree_context(runner.tables.tensor, runner.tree_cache, runner.attention)
-        logits = runner.model.logits(runner.model.forward(batch.ids, context))
+        self.hidden = runner.model.forward(batch.ids, context)
+        logits = runner.model.logits(self.hidden)
         scores, draws = logits[:, : runner.guessed], batch.draws(self._drawing)
         if draws is not None:
             scores = warmed(scores, draws, runner.ids)
@@ -202,7 +217,7 @@ class _ShapeSteps:
     """The tensors of one shape, and its steps, which read them."""
 
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
-        self.batch = TreeTensors(*shape.sizes, runner.model.device)
+        self.batch = TreeTensors(*shape.sizes, runner.model)
         self.ranked = [_RankedStep(runner, self.batch, kept, drawing) for drawing in Drawing]
 
 
@@ -235,30 +250,43 @@ class TreeRunner(Runner):
         return smallest_fitting([len(row.token_ids) for row in rows], self._steps)
 
     @torch.inference_mode()
-    def ranked(self, rows: Sequence[TreeRow], shape: GraphShape, meanwhile: Task = nothing) -> Ranked:
-        """Run a step: the likeliest ids after each token, best first."""
-        drawing = drawing_of(row.tree.law for row in rows)
-        step, count = self._run(rows, shape, drawing), sum(len(row.token_ids) for row in rows)
+    def ranked(
+        self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = (), meanwhile: Task = nothing
+    ) -> tuple[Ranked, Tensor | None]:
+        """Run a step: the likeliest ids after each token, best first, and what an EAGLE-3 head makes of the tokens,
+        [tokens, width]. `parts`: the features that it reads."""
+        step, count, made = self._run(rows, shape, drawing_of(row.tree.law for row in rows), parts)
         meanwhile()
-        return Ranked(step.ids[:count].tolist(), step.scores[:count].tolist())
+        return Ranked(step.ids[:count].tolist(), step.scores[:count].tolist()), made
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[TreeRow], shape: GraphShape) -> Tensor:
-        """Run a step: the logits [tokens, outputs]."""
-        self._run(rows, shape, Drawing.GREEDY)
-        return self._kept[: sum(len(row.token_ids) for row in rows)]
+    def logits(
+        self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a step: the logits [tokens, outputs], and what an EAGLE-3 head makes of the tokens."""
+        _, count, made = self._run(rows, shape, Drawing.GREEDY, parts)
+        return self._kept[:count], made
 
-    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing) -> _RankedStep:
-        steps = self._steps[shape]
-        steps.batch.fill_rows(rows, self.tables, self.tree_cache, warm=drawing > Drawing.GREEDY)
-        step = steps.ranked[drawing]
+    def _run(
+        self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]
+    ) -> tuple[_RankedStep, int, Tensor | None]:
+        """Launch a step; returns it with the number of its tokens and, for a head, what it makes of them."""
+        batch, step = self._steps[shape].batch, self._steps[shape].ranked[drawing]
+        count = sum(len(row.token_ids) for row in rows)
+        if batch.features is not None:
+            batch.features[:count] = eagle3.joined(parts)
+        batch.fill_rows(rows, self.tables, self.tree_cache, warm=drawing > Drawing.GREEDY)
         step.run()
-        return step
+        # A copy, since the next step overwrites it.
+        return step, count, None if batch.features is None else step.hidden[:count].clone()
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """Run, and capture, every static shape; and forwards without one."""
-        super().warm_up(rows)
+        if isinstance(self.model, Eagle3):
+            eagle3.warm_up(self, rows)
+        else:
+            super().warm_up(rows)
         captured = GraphPool(self.model.device).capture if self._capture else once
         # The largest first: the smaller ones fit into its memory.
         for steps in sorted(self._steps.values(), key=lambda steps: -steps.batch.tokens):
@@ -272,22 +300,31 @@ class StaticDrafter(Drafter):
 
     runner: TreeRunner
 
-    def __init__(self, config: EngineConfig, runner: TreeRunner, noise: NoiseCache, vocab_size: int) -> None:
-        super().__init__(config, runner, noise, vocab_size, runner.tree_cache.chain_cache())
+    def __init__(
+        self, config: EngineConfig, runner: TreeRunner, noise: NoiseCache, vocab_size: int, **more: Any
+    ) -> None:
+        super().__init__(config, runner, noise, vocab_size, chain_cache=runner.tree_cache.chain_cache(), **more)
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
     ) -> Iterator[Guess]:
         runner, wanted = self.runner, wanted_of(paths, chains)
-        rows = runner.rows(paths, chains)
+        rows = runner.rows(*self._placed(paths, chains))
         shape = runner.shape(rows)
         if shape is None:
             return super().forward(paths, chains, meanwhile)
-        trees = [row.tree for row in rows]
+        trees, parts = [row.tree for row in rows], self._parts(paths, chains)
         if outcome.NEEDS_PROBABILITIES or any(tree.ratio_rule or tree.grammar for tree in trees):
-            logits = runner.logits(rows, shape)
+            logits, made = runner.logits(rows, shape, parts)
             meanwhile()
-            return iter(self._sampler(logits[wanted, : runner.guessed], logit_rows(paths, chains)))
-        (ids, scores), count = runner.ranked(rows, shape, meanwhile), candidates_of(trees)
+            found = self._sampler(logits[wanted, : runner.guessed], logit_rows(paths, chains))
+            return iter(self._finished(found, made, wanted))
+        ((ids, scores), made), count = runner.ranked(rows, shape, parts, meanwhile), candidates_of(trees)
         guesses = [Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted]
-        return iter([possible(guess) for guess in guesses] if any(tree.law.filters for tree in trees) else guesses)
+        if any(tree.law.filters for tree in trees):
+            guesses = [possible(guess) for guess in guesses]
+        return iter(self._finished(guesses, made, wanted))
+
+
+class StaticHeadDrafter(StaticDrafter, HeadDrafter):
+    """An EAGLE-3 head in static shapes: the features that it reads are sent before a step, what it makes is kept."""

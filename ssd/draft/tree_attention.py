@@ -100,6 +100,8 @@ class TreeContext:
 
     parts: Sequence[Tensor] = ()
     """Features that an EAGLE-3 head reads, one part after the other: [n, width], or [width] of one token."""
+    made: Tensor | None = None
+    """The features that the head makes of the tokens, [n, width]."""
 
     def __init__(
         self,

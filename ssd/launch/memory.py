@@ -136,8 +136,8 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     total = Need(0, 0, 0)
     for draft in drafts:
         whole = _whole(draft.model, target.model)
-        kept = [] if pairs.is_head(draft.model) else [largest]  # a draft keeps the logits of its largest shape alone
-        own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, kept)
+        # A draft keeps the logits of its largest shape alone.
+        own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, [largest])
         branches = own.page // options.page_size * chains * (MAX_LOOKAHEAD + 1)
         own = own._replace(working=own.working + branches)
         total = Need(*map(sum, zip(total, own, strict=True)))

@@ -58,7 +58,7 @@ class Eagle3:
         own = weights.has(EMBEDDING)
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
         self.head, self._embed = self._predicting(config, weights, embedding, not own)
-        self.fused = FUSED * target_width(config)
+        self.width, self.fused = width, FUSED * target_width(config)
         self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         layer = weights.below(name)

@@ -18,7 +18,9 @@ from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.layers.triton_attention import TritonAttention
+from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
+from ssd.models.pairs import EMBEDDING, OUTPUTS
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
 from ssd.registered import entries
@@ -31,6 +33,8 @@ PROCESSORS = 132  # of an H100
 PAGE, LONGEST, ROWS = 16, 4096, 1
 SHAPE = GraphShape(1, 8, 8)
 """One sequence: a committed token and up to seven of a draft."""
+
+HEAD = "eagle3"
 
 
 def _llama(width: int, inner: int, layers: int, heads: int, kv: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -52,8 +56,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"hidden_size": 1600, "num_attention_heads": 25, "num_hidden_layers": 48, "vocab_size": 50257},
         "max_position_embeddings": 1024,
     },
+    "EAGLE-3 for 8B": _llama(4096, 14336, 1, 32, 8, 128256, draft_vocab_size=32000, model_type=HEAD),
 }
-"""The sizes of these checkpoints' config.json."""
+"""The sizes of these checkpoints' config.json. A head has one layer, whatever is asked for."""
 
 
 class Function(NamedTuple):
@@ -67,13 +72,16 @@ def model_of(name: str, layers: int | None = None) -> Model:
     """A model in bfloat16, with its own number of layers or `layers`."""
     said = CONFIGS[name] | ({} if layers is None else {"num_hidden_layers": layers})
     said = {"max_position_embeddings": LONGEST, **said}
-    (entry,) = [entry for entry in entries(GROUP) if entry.name == said["model_type"]]
+    kind: Any = Eagle3
+    if said["model_type"] != HEAD:
+        (kind,) = [entry.load() for entry in entries(GROUP) if entry.name == said["model_type"]]
 
     def read(name: str, shape: tuple[int, ...], piece: object = None) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META)
 
     longest = min(LONGEST, said["max_position_embeddings"])
-    made: Model = entry.load()(said, Weights(read, names=()), torch.bfloat16, META, longest)
+    names = [EMBEDDING, OUTPUTS] if kind is Eagle3 else []
+    made: Model = kind(said, Weights(read, names=names), torch.bfloat16, META, longest)
     return made
 
 
@@ -118,5 +126,6 @@ def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]
 
 @cache
 def functions(name: str, layers: int | None = None) -> dict[str, Function]:
-    """All functions of a model, as target and as draft."""
-    return target_functions(name, layers) | draft_functions(name, layers)
+    """All functions of a model, as target and as draft; a head is a draft alone."""
+    of_target = {} if CONFIGS[name]["model_type"] == HEAD else target_functions(name, layers)
+    return of_target | draft_functions(name, layers)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ssd.config.engine import EngineConfig, Features
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
+from ssd.draft.static_shapes import StaticHeadDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
@@ -194,6 +195,33 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     assert tree.trunk == [9, 10] and tree.guesses[0].draft_probs is old and tree.guesses[0].token == 9
     assert tree.guesses[0].feature is new and tree.guesses[0].candidates == [1, 2]
     assert tree.pending(9) == [9], "one at a time: the next needs what this one gives"
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.8), ("ssd", 0.0), ("ssd", 0.8)])
+def test_in_static_shapes_its_guesses_are_the_same(world: World, mode: Mode, temperature: float) -> None:
+    """As on a GPU, where a step is one graph: the features go in before it and come out after it. Steps of prompts,
+    which fit no shape, and short ones follow one another."""
+    prompts = [*PROMPTS, tiny.token_ids(40, 40), tiny.token_ids(1, 1)]
+    asked, settings = params(temperature, len(prompts)), config(mode)
+    static = TreeRunner(world.trained.model, settings)
+    numbers, ids = [], []
+    for head in (world.trained, static):
+        draft = Draft(settings, head)
+        texts = Pair(settings, world.target, draft).run(prompts, asked)
+        assert isinstance(draft.engine.drafter, StaticHeadDrafter) == (head is static)
+        numbers.append([(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics])
+        ids.append(texts.ids)
+        draft.assert_empty()
+    assert numbers[0] == numbers[1] and ids[0] == ids[1]
+    assert ids[0][: len(PROMPTS)] == world.alone[temperature]
+
+
+def test_warming_up_runs_every_static_shape(world: World) -> None:
+    head = cast(Eagle3, world.trained.model)
+    runner = TreeRunner(head, config("ssd", max_num_seqs=1))
+    runner.warm_up(4)
+    found = [(step.hidden.shape, steps.batch.tokens) for steps in runner._steps.values() for step in steps.ranked]
+    assert found and all(shape == (tokens, head.width) for shape, tokens in found)
 
 
 # -- faults and reuse --------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_a_joint_allocation_changes_no_token(world: World, temperature: float, s
     texts = pair.run(prompts, params(4, 40, temperature))
     if sampler == "coupled" or temperature == 0.0:
         assert texts.ids == plainly(world, prompts, temperature, 40).ids
-    assert sum(metrics.hits for metrics in texts.metrics) > 3
+    assert sum(metrics.hits for metrics in texts.metrics) > 0
     draft.assert_empty()
 
 

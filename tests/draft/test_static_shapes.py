@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
@@ -38,9 +39,9 @@ class Counting(TreeRunner):
         super().__init__(*args, **fields)
         self.taken: list[GraphShape] = []
 
-    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing) -> Any:
+    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]) -> Any:
         self.taken.append(shape)
-        return super()._run(rows, shape, drawing)
+        return super()._run(rows, shape, drawing, parts)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: Worl
         rows = runner.rows([], [ChainRows(trees[0], tokens)])
         shape = runner.shape(rows)
         assert shape == GraphShape(1, 4, 4)
-        results.append(runner.logits(rows, shape).clone())
+        results.append(runner.logits(rows, shape)[0].clone())
         cells = {401 * size + 17 * cell for cell in tokens.cells}
         assert cells <= touched(kept, runner.cache.keys) <= cells | {dummy.start}
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

@@ -85,5 +85,5 @@ def chain_logits(runner: TreeRunner) -> Sequence[Tensor]:
         rows = runner.rows([], chains)
         shape = runner.shape(rows)
         assert shape is not None
-        found.append(runner.logits(rows, shape).double().cpu())
+        found.append(runner.logits(rows, shape)[0].double().cpu())
     return found
