@@ -13,7 +13,7 @@ import torch
 from torch.distributed import HashStore
 
 from ssd.execution.batch import Row
-from ssd.execution.shards import ShardRunner, Tell
+from ssd.execution.shards import ShardRunner, StaticShardRunner, Tell
 from ssd.ipc.messages import RANK_STEP, RankStep
 from ssd.ipc.public import pack, unpack
 from ssd.layers.ranks import Ranks, connect
@@ -47,16 +47,22 @@ def part(
     tell: Tell | None = None,
     deterministic: bool = False,
     int8: bool = False,
-) -> ShardRunner:
-    """One rank's runner, as `tiny.runner` is a whole one."""
+    static: bool = False,
+) -> ShardRunner | StaticShardRunner:
+    """One rank's runner, as `tiny.runner` is a whole one; `static`: as on a GPU, and warm."""
     model = registry.load(inspect(directory), dtype, tiny.CPU, tiny.MAX_POSITION, int8=int8, ranks=ranks)
-    return ShardRunner(model, pages, page_size, deterministic, ranks=ranks, tell=tell)
+    sizes = pages, page_size, deterministic
+    if not static:
+        return ShardRunner(model, *sizes, ranks=ranks, tell=tell)
+    runner = StaticShardRunner(model, *sizes, ranks=ranks, tell=tell, most_rows=8, longest=8)
+    runner.warm_up(8)
+    return runner
 
 
 @contextmanager
 def split_runner(
     directory: Path, size: int, dtype: torch.dtype = torch.float32, *, page_size: int = 4, **settings: Any
-) -> Iterator[ShardRunner]:
+) -> Iterator[ShardRunner | StaticShardRunner]:
     """Rank 0 of several, each a `part` of these settings; the others follow in threads, over messages as they are
     sent."""
     store, known = HashStore(), PageTables(page_size)
@@ -67,7 +73,7 @@ def split_runner(
         for wire in wires:
             wire.put(frames)
 
-    def own(rank: int, tell: Tell | None = None) -> ShardRunner:
+    def own(rank: int, tell: Tell | None = None) -> ShardRunner | StaticShardRunner:
         ranks = connect(rank, size, tiny.CPU, store)
         return part(directory, ranks, dtype, page_size=page_size, tell=tell, **settings)
 

@@ -33,7 +33,9 @@ class GraphPool:
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                # NCCL's watchdog, another thread, may ask for its events meanwhile.
+                mode = "thread_local"
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
                     function()
             except RuntimeError as error:
                 raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +12,41 @@ from torch import Tensor
 from ssd.execution.batch import BaseContext, Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
+from ssd.execution.static import StaticContext, StaticRunner
 from ssd.layers.ranks import Ranks, part_of
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, best, checked, perturbed
+from ssd.speculation.sampling import Draws, Law, best, checked, perturbed, sound, warmed
 
 Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
 
+class Vocabulary:
+    """One rank's part of `outputs` ids, and what the ranks find out together."""
+
+    def __init__(self, outputs: int, ranks: Ranks) -> None:
+        self.own = ranks.part(outputs)
+        self._outputs, self._ranks = outputs, ranks
+
+    def logits(self, own: Tensor) -> Tensor:
+        """Send all ranks' parts of the logits to rank 0: [n, outputs] there, of no use at the others."""
+        outputs, size = self._outputs, self._ranks.size
+        parts = self._ranks.gather(F.pad(own, (0, -(-outputs // size) - own.shape[1])))
+        widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [own], dim=1)
+
+    def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ssd.speculation.sampling.best` of all ranks' scores [n, part] side by side. Ranks send only a token and
+        its score a row."""
+        ids, values = best(scores)
+        parts = self._ranks.all(torch.stack((ids.double() + self.own.start, values.double()), dim=-1))
+        ids, values = parts.transpose(0, 1).unbind(-1)
+        winner, value = best(values)
+        return ids.gather(1, winner[:, None])[:, 0].long(), value
+
+
 class ShardRunner(Runner):
-    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has results.
+    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has all logits.
 
     Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
 
@@ -36,27 +62,20 @@ class ShardRunner(Runner):
         tell: Tell | None = None,
     ) -> None:
         super().__init__(model, num_pages, page_size, deterministic, attention)
-        self._ranks, self._tell = ranks, tell
-        ids = ranks.part(model.shape.outputs)
-        self._first, self._most = ids.start, -(-model.shape.outputs // ranks.size)
+        self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
+        ids = self._vocabulary.own
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
         """As `Runner.forward` at rank 0; of no use at the others. All logits are sent to rank 0."""
         if self._tell is not None:
             self._tell(rows, None)
-        logits = super().forward(rows, context, meanwhile)
-        outputs, size = self.model.shape.outputs, self._ranks.size
-        parts = self._ranks.gather(F.pad(logits, (0, self._most - logits.shape[1])))
-        widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [logits], dim=1)
+        return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
     def sample(
         self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
     ) -> list[int] | None:
-        """As `Runner.sample` at rank 0; of no use at the others. Ranks send only a token and its score an output.
-
-        What a filter leaves depends on the logits of all ranks."""
+        """As `Runner.sample`. What a filter leaves depends on the logits of all ranks."""
         if any(law.filters for law in laws):
             return None
         if self._tell is not None:
@@ -64,10 +83,42 @@ class ShardRunner(Runner):
         logits = super().forward(rows, context, meanwhile)
         by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
-        ids, values = best(scores)
-        parts = self._ranks.gather(torch.stack((ids.double() + self._first, values.double()), dim=-1))
-        if not parts:
-            return []
-        ids, values = torch.stack(parts, dim=1).unbind(-1)
-        winner, value = best(values)
-        return checked(ids.gather(1, winner[:, None])[:, 0].long(), value)
+        return checked(*self._vocabulary.best(scores))
+
+
+class StaticShardRunner(StaticRunner):
+    """A `ShardRunner` whose verifications have graph shapes, collectives and draws included.
+
+    All ranks must warm up, each by itself: they capture the same graphs in the same order."""
+
+    def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
+        """`sizes` and `fields` are those of `StaticRunner`."""
+        super().__init__(model, *sizes, **fields)
+        self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
+        self._ids = torch.tensor(self._vocabulary.own, device=model.device)
+
+    def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
+        scores = logits.float() if draws is None else warmed(logits, draws, self._ids)
+        return sound(*self._vocabulary.best(scores))
+
+    def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
+        """As `ShardRunner.forward`."""
+        if self._tell is not None:
+            self._tell(rows, None)
+        return self._vocabulary.logits(super().forward(rows, context, meanwhile))
+
+    def sample(
+        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
+    ) -> list[int] | None:
+        """As `ShardRunner.sample`."""
+        context = context or self.prepare(rows)
+        if any(law.filters for law in laws) or not isinstance(context, StaticContext):
+            return None
+        if self._tell is not None:
+            self._tell(rows, laws)
+        return super().sample(rows, laws, context, meanwhile)
+
+    def warm_up(self, rows: int) -> None:
+        tell, self._tell = self._tell, None
+        super().warm_up(rows)
+        self._tell = tell

@@ -19,7 +19,7 @@ from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.models.interface import Model
-from ssd.speculation.sampling import Drawing, Law, drawing_of, drawn, likeliest
+from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, likeliest
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
@@ -76,7 +76,7 @@ class Step:
         runner = self._runner
         context = self.batch.context(runner.tables.tensor, runner.cache, runner.attention, self._layers)
         self.logits = runner.model.logits(runner.model.forward(self.batch.ids, context))
-        self.greedy = likeliest(self.logits)
+        self.greedy = runner.tokens(self.logits)
         self.hidden = context.hidden
 
     def tokens(self, drawing: Drawing) -> Tensor:
@@ -89,7 +89,7 @@ class Step:
     def _draw(self, drawing: Drawing) -> None:
         draws = self.batch.draws(drawing)
         assert draws is not None
-        self.drawn = drawn(self.logits, draws)
+        self.drawn = self._runner.tokens(self.logits, draws)
 
 
 class StaticRunner(Runner):
@@ -115,6 +115,10 @@ class StaticRunner(Runner):
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
         self.steps = {shape: Step(self, shape, layers) for shape in target_shapes(most_rows, longest, deterministic)}
+
+    def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
+        """The likeliest tokens, or those that are drawn, int64 [n], without waiting for the device."""
+        return likeliest(logits) if draws is None else drawn(logits, draws)
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
         found = list(self.steps)

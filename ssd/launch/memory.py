@@ -83,7 +83,7 @@ def cache_pages(
             )
         return found, most_of_draft
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
-    shapes = target_shapes(seqs, row, options.deterministic) if ranks == 1 else []
+    shapes = target_shapes(seqs, row, options.deterministic)
     need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes])
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]

@@ -27,8 +27,8 @@ _LOOPBACK = "127.0.0.1"
 class Ranks:
     """This process is number `rank` of `size`.
 
-    All ranks must call `sum` and `gather` in the same order, with tensors of the same shape and dtype. They raise
-    `SsdError` if another rank is lost."""
+    All ranks must call `sum`, `all` and `gather` in the same order, with tensors of the same shape and dtype. They
+    raise `SsdError` if another rank is lost. `sum` and `all` may be part of a CUDA graph."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         """`group`: a process group of torch.distributed, whose stubs lack the methods called here."""
@@ -40,15 +40,21 @@ class Ranks:
         Added in the order of ranks: a row's result does not depend on its place in the batch, as in a ring it may."""
         if self._group is None:
             return x
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        try:
-            self._group.allgather([parts], [x.contiguous()]).wait()
-        except RuntimeError as error:
-            raise _lost(error) from None
-        total = parts[0]
-        for part in parts[1:]:
+        total, *others = self.all(x).unbind()
+        for part in others:
             total = total.add_(part)
         return total
+
+    def all(self, x: Tensor) -> Tensor:
+        """All ranks' `x` in order, [size, *x.shape]."""
+        if self._group is None:
+            return x[None]
+        parts = x.new_empty(self.size, *x.shape)
+        try:
+            self._group._allgather_base(parts, x.contiguous()[None]).wait()
+        except RuntimeError as error:
+            raise _lost(error) from None
+        return parts
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """All ranks' `x` in order at rank 0; [] at the others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
-from ssd.execution.shards import ShardRunner, Tell
+from ssd.execution.shards import ShardRunner, StaticShardRunner, Tell
 from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
@@ -24,8 +25,8 @@ def load(
 ) -> tuple[Runner, frozenset[int]]:
     """The model with its cache, and its end-of-sequence ids; `progress` hears how much of the weights has been read.
 
-    Rank 0 warms it up; the other ranks run what rank 0 tells them then. Raises UsageError for a model that cannot be
-    run as configured."""
+    Rank 0 warms it up; the other ranks run what rank 0 tells them then, or capture the same graphs beside it. Raises
+    UsageError for a model that cannot be run as configured."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config, ranks.rank)
@@ -45,23 +46,25 @@ def load(
     sizes = config.num_pages, config.page_size, config.deterministic
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
     runner: Runner
+    static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
+    static["capture"] = not config.enforce_eager
     if ranks.size > 1:
-        runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
+        if device.type == "cuda":
+            runner = StaticShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell, **static)
+        else:
+            runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
     elif device.type == "cuda" and config.emulate is None:
-        rows, capture = config.max_num_seqs, not config.enforce_eager
-        runner = StaticRunner(
-            model, *sizes, config.attention, most_rows=rows, longest=longest, layers=layers, capture=capture
-        )
+        runner = StaticRunner(model, *sizes, config.attention, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify
         runner = pacing.runner(model, *sizes, takes, config.attention)
-    if ranks.rank == 0:
+    if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             runner.warm_up(longest)
         except UsageError as error:
             raise UsageError(f"the target {config.target}: {error}") from error
-        if layers and not _shows(runner, layers):
-            raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
+    if ranks.rank == 0 and layers and not _shows(runner, layers):
+        raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
 
 

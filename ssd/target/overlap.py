@@ -356,10 +356,12 @@ def _starts(lengths: Items[int]) -> list[int]:
 def overlapped(plain: PlainVerification, config: EngineConfig, board: BoardReader, ask: Ask) -> Verification:
     """An `OverlappedVerification` for a target on a GPU whose verifications have static shapes; elsewhere `plain`.
 
-    It stays plain for a draft that reads hidden states too, as the next forward overwrites them."""
+    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, and for several ranks,
+    of which the host tells each what is run next."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
-    if not isinstance(runner, StaticRunner) or not cuda or config.features is not None or not page_locked(board):
+    alone = config.features is None and config.tensor_parallel_size == 1
+    if not isinstance(runner, StaticRunner) or not cuda or not alone or not page_locked(board):
         return plain
     device = DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
     return OverlappedVerification(plain, device, ask, config.max_num_batched_tokens, OverlapPolicy())

@@ -14,7 +14,7 @@ import zmq
 from ssd import failpoints
 from ssd.errors import SsdError
 from ssd.execution.batch import Row
-from ssd.execution.shards import ShardRunner
+from ssd.execution.runner import Runner
 from ssd.ipc import nodes, sockets
 from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
 from ssd.ipc.process import Child
@@ -81,7 +81,7 @@ def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> Ran
     return RankStep([known.news(row) for row in rows], wanted)
 
 
-def run(step: RankStep, runner: ShardRunner, known: PageTables) -> None:
+def run(step: RankStep, runner: Runner, known: PageTables) -> None:
     """Run a step of rank 0 at another rank."""
     rows = [known.row(row) for row in step.rows]
     if step.laws is None:
@@ -128,7 +128,6 @@ def follow(child: Child) -> None:
     """Load this rank's part of the model, then run what rank 0 says until the supervisor ends this process."""
     socket = _listen(child)
     runner, _ = load(child.config, meet(child), progress=child.loading)
-    assert isinstance(runner, ShardRunner)
     known = PageTables(child.config.page_size)
     child.ready()
     while True:

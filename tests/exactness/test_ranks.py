@@ -12,7 +12,6 @@ import torch
 
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
-from ssd.execution.shards import ShardRunner
 from tests.draft.pair import Draft, Pair, config
 from tests.exactness.plain import Plain
 from tests.exactness.test_against_plain import ADJUSTED, LAWS, MODES, law, requests
@@ -27,7 +26,7 @@ class World:
     """A target in two parts, whole, and plain, and a draft that agrees with it about every other time."""
 
     plain: Plain
-    split: ShardRunner
+    split: Runner
     whole: Runner
     draft: Runner
 
@@ -59,6 +58,17 @@ def test_ids_are_those_of_the_plain_forward(world: World, mode: Mode, name: str)
     texts = world.pair(mode).run(prompts, params)
     world.check(texts.ids, prompts, params)
     assert mode == "ar" or sum(m.accepted_tokens for m in texts.metrics) > 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "T .8", "top-p"])
+def test_in_graph_shapes_too(world: World, tmp_path: Path, name: str) -> None:
+    """As on a GPU: collectives and draws are part of the shapes that are captured. Prompts fit none of them."""
+    prompts, params = requests((1, 4, 5, 40), 16, **(LAWS | ADJUSTED)[name])
+    with split_runner(tiny.llama(tmp_path / "target", seed=3), 2, torch.float64, pages=PAGES, static=True) as split:
+        for mode in MODES:
+            texts = world.pair(mode, split).run(prompts, params)
+            world.check(texts.ids, prompts, params)
+            assert mode == "ar" or sum(m.accepted_tokens for m in texts.metrics) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
