@@ -58,6 +58,12 @@ def is_hit(client: Client) -> bool:
     return any(client.generate(PROMPT, params(lookahead=3)).metrics.hits for _ in range(200))
 
 
+def state_after_request(engine: Engine, client: Client) -> str:
+    client.generate(PROMPT, params(lookahead=3))
+    with urlopen(f"{engine.url}/server_info") as answer:
+        return str(json.load(answer)["draft_state"])
+
+
 def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
     gc.collect()  # what other tests have left to it
     shm, before = shared_memory(), descriptors()
@@ -104,8 +110,7 @@ def test_a_draft_that_was_stopped_is_given_up_goes_on_and_is_of_use_again(engine
         assert openings(engine) == before + 1
         os.kill(draft, signal.SIGCONT)
         assert is_hit(client) and engine.pids["draft"] == draft
-        with urlopen(f"{engine.url}/server_info") as answer:
-            assert json.load(answer)["draft_state"] == "up"
+        assert any(state_after_request(engine, client) == "up" for _ in range(200)), "a first hit may be of the trial"
 
 
 @pytest.mark.parametrize("noise", [Fault(hog=0.3), Fault(stopped=0.05, runs=0.2)], ids=["busy core", "pauses"])
