@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ssd.files import cache_dir
 
@@ -22,9 +22,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run: what fails here fails everywhere. `pytest --hypothesis-profile=search` tries others.
-settings.register_profile("search", settings())
-settings.register_profile("repeat", derandomize=True)
+# The same examples in every run, however busy the machine is: what fails here fails everywhere.
+# `pytest --hypothesis-profile=search` tries others.
+ANY_SPEED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("search", **ANY_SPEED)
+settings.register_profile("repeat", derandomize=True, **ANY_SPEED)
 settings.load_profile("repeat")
 
 

@@ -194,10 +194,10 @@ def test_the_ratio_rule_on_the_real_pair() -> None:
         for mode in ("sd", "ssd"):
             deadline, metrics = time.monotonic() + PATIENCE_S, []
             # On a busy machine the draft may be late, or left alone.
-            while not sum(m.drafted_tokens if mode == "sd" else m.hits for m in metrics):
+            while sum(m.drafted_tokens for m in metrics) < 50 or (mode == "ssd" and not any(m.hits for m in metrics)):
                 assert time.monotonic() < deadline, f"no draft in mode {mode}"
                 completions = llm.generate(CHATS, params(mode, 1.0, 32, **options), chat=True)
-                metrics = [completion.metrics for completion in completions]
+                metrics += [completion.metrics for completion in completions]
                 assert all(len(completion.token_ids) == 32 for completion in completions)
             assert sum(m.accepted_tokens for m in metrics) / sum(m.drafted_tokens for m in metrics) > 0.12
 

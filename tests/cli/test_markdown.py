@@ -96,7 +96,7 @@ def test_the_terminal_shows_the_whole_answer_once(text: str, size: int, height: 
     assert screen(60, height, chunks) == whole(60, text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["a", "- b", "# c", "\n", "\n\n", "```\n", "> ", "1. ", "* ", "    ", "**", "x y "])))
 def test_any_answer_in_any_pieces_is_shown_once(chunks: list[str]) -> None:
     assert screen(20, 6, chunks) == whole(20, "".join(chunks))

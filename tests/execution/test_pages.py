@@ -153,7 +153,7 @@ class Pages(RuleBasedStateMachine):
             assert self.pool.live == 0 and self.pool.available == self.pool.count
 
 
-Pages.TestCase.settings = settings(deadline=None, max_examples=300, stateful_step_count=40)
+Pages.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestPages = Pages.TestCase
 
 
@@ -331,7 +331,6 @@ def test_hashes_find_and_ids_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cached(pool, [3, 4, 5]) == 0 and cached(pool, [1, 2, 5]) == 2
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(1, 8))
 def test_a_sequence_alone_lies_in_neighbouring_pages(pages: int, size: int) -> None:
     """So that its keys are read without gathering them."""
@@ -342,7 +341,6 @@ def test_a_sequence_alone_lies_in_neighbouring_pages(pages: int, size: int) -> N
     assert table.pages == list(range(table.pages[0], table.pages[0] + pages))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 8))
 def test_missing_is_what_growing_takes(have: int, wanted: int, size: int) -> None:
     pool = PagePool(128, size)

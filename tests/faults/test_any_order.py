@@ -323,9 +323,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> type[AnyOrder]:
 def test_whatever_happens_in_whatever_order(machine: type[AnyOrder]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=20, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )
 
 

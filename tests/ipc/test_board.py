@@ -86,7 +86,6 @@ def start_over(shared: Shared) -> None:
 # -- what is written is found -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(0, SLOTS - 1), st.dictionaries(st.integers(0, ENTRIES - 1), chains, min_size=1, max_size=8))
 def test_round_trip(shared: Shared, slot: int, by_entry: dict[int, list[int]]) -> None:
     """Every chain under its own outcome, in its own slot, cut where the reader wants it cut."""
@@ -214,7 +213,7 @@ def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared, word: int) -
         assert shared.reader.lookup(0, KEY) in ([[1, 2, 3]] if word == layout.VERSION else [None])
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(chains, st.lists(st.tuples(st.integers(0, WORDS - 1), st.integers(0, 63)), max_size=12))
 def test_flipped_bits_never_give_a_wrong_answer(shared: Shared, chain: list[int], flips: list[tuple[int, int]]) -> None:
     start_over(shared)
@@ -224,7 +223,7 @@ def test_flipped_bits_never_give_a_wrong_answer(shared: Shared, chain: list[int]
     assert shared.reader.lookup(0, KEY) in (chain, None)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(chains, chains, st.lists(st.booleans(), min_size=WORDS, max_size=WORDS))
 @example([5, 6, 7, 8, 9], [6, 1, 5, 2, 10], [word not in (11, 13, 15) for word in range(WORDS)])  # sums cancel
 def test_a_torn_entry_never_gives_a_wrong_answer(
@@ -254,7 +253,7 @@ def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
     assert shared.reader.lookup(0, KEY) == [500] * MAX_LOOKAHEAD
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data(), st.binary(min_size=64, max_size=2000))
 def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribble: bytes) -> None:
     """Random bytes all over a slot."""
@@ -267,7 +266,7 @@ def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribbl
     assert shared.reader.lookup(0, seen) is None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, MAX_LOOKAHEAD), words, st.lists(words, min_size=MAX_LOOKAHEAD, max_size=MAX_LOOKAHEAD))
 def test_garbage_under_the_right_key_is_refused_and_counted(
     shared: Shared, depth: int, checksum: int, ids: list[int]
@@ -283,7 +282,6 @@ def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
     assert shared.reader.lookup(0, KEY) == [1, 2] and shared.reader.rejected == 1
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataObject) -> None:
     """Outcomes of several slots, of which some were prepared for."""

@@ -321,19 +321,19 @@ def survives(frames: list[bytes]) -> None:
             assert isinstance(message, p.Message) and 0 <= epoch < 2**32
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_any_frames(frames: list[bytes]) -> None:
     survives(frames)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_any_body(scribble: bytes) -> None:
     survives([HEADER, scribble])
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.sampled_from(ALL), st.data())
 def test_a_message_with_changed_bytes(message: p.Message, data: st.DataObject) -> None:
     frames = [bytearray(frame) for frame in p.pack(message)]
@@ -343,7 +343,7 @@ def test_a_message_with_changed_bytes(message: p.Message, data: st.DataObject) -
     survives([bytes(frame) for frame in frames])
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.sampled_from(ALL), st.data(), values)
 def test_a_message_with_any_value_in_a_field(message: p.Message, data: st.DataObject, value: Any) -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))

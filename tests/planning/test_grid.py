@@ -101,7 +101,7 @@ def test_a_staircase_is_planned_with_as_it_is() -> None:
     assert forecast(line, 1, grid).best_sd[0] == 2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pairs, st.integers(1, 32))
 def test_the_best_setting_is_the_fastest_of_its_table(pair: Pair, batch: int) -> None:
     found = forecast(pair, batch, GRID)
@@ -206,7 +206,7 @@ def test_at_the_break_even_points_both_sides_are_equal(batch: int) -> None:
     assert per_gpu["ssd"] == pytest.approx(max(per_gpu["ar"], per_gpu["sd"]))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(pairs, st.integers(1, 32))
 def test_a_draft_device_pays_where_it_is_worth_more_than_it_takes(pair: Pair, batch: int) -> None:
     grid = Grid((1, 4), (8,))

@@ -42,7 +42,6 @@ def test_a_sample_that_does_not_exist_is_never_accepted() -> None:
     assert coupled([5, 6], [5, -1, 3]) == Outcome(accepted=1, token=-1)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_rows_at_once_are_rows_one_by_one(data: st.DataObject) -> None:
     """Ragged ones, whatever stands behind their ends."""
@@ -93,7 +92,7 @@ def test_every_draft_in_every_round_continues_the_text_of_plain_decoding(seed: i
                 assert after == truth[: done + accepted + 1]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(2, 8), st.integers(0, 99), st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1))
 def test_a_loop_with_any_drafts_writes_the_text_of_plain_decoding(
     vocab_size: int, seed: int, drafts: list[list[int]]

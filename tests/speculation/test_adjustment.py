@@ -57,7 +57,7 @@ def definition(logits: list[float], adjustment: Adjustment, prompt: list[int], o
     return row
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(adjustments, ids, ids, ids, st.integers(0, 2**32))
 def test_rows_are_what_the_definition_says(
     adjustment: Adjustment, prompt: list[int], output: list[int], draft: list[int], seed: int
@@ -72,7 +72,7 @@ def test_rows_are_what_the_definition_says(
     assert torch.equal(logits, before), "the caller's logits were written to"
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(adjustments, ids, ids, ids, st.integers(0, 2**32))
 def test_a_draft_token_counts_as_a_committed_one_to_the_last_bit(
     adjustment: Adjustment, prompt: list[int], output: list[int], draft: list[int], seed: int

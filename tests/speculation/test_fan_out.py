@@ -26,7 +26,7 @@ def test_check_values(
     assert optimal_fan_out(acceptance, exponent, lookahead, budget) == expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.floats(0, 1), st.floats(0.05, 3), st.integers(0, 16), st.integers(0, 40))
 def test_the_whole_budget_is_spent_and_every_length_is_covered(
     acceptance: float, exponent: float, lookahead: int, more: int
@@ -54,7 +54,6 @@ def test_a_budget_that_leaves_a_length_out_is_refused() -> None:
         optimal_fan_out(0.5, 0.6, 4, 4)
 
 
-@settings(deadline=None)
 @given(st.floats(0.05, 0.9), st.floats(0.1, 2))
 def test_a_power_law_is_recovered(c: float, r: float) -> None:
     assert miss_law({f: c * f**-r for f in (1, 2, 4, 8)}) == pytest.approx((c, r))

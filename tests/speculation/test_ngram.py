@@ -19,7 +19,7 @@ def searched(tokens: list[int], count: int) -> list[int]:
     return []
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(1, 7), max_size=20), st.integers(0, 8))
 def test_it_finds_what_a_search_finds(tokens: list[int], cuts: list[int], count: int) -> None:
     """However the text arrives."""
@@ -48,7 +48,7 @@ def test_by_hand(tokens: list[int], expected: list[int]) -> None:
     assert lookup.propose(4) == expected
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=9), st.integers(2, 6))
 def test_what_comes_after_tokens_that_are_not_committed(text: list[int], more: list[int], shortest: int) -> None:
     """The longest suffix of both that ended in the text, at its latest end there, and what is written behind it."""

@@ -24,7 +24,7 @@ positions = st.integers(0, 2**31 - 1)
 # -- a function of (seed, position, token) ----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(seeds, positions, st.integers(1, 400), st.integers(1, 400))
 def test_the_noise_of_a_token_does_not_depend_on_the_vocabulary(seed: int, position: int, one: int, two: int) -> None:
     """Nor on anything else: made twice it is the same to the bit."""
@@ -33,7 +33,7 @@ def test_the_noise_of_a_token_does_not_depend_on_the_vocabulary(seed: int, posit
     assert torch.equal(hash_lanes(seed, position, small), hash_lanes(seed, position, large)[:small])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(seeds, positions, st.integers(0, 62), st.integers(0, 30))
 def test_any_bit_of_seed_or_position_changes_half_of_the_bits(seed: int, position: int, bit: int, other: int) -> None:
     """Neighbouring requests and neighbouring positions share nothing: of 32 x 256 bits, half differ."""
@@ -61,7 +61,7 @@ def test_the_definition(width: int) -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(places=st.lists(st.tuples(seeds, positions), min_size=1, max_size=3), ids=st.lists(st.integers(0, 999)))
 def test_the_noise_of_some_ids_is_that_of_all(kernels: bool, places: list[tuple[int, int]], ids: list[int]) -> None:
     keys, wanted = torch.tensor([halves(place) for place in places], dtype=torch.int32), torch.tensor(ids).long()
@@ -73,7 +73,7 @@ def test_the_noise_of_some_ids_is_that_of_all(kernels: bool, places: list[tuple[
             assert torch.equal(cached(*places[0]), gumbel(*places[0], 1000)[wanted])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=200))
 def test_the_cache_gives_what_is_made_afresh(asked: list[tuple[int, int]]) -> None:
     """In whatever order it is asked, with room for fewer vectors than it is asked for."""

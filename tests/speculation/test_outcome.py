@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.acceptance import Outcome
@@ -54,7 +54,6 @@ def test_too_few_candidates_give_what_there_is() -> None:
     assert forks(0, [3], [3, 4], (), (5,)) == [Outcome(0, 4)]
 
 
-@settings(deadline=None)
 @given(st.data(), st.lists(st.integers(0, 9), max_size=6))
 def test_the_best_candidates_that_are_possible(data: st.DataObject, speculation: list[int]) -> None:
     """With candidates enough: exactly F_k outcomes, no possible token of a better rank left out, in order of rank."""

@@ -170,7 +170,7 @@ def test_the_laws_are_not_written_to() -> None:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 2**63 - 1))
 def test_streams_are_apart(seed: int) -> None:
     assert stream_seed(seed, Stream.SHARED) == seed

@@ -65,25 +65,25 @@ def between(row: list[float], top_k: int, top_p: float, min_p: float) -> None:
     assert found <= reference(row, top_k, top_p * most, min_p * least)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(rows, top_ks)
 def test_top_k(row: list[float], top_k: int) -> None:
     assert left(row, top_k=top_k) == reference(row, top_k, top_p=2.0, min_p=0.0)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(rows, top_ps)
 def test_top_p(row: list[float], top_p: float) -> None:
     between(row, 0, top_p, 0.0)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(rows, min_ps)
 def test_min_p(row: list[float], min_p: float) -> None:
     between(row, 0, 1.0, min_p)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(rows, top_ks, top_ps, min_ps)
 def test_all_filters_together(row: list[float], top_k: int, top_p: float, min_p: float) -> None:
     between(row, top_k, top_p, min_p)
@@ -155,7 +155,7 @@ def test_every_row_has_a_position() -> None:
         perturbed(random_scores(2, 50, seed=0), Law(1.0), [1], NoiseCache(50))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(rows, top_ks, top_ps, min_ps)
 def test_what_has_no_probability_is_never_the_sample(row: list[float], top_k: int, top_p: float, min_p: float) -> None:
     """Not even with the largest noise there is on every such token and the least on all others."""
@@ -177,7 +177,7 @@ def test_argmax_is_torchs_where_nothing_ties(vocab_size: int) -> None:
     assert argmax(scores) == scores.argmax(-1).tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(VOCABULARIES), st.integers(0, 2**31), st.integers(1, 40))
 def test_the_lowest_id_wins_a_tie(vocab_size: int, seed: int, levels: int) -> None:
     """Inside a block, between blocks, and between plus and minus zero."""
@@ -220,7 +220,7 @@ def test_the_only_possible_token_is_the_sample(vocab_size: int) -> None:
 # -- ranked -----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.one_of(st.sampled_from(VOCABULARIES), st.integers(1, 700)), st.integers(1, 40), st.integers(0, 2**31))
 def test_ranked_is_topk(vocab_size: int, count: int, seed: int) -> None:
     scores = random_scores(3, vocab_size, seed)
@@ -228,7 +228,7 @@ def test_ranked_is_topk(vocab_size: int, count: int, seed: int) -> None:
     assert found.ids == expected.indices.tolist() and found.scores == expected.values.tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from([256, 384, 1000, 1280]), st.integers(1, 12), st.integers(0, 2**31), st.integers(1, 30))
 def test_ranked_with_ties(vocab_size: int, count: int, seed: int, levels: int) -> None:
     """Distinct ids with the values that the best have, best first; impossible tokens come last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.theory import (
@@ -30,7 +30,6 @@ def test_expected_tokens(acceptance: float, depth: int, tokens: float) -> None:
     assert expected_tokens(acceptance, depth) == pytest.approx(tokens)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 0.99), st.integers(0, 16))
 def test_expected_tokens_is_the_closed_form(acceptance: float, depth: int) -> None:
     """Leviathan et al., eq. 1."""
@@ -68,7 +67,6 @@ def test_tokens_by_position() -> None:
     assert expected_tokens_by_position((0.5,), 0) == 1
 
 
-@settings(deadline=None)
 @given(shares, st.floats(1, 9), shares, st.floats(1, 9), st.floats(0, 1), times)
 def test_corollary_9(hit_rate: float, hit: float, share: float, plain: float, fill: float, draft: float) -> None:
     """Bounds of ssd/sd for a tree that fits into a verification and a backup that costs nothing."""
@@ -82,7 +80,6 @@ def test_corollary_9_as_a_function() -> None:
     assert ssd_over_sd(0.8, 4.0, 3.0, 0.5) == pytest.approx((1.6, 2.0))
 
 
-@settings(deadline=None)
 @given(shares, st.floats(1, 9), st.floats(1, 9), times, times)
 def test_corollary_16_begins_with_theorem_7(p: float, hit: float, miss: float, fill: float, backup: float) -> None:
     alone = speedup_ssd(p, hit, miss, fill, backup)
@@ -91,7 +88,6 @@ def test_corollary_16_begins_with_theorem_7(p: float, hit: float, miss: float, f
         assert speedup_of_batch(p, hit, miss, fill, backup, 9) <= alone * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(2, 8), st.floats(1, 4), st.floats(0, 1), st.floats(0.01, 2), st.integers(1, 64))
 def test_theorem_17_decides_as_corollary_16_does(
     p: float, hit: float, cheap: float, better: float, neural: float, batch: int

@@ -67,7 +67,7 @@ def ending(ids: list[int], most: int, stops: frozenset[int]) -> tuple[list[int],
 
 
 @pytest.mark.timeout(1200)  # 15 s on a quiet machine
-@settings(deadline=None, max_examples=1_500)
+@settings(max_examples=1_500)
 @given(
     st.lists(asks, min_size=1, max_size=6),
     st.sampled_from(TIMINGS),

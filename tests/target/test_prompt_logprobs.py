@@ -152,7 +152,7 @@ asks = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.lists(asks, min_size=1, max_size=6),
     st.integers(1, 5),

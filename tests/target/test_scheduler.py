@@ -69,7 +69,6 @@ def test_drafts_leave_half_of_the_budget_to_prompts() -> None:
     assert drafts(made) == [2, 2, 2]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(-3, 40))
 def test_even_shares_are_max_min_fair(wants: list[int], budget: int) -> None:
     """All is given that is wanted and there; whoever lacks something has at most one less than anybody."""
@@ -86,7 +85,7 @@ def test_even_shares_are_max_min_fair(wants: list[int], budget: int) -> None:
 # -- short and long ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.integers(8, 64),
     st.integers(100, 600),
@@ -139,7 +138,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
 # -- the same prompt at the same time ---------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 60))
 def test_what_is_common_is_read_once(length: int, copies: int, budget: int) -> None:
     """Copies of one prompt that come together: what whole pages do not hold is all that each reads for itself."""
@@ -195,7 +194,7 @@ def test_one_that_waited_goes_on_alone_if_the_other_ends() -> None:
 prompts = st.one_of(st.integers(1, 20), st.lists(st.integers(0, 1), min_size=1, max_size=20))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=7),
     st.integers(1, 40),

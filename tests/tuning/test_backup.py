@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
@@ -52,7 +52,6 @@ def test_ready_rows_are_not_stalled_for_one_miss() -> None:
     assert depth_worth_waiting_for(ready, missed=1, lookahead=4, acceptance=0.5, verify=ROUND, depth_s=5 * MS) == 0
 
 
-@settings(deadline=None)
 @given(few, few, few, acceptances, depth_times)
 def test_more_ready_rows_never_wait_longer(
     ready: int, more: int, missed: int, acceptance: float, depth_s: float
@@ -63,7 +62,6 @@ def test_more_ready_rows_never_wait_longer(
     assert 0 <= many_wait <= few_wait <= 8
 
 
-@settings(deadline=None)
 @given(few, few, acceptances, depth_times)
 def test_the_lookahead_is_the_most(missed: int, lookahead: int, acceptance: float, depth_s: float) -> None:
     """And a smaller one gives the same answer unless it cuts it."""

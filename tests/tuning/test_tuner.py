@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate
@@ -145,7 +145,6 @@ def test_in_turn_by_hand() -> None:
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.floats(0.001, 0.1), st.floats(0, 0.01), st.lists(st.integers(1, 40), min_size=5, max_size=60))
 def test_a_straight_line_is_found(fixed: float, each: float, sizes: list[int]) -> None:
     fit = LinearFit()
