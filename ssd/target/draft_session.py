@@ -1,8 +1,7 @@
 """Sends messages to the draft, reads what it publishes, and decides whether to use it.
 
 A draft that is stopped, slow or wrong is left alone before it has cost more than half a second, and tried again after a
-back-off (cumulative sum test: Page, 1954). One that has lost its core for a moment is not. `TrackedRequests` and
-`Breaker` decide that. They are pure: they are told of rounds and their times, and read no clock."""
+back-off. One that has lost its core for a moment is not. `TrackedRequests` and `ssd.target.breaker` decide that."""
 
 from __future__ import annotations
 
@@ -10,14 +9,15 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Literal
 
 from ssd.config.params import DRAFTED
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Rejoin, Release
 from ssd.ipc.public import Message
-from ssd.target.sequence import Sequence
+from ssd.target.breaker import UNSEEN_S, Breaker, Seen
+from ssd.target.sequence import Cache, Sequence
+from ssd.tuning.rounds import DecodingRound
 
 log = logging.getLogger("ssd.target")
 
@@ -27,7 +27,7 @@ _WARNING_S = 60.0
 
 # Seconds. A request is given up when it was waited for in vain for so long in all, or nothing came of it for so long:
 # a long prompt takes the draft a while.
-_IN_VAIN_S, _UNSEEN_S = 0.5, 2.0
+_IN_VAIN_S = 0.5
 # How long it is given up for, and how long it may then be waited for in vain.
 _PAUSE_S, _AGAIN_S = 1.0, 0.05
 
@@ -100,131 +100,11 @@ class TrackedRequests:
         if tracked.shown_at is None:
             tracked.shown_at = now
         tracked.in_vain += waited
-        if tracked.in_vain < _IN_VAIN_S and now < tracked.shown_at + _UNSEEN_S:
+        if tracked.in_vain < _IN_VAIN_S and now < tracked.shown_at + UNSEEN_S:
             return True
         del self._tracked[request]
         self._given_up[request] = now + _PAUSE_S
         return False
-
-
-# -- the draft as a whole ---------------------------------------------------------------------------------------------
-
-State = Literal["closed", "open", "half_open"]
-
-# What a draft in use, or on trial, may cost more than it brings: seconds of waits, or so many verifications where these
-# take longer. No wait in vain takes the first (`ssd.target.misses`), so that a lost moment alone opens nothing.
-_COST_S, _TRIAL_COST_S = 0.25, 0.05
-_COST, _TRIAL_COST = 3.0, 0.5
-# What verifying draft tokens is taken to cost, in verifications. Fewer accepted tokens a round never pay.
-_VERIFIED = 0.125
-# Seconds without progress before a draft is taken for dead. On a busy machine a process gets its turn within tens of
-# milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
-_SILENT_S = 0.25
-# A round counts as no more: one look of a target that was itself away for long proves nothing.
-_ROUND_S = 0.1
-_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.25, 32.0
-# The next back-off halves when the draft was in use for so many times as long. Otherwise a draft that is late in
-# bursts, as on a busy machine, would be given up and taken back all the time.
-_PROOF = 2
-
-
-@dataclass
-class Seen:
-    """What a round showed of the draft, which tracked `rows` of its outcomes.
-
-    `shown`: the board had something for a row. `ticked`: the draft's progress counter has moved. `reading`: the draft
-    may still compute the text of a request. `lost`: seconds of waiting in vain, or beyond what was expected to pay.
-    `rejected`: something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens
-    were right."""
-
-    rows: int = 0
-    shown: bool = False
-    ticked: bool = False
-    reading: bool = False
-    lost: float = 0.0
-    rejected: bool = False
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def cost(self) -> float:
-        """What the draft's tokens cost, less what they brought, in verifications; waiting is not counted."""
-        return self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
-
-
-class Breaker:
-    """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
-
-    The session tells it of every round. `reason` says why it is open. Times are in seconds. Without a draft each
-    verification brings a token for every row."""
-
-    def __init__(self) -> None:
-        self.state: State = "closed"
-        self.reason = ""
-        self._now: float | None = None
-        self._back_off = self._next_back_off = _FIRST_BACK_OFF_S
-        self._try_at = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
-
-    @property
-    def patient(self) -> bool:
-        """Whether there is no reason to wait less than usual."""
-        return self.state == "closed" and self._debt == 0
-
-    def admits(self, tracked: int) -> bool:
-        """True if the draft, which tracks `tracked` requests, may be told of another one."""
-        return self.state == "closed" or (self.state == "half_open" and tracked == 0)
-
-    def round(self, seen: Seen, now: float, verify_s: float) -> None:
-        """Note a round that ended at `now`, and change the state by it. A verification takes `verify_s`."""
-        lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
-        self._now = now
-        if self.state == "open":
-            if now >= self._try_at:
-                self.try_again()
-            return
-        self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
-        if seen.rows:
-            self._in_state += lasted
-            self._unseen = 0.0 if seen.shown else self._unseen + lasted
-            self._debt = max(0.0, self._debt + seen.lost + seen.cost * verify_s)
-            self._useless = max(0.0, self._useless + seen.cost)
-            if self.state == "half_open" and seen.accepted:
-                self._enter("closed")
-            elif reason := self._complaint(seen, verify_s):
-                self._open(reason, now)
-            elif self.state == "closed" and self._in_state >= _PROOF * self._next_back_off:
-                self._next_back_off = max(_FIRST_BACK_OFF_S, self._next_back_off / 2)
-                self._in_state = 0.0
-
-    def try_again(self) -> None:
-        """Let the draft show with one request that it is of use again."""
-        self._enter("half_open")
-
-    def _complaint(self, seen: Seen, verify_s: float) -> str:
-        """Why the draft should be left alone; empty if it should not."""
-        trial = self.state == "half_open"
-        most, most_s = (_TRIAL_COST, _TRIAL_COST_S) if trial else (_COST, _COST_S)
-        if self._useless >= most:
-            return "what it writes is not sound" if seen.rejected else "its tokens are not accepted"
-        if self._debt >= max(most_s, most * verify_s):
-            return "waiting for it does not pay"
-        # A draft that reads a text takes long for a step.
-        if self._silent >= (_UNSEEN_S if seen.reading else _SILENT_S):
-            return "there is no sign of life"
-        if self._unseen >= _UNSEEN_S or (trial and self._in_state >= max(_UNSEEN_S, self._back_off)):
-            return "nothing came from it"
-        return ""
-
-    def _open(self, reason: str, now: float) -> None:
-        self.reason = reason
-        self._back_off = self._next_back_off
-        self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
-        self._try_at = now + self._back_off
-        self._enter("open")
-
-    def _enter(self, state: State) -> None:
-        self.state = state
-        self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
 
 
 # -- the session ------------------------------------------------------------------------------------------------------
@@ -234,12 +114,17 @@ class DraftSession:
     """Owns the way to the draft: messages there, the board back. The proposer and its missed rows call it.
 
     `send` posts a message without blocking and returns whether it went. The ratio rule reads `draft_probs`. `seen`
-    collects what the present round shows."""
+    collects what the present round shows. `remote`: the draft is on another machine, where waiting and being late are
+    the rule; so the breaker hears what it really brings."""
 
     def __init__(
-        self, board: BoardReader, send: Callable[[Message], bool], draft_probs: DraftProbsArena | None = None
+        self,
+        board: BoardReader,
+        send: Callable[[Message], bool],
+        draft_probs: DraftProbsArena | None = None,
+        remote: bool = False,
     ) -> None:
-        self.board, self._send, self._draft_probs = board, send, draft_probs
+        self.board, self._send, self._draft_probs, self._remote = board, send, draft_probs, remote
         self.epoch: int | None = None
         self.tracked, self.seen = TrackedRequests(), Seen()
         self._breaker = Breaker()
@@ -362,6 +247,31 @@ class DraftSession:
         """Note how many seconds of a wait were lost. After one `in_vain` the draft is `stalled` until it moves."""
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
+
+    def verdict(self, sequence: Sequence, key: Key, entry: int | None, prepared: dict[int, int]) -> Cache:
+        """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing.
+
+        `prepared` has the accepted lengths for which it had something."""
+        if key.round == 0:
+            return "" if sequence.proposal else "first_round"
+        if sequence.proposal:
+            return "hit"
+        if sequence.request not in self.tracked:
+            return "draft_down"
+        if entry is not None or not prepared:
+            return "late"
+        return "token_not_covered" if key.accepted in prepared else "k_not_covered"
+
+    def measured(self, round_: DecodingRound, plain_s: float | None) -> None:
+        """Note what a round took and brought, where a round of plain decoding takes `plain_s` seconds.
+
+        What other guesses than the draft's bring is not the draft's gain, nor is their cost. A round counts as at most
+        three plain ones beside what was waited for: a descheduled process says nothing of the draft."""
+        if not self._remote or not plain_s or not self.seen.rows:
+            return
+        waited, taken = round_.waited / plain_s, min(3.0, round_.seconds / plain_s)
+        guessed = not self.seen.drafted and round_.tokens > round_.batch
+        self.seen.gain = -waited if guessed else 1 + self.seen.accepted / self.seen.rows - taken - waited
 
     def judge(self, now: float, verify_s: float) -> None:
         """End a round at `now`, where a verification takes `verify_s` seconds: tell the breaker what it showed.

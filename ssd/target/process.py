@@ -83,8 +83,8 @@ class Target:
             reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
             self._experience = Experience(config)
-            tuning = self._experience.tuning
-            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team)
+            tuning, remote = self._experience.tuning, config.link is not None
+            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team, remote)
             self._board, verification = proposer, overlapped(plain, config, reader, proposer.asks)
         self.engine = TargetEngine(config, verification, proposer, stops)
         self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)

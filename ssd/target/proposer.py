@@ -107,7 +107,7 @@ class BoardProposer(Proposer):
     `send` posts a message to the draft without blocking and returns whether it went. The ratio rule reads
     `draft_probs`. With a `team` both models share cores: the draft hears of a request with its first outcome, and the
     target computes on all cores unless the draft works ahead. Without one the draft reads a prompt as the target
-    does."""
+    does. `remote`: the draft is on another machine."""
 
     def __init__(
         self,
@@ -117,8 +117,9 @@ class BoardProposer(Proposer):
         trace: TraceRing = NO_TRACE,
         tuning: Tuning | None = None,
         team: CoreTeam | None = None,
+        remote: bool = False,
     ) -> None:
-        self.session = DraftSession(board, send, draft_probs)
+        self.session = DraftSession(board, send, draft_probs, remote)
         self._trace, self.tuning, self._team = trace, tuning or Tuning(), team
         self._costs = WaitCosts(self.tuning)
         self._misses = MissedRows(self.session, self._costs, trace)
@@ -177,10 +178,11 @@ class BoardProposer(Proposer):
             self.session.seen.rows += len(told)
             self.session.tell(Outcomes(told))
         # The draft is at work: there is time to learn.
-        if self._settled_at and results and self._learns:
-            self._time(now, results)
+        timed = self._time(now, results) if self._settled_at and results and self._learns else None
         for result in speculated:
             self._learn(result)
+        if timed is not None:
+            self.session.measured(timed, self.tuning.plain_s(len(results)))
         self._ended_at, self._running = now, [result.sequence.request for result in results]
         self._runs_since = now if any(result.taken is not None for result in results) else None
 
@@ -231,7 +233,9 @@ class BoardProposer(Proposer):
         self._learns = any(map(self._needs_measures, sequences))
         rows, last = [], None
         if any(sequence.tuned for sequence in sequences):
-            self.tuning.situate([kind_of(s.law.temperature) for s in sequences], self.session.state == "up")
+            self.tuning.situate(
+                [kind_of(s.law.temperature) for s in sequences], self.session.state in ("up", "half_open")
+            )
         self._steady = (len(sequences), self._steady[1] + 1 if self._steady[0] == len(sequences) else 0)
         for sequence in sequences:
             if not sequence.tuned:
@@ -310,7 +314,7 @@ class BoardProposer(Proposer):
                 entry = result.taken.entry
             if entry is None:
                 prepared = session.board.prepared(sequence.slot, key)
-        sequence.cache = _verdict(sequence, key, tracked, entry, prepared)
+        sequence.cache = session.verdict(sequence, key, entry, prepared)
         self._trace.looked_up(sequence.request, sequence.cache)
         if tracked:
             session.showed(sequence.request, entry is not None or bool(prepared))
@@ -328,9 +332,9 @@ class BoardProposer(Proposer):
         elif accepted in prepared:  # a draft that is late says nothing of its candidates
             self._learner(sequence).looked_up(prepared[accepted], None)
 
-    def _time(self, now: float, results: Items[Result]) -> None:
-        """Note how long a round took since the one before, if both had the same rows, which decode."""
-        telemetry = self.session.board.telemetry()
+    def _time(self, now: float, results: Items[Result]) -> DecodingRound | None:
+        """Note and return what a round took since the one before, if both had the same rows, which decode."""
+        telemetry, round_ = self.session.board.telemetry(), None
         same = [result.sequence.request for result in results] == self._running
         if same and len(results) == self._sequences and all(result.round > 0 for result in results):
             self._costs.last_verify_s = now - self._settled_at
@@ -348,6 +352,7 @@ class BoardProposer(Proposer):
             )
             self.tuning.learn(round_, telemetry)
         self.tuning.end_round(telemetry)
+        return round_
 
     def _setting(self, rows: Items[Sequence]) -> Setting | None:
         """What all rows followed; None if they differed, or one of them did not follow the tuner or had no draft.
@@ -383,18 +388,3 @@ class BoardProposer(Proposer):
         if self._learns:
             self._learner(sequence).outcome(drafted, accepted)
             self._costs.acceptance.note_outcome(drafted, accepted)
-
-
-def _verdict(sequence: Sequence, key: Key, tracked: bool, entry: int | None, prepared: dict[int, int]) -> Cache:
-    """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing.
-
-    `prepared` has the accepted lengths for which it had something."""
-    if key.round == 0:
-        return "" if sequence.proposal else "first_round"
-    if sequence.proposal:
-        return "hit"
-    if not tracked:
-        return "draft_down"
-    if entry is not None or not prepared:
-        return "late"
-    return "token_not_covered" if key.accepted in prepared else "k_not_covered"

@@ -242,6 +242,11 @@ class Tuning:
         verify = self.costs.of("verify")
         return 0.0 if verify is None else self._batch / verify.at(self._batch)
 
+    def plain_s(self, batch: int) -> float | None:
+        """Seconds of a verification of one token for each of `batch` rows; None while no time was measured."""
+        cost = self.costs.of("verify") or self.costs.of("verify_beside")
+        return None if cost is None else cost.at(batch)
+
     # -- what rounds show -----------------------------------------------------------------------------------------
 
     def learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:

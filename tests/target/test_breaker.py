@@ -9,7 +9,8 @@ from itertools import cycle
 
 import pytest
 
-from ssd.target.draft_session import Breaker, Seen, TrackedRequests
+from ssd.target.breaker import Breaker, Seen
+from ssd.target.draft_session import TrackedRequests
 
 VERIFY_S = 0.01
 GOOD = Seen(rows=2, shown=True, ticked=True, drafted=2, accepted=2)
@@ -214,6 +215,29 @@ def test_on_a_busy_machine_it_is_not_given_up_and_taken_back_all_the_time(every:
     while played.breaker.state != "closed":
         assert played.until_it_changes(NOBODY if played.breaker.state == "open" else GOOD) <= 32.1
     assert not changes(played, GOOD)
+
+
+# -- where it is measured what a draft brings -----------------------------------------------------------------------
+
+
+def test_a_draft_that_is_slower_than_none_is_left_alone_and_its_trials_cost_little() -> None:
+    """Its tokens are right, but each round takes too long: by a fifth, then by a hundredth."""
+    for gain in (-0.2, -0.01):
+        played, lost, open_s = Played(), 0.0, 0.0
+        while played.now < 1100:
+            used = played.breaker.state != "open"
+            lost, open_s = lost - gain * used, open_s + VERIFY_S * (not used)
+            played.play(replace(GOOD, gain=gain) if used else NOBODY)
+        assert open_s > 50 and "without it is" in played.breaker.reason
+        assert lost < 10_000 * 0.01 and played.breaker.state == "open"
+
+
+def test_a_draft_on_trial_must_win_and_is_kept_then() -> None:
+    played = Played(TORN)
+    played.until_it_changes(NOBODY)
+    winning = (replace(GOOD, gain=-0.4), replace(GOOD, gain=0.6))
+    assert played.until_it_changes(*winning) == pytest.approx(0.4, abs=0.02)
+    assert played.breaker.state == "closed" and not changes(played, *winning)
 
 
 # -- single requests ---------------------------------------------------------------------------------------------------
