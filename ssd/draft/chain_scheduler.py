@@ -33,10 +33,16 @@ class Growing(NamedTuple):
 class ChainScheduler:
     """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
     With fan-outs the chances of outcomes are those of Theorem 12's laws, in a joint allocation `ssd.tuning.chances`.
-    `forget` hears of cells that are taken from a chain and given to another."""
+    `forget` hears of cells that are taken from a chain and given to another. A sequence has at most `most` chains."""
 
-    def __init__(self, chain_cache: ChainCache, max_position: int, forget: Callable[[Sequence[int]], None]) -> None:
-        self._chain_cache, self._max_position, self._forget = chain_cache, max_position, forget
+    def __init__(
+        self,
+        chain_cache: ChainCache,
+        max_position: int,
+        forget: Callable[[Sequence[int]], None],
+        most: int = MAX_CHAINS,
+    ) -> None:
+        self._chain_cache, self._max_position, self._forget, self._most = chain_cache, max_position, forget, most
         self._learner, self._chances, self._step = Learner(), Chances(), LinearFit(slope=0.0)
         # By whether requests are greedy: how much more often a joint allocation would have hit than the list.
         self._lead = {
@@ -102,7 +108,7 @@ class ChainScheduler:
         new: dict[int, Growing] = {}
         cells = self._cells(trees)
         for tree, chain in found:
-            if chain.entry < MAX_CHAINS:
+            if chain.entry < self._most:
                 chain.cell = cells(chain.probability)
                 if chain.cell is not None:
                     insort(tree.chains, chain, key=lambda one: one.entry)

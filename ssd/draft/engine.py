@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ssd import failpoints
 from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_CHAINS
 from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.drafter import Drafter, PathRow
@@ -28,7 +29,7 @@ from ssd.grammar.matcher import GrammarCompiler
 from ssd.ipc.board import TRUNK, BoardWriter, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.link import LinkBoard
+from ssd.ipc.link import MOST_CHAINS, LinkBoard
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.models.checkpoint import inspect, stop_token_ids
@@ -63,6 +64,7 @@ class DraftEngine:
         `vocab_size`: the target's. `draft_probs` is for the ratio rule, `features` for a draft that is an EAGLE-3
         head."""
         self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
+        self._remote = isinstance(board, LinkBoard)
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
@@ -72,7 +74,10 @@ class DraftEngine:
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
         self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains with tokens to publish
         self._scheduler = ChainScheduler(
-            self.drafter.chain_cache, self.drafter.max_position, self.cascade.forget_chains
+            self.drafter.chain_cache,
+            self.drafter.max_position,
+            self.cascade.forget_chains,
+            MOST_CHAINS if self._remote else MAX_CHAINS,
         )
 
     def prepare(self) -> None:
@@ -90,7 +95,8 @@ class DraftEngine:
             self._drop(message.request)
             self._board.clear(message.slot)
             table = PageTable(self.drafter.pool, message.cache_salt)
-            new = self.trees[message.request] = Tree(message, self._epoch, table, self.drafter.recurrent)
+            new = Tree(message, self._epoch, table, self.drafter.recurrent, self._remote)
+            self.trees[message.request] = new
             new.jointly = self._scheduler.jointly(new)
             if message.structured is not None:
                 new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
@@ -102,7 +108,8 @@ class DraftEngine:
         elif isinstance(message, Launched):
             for launch in message.rows:
                 if launch.request in self.trees:
-                    self.trees[launch.request].launched(launch)
+                    self._give_back(self.trees[launch.request].launched(launch))
+                    self._board.expect(self.trees[launch.request].speculated)
         elif isinstance(message, Retune):
             for request, speculation in message.rows:
                 if request in self.trees:
@@ -116,6 +123,12 @@ class DraftEngine:
 
     def _outcome(self, tree: Tree, row: Verified) -> None:
         self._trace.enter(State.PROMOTE, tree.request)
+        if tree.expects(row):
+            self._post()
+            self._scheduler.note_outcome(tree.nodes, row.accepted, row.token)
+            self._give_back(tree.advance(row))
+            self._board.expect(tree.speculated)
+            return
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
         nodes = tree.nodes
         if tree.either:
@@ -136,14 +149,19 @@ class DraftEngine:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # The draft may have published a chain for this outcome before it heard of it: the target would find that first.
         self._board.clear(tree.slot)
+        self._board.expect(tree.speculated)
         self._publish_trunk(tree)
 
     def _forget_chains(self, tree: Tree) -> None:
         self._unposted.pop(tree.request, None)
-        cells = [chain.cell for chain in tree.chains if chain.cell is not None]
+        self._give_back(tree.chains)
+        tree.chains = []
+
+    def _give_back(self, chains: Sequence[Chain]) -> None:
+        """Free the cells of chains that nobody wants any more."""
+        cells = [chain.cell for chain in chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
         self.cascade.forget_chains(cells)
-        tree.chains = []
 
     def _drop(self, request: int) -> None:
         tree = self.trees.pop(request, None)
@@ -221,6 +239,21 @@ class DraftEngine:
                 self._publish_trunk(tree)
         for tree, chains in growing:
             self._extend_chains(tree, chains, [next(rest) for _ in chains])
+            self._absorb(tree)
+
+    def _absorb(self, tree: Tree) -> None:
+        """Make the trunk longer by the chain at its end, for a target on another machine."""
+        chain = tree.absorbable()
+        if chain is None:
+            return
+        try:
+            self.cascade.promote(tree, chain)
+        except OutOfPages:
+            return
+        tree.absorb(chain)
+        self._give_back([chain])
+        self._post()
+        self._board.expect(tree.speculated)
 
     def _extend_chains(self, tree: Tree, chains: Sequence[Chain], found: Sequence[list[Guess]]) -> None:
         news = []

@@ -20,6 +20,7 @@ from ssd.config.params import Speculation
 from ssd.draft.grammar import DraftGrammar
 from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
+from ssd.ipc.link import MOST_EXPECTED, Trunk
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.speculation import outcome as outcomes
 from ssd.speculation.acceptance import coupled
@@ -30,6 +31,8 @@ from ssd.tuning.learner import Mean
 
 # Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
 _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
+# Tokens of a chain that are worth making the trunk longer by.
+_ABSORBED = 4
 
 
 class Guess(NamedTuple):
@@ -87,9 +90,15 @@ class Tree:
     `acceptance` is how often the sequence's draft tokens are right. `grammar`: what the output must be.
 
     `recurrent` (an EAGLE-3 head): draft tokens are computed from the head's own states. Once committed, they are
-    computed again from the target's features (named by `tags`). The first token has no row."""
+    computed again from the target's features (named by `tags`). The first token has no row.
 
-    def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
+    `remote`: the target is on another machine, and some rounds further. The trunk goes on beyond what it verifies, as
+    far as `Launch.in_flight` says, and all of it counts as in flight: outcomes are prepared for wherever a later
+    verification may break."""
+
+    def __init__(
+        self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False, remote: bool = False
+    ) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
         self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
@@ -99,7 +108,7 @@ class Tree:
         self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
         self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
-        self.recurrent, self.tags = recurrent, list[int]()
+        self.recurrent, self.tags, self._remote = recurrent, list[int](), remote
         self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
@@ -109,6 +118,7 @@ class Tree:
         self.jointly = False  # in this round, where the allocation is `either`
         self._reached = 1.0  # the chance that the trunk tokens before the next fork are right
         self._epoch, self._forked, self._lookup = epoch, 0, PromptLookup()
+        self._reach = 0  # how long the trunk may become
         self.grammar: DraftGrammar | None = None
 
     @property
@@ -146,6 +156,11 @@ class Tree:
         most = self.lookahead - 1 if self.speculation.mode == "sd" else self.verified
         return self.base + min(self.verified, most)
 
+    @property
+    def speculated(self) -> Trunk:
+        """The trunk, as a receiver hears of it."""
+        return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
+
     def key(self, accepted: int, token: int) -> Key:
         """The board's key of an outcome of the verification in flight."""
         return Key(self._epoch, self.request, self.round, self.base, accepted, token)
@@ -177,17 +192,84 @@ class Tree:
             self.in_flight = min(self.in_flight, len(self.trunk))
         return winner
 
-    def launched(self, row: Launch) -> None:
-        """The target verifies the first trunk tokens now, or tokens of its own, which become the trunk."""
+    def expects(self, row: Verified) -> bool:
+        """True if an outcome is what the trunk says: over a link the trunk goes on beyond what is verified."""
+        known = self.in_flight or 0
+        return row.round == self.round and row.accepted < known and self.trunk[row.accepted] == row.token
+
+    def advance(self, row: Verified) -> list[Chain]:
+        """Commit an expected outcome. What forks later stays, the rest is returned. A `Launched` follows."""
+        count = row.accepted + 1
+        self.acceptance.note_outcome(count, count)
+        passed = self.acceptance.value**count
+        self.answers = self.key(row.accepted, row.token)
+        self.tokens += self.trunk[:count]
+        self.trunk = self.trunk[count:]
+        self.guesses = {node - count: guess for node, guess in self.guesses.items() if node >= count}
+        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
+        self._forked, self._reached = max(0, self._forked - count), min(1.0, self._reached / passed)
+        self.round, self.in_flight = self.round + 1, None
+        over = [chain for chain in self.chains if chain.fork < count]
+        self.chains = [chain for chain in self.chains if chain.fork >= count]
+        for entry, chain in enumerate(self.chains):
+            chain.fork, chain.entry = chain.fork - count, entry
+            chain.probability = min(1.0, chain.probability / passed)
+        self.entries = len(self.chains)
+        return over
+
+    def launched(self, row: Launch) -> list[Chain]:
+        """The target verifies the first trunk tokens now, or tokens of its own, which become the trunk.
+
+        Returns the chains that do not fork from it."""
+        over = list[Chain]()
         if row.round != self.round or self.in_flight is not None:
-            return
-        if row.tokens:
-            kept = agreed(self.trunk, row.tokens)
-            self.ahead = self.trunk[kept:] if kept == len(row.tokens) else []
-            self.trunk = list(row.tokens)
+            return over
+        kept, beyond = agreed(self.trunk, row.tokens), list[int]()
+        if row.tokens or self._remote:
+            if self._remote and kept == len(row.tokens):
+                beyond = self.trunk[kept : row.in_flight]
+                kept += len(beyond)
+            self.ahead = self.trunk[kept:] if kept == len(row.tokens) + len(beyond) else []
+            self.trunk = [*row.tokens, *beyond]
             self.computed = min(self.computed, self.base + kept)
             self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
+            over = self._keep_chains(kept)
         self.in_flight, self.answers = min(row.in_flight, len(self.trunk)), None
+        self._reach = row.in_flight
+        return over
+
+    def absorbable(self) -> Chain | None:
+        """The chain that says what follows the trunk, if the trunk should become longer by it."""
+        end = self.in_flight
+        if not self._remote or end is None or end >= self._reach or end + self.lookahead > MOST_EXPECTED - 2:
+            return None
+        if end not in self.guesses or self.computed < self.base + end:
+            return None
+        token = self.guesses[end].token
+        chain = next((c for c in self.chains if c.fork == end and c.tokens[0] == token), None)
+        return chain if chain is not None and chain.cell is not None and chain.computed >= _ABSORBED else None
+
+    def absorb(self, chain: Chain) -> None:
+        """Make a chain the end of the trunk. The caller has moved its keys and values to the pages."""
+        end = len(self.trunk)
+        self.trunk += chain.tokens[: chain.computed]
+        self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
+        self.in_flight = len(self.trunk)
+        self.chains.remove(chain)
+        self._keep_chains(end)
+
+    def _keep_chains(self, kept: int) -> list[Chain]:
+        """Keep the chains that fork after so many trunk tokens at most, unless they say what is in flight there."""
+        next_token = self.trunk[kept] if kept < len(self.trunk) else None
+        over = [c for c in self.chains if c.fork > kept or (c.fork == kept and c.tokens[0] == next_token)]
+        self.chains = [chain for chain in self.chains if chain not in over]
+        self._forked = min(self._forked, kept + 1)
+        self.nodes = {
+            node: known._replace(in_flight=next_token) if node == kept else known
+            for node, known in self.nodes.items()
+            if node <= kept
+        }
+        return over
 
     def retune(self, speculation: Speculation) -> None:
         """Use another K and other fan-outs from now on; existing chains stay."""

@@ -172,6 +172,9 @@ class BoardWriter(_Board, Ticker):
     def flush(self) -> None:
         """Nothing to do: what is published is there."""
 
+    def expect(self, trunk: object) -> None:
+        """Nothing to do: the target knows what it verifies, and no entry is about more."""
+
     def clear(self, slot: int) -> None:
         """Forget every entry of a slot."""
         self._slots[slot, :, VERSION] = 0

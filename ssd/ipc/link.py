@@ -19,8 +19,13 @@ from ssd.ipc.board import ENTRIES, Key, Place, Ticker
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
 from ssd.ipc.public import Count, Direction, Message, Name, RequestId
 
-LINK_VERSION = 192
+LINK_VERSION = 193
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
+
+MOST_EXPECTED = 64
+"""Longest trunk of a draft: tokens that are verified, and what it expects to follow them."""
+MOST_CHAINS = 1024
+"""Chains of a sequence between two breaks. They need no entry on a board."""
 
 LINK_BYTES = 64 * 2**10
 """The largest frame of a draft."""
@@ -56,20 +61,30 @@ class Joined(LinkMessage, frozen=True):
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What follows an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch, which the
-    receiver chooses."""
+    receiver chooses. `accepted` counts tokens of the last `Trunk` of this request and round."""
 
     request: RequestId
     round: Count
     base: Count
-    accepted: Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
+    accepted: Annotated[int, Meta(ge=0, le=MOST_EXPECTED)]
     token: TokenId
     rank: _Rank
     fan_out: _Rank
     ids: Annotated[list[TokenId], Meta(max_length=MAX_LOOKAHEAD)]
 
 
+class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the draft expects to follow the first `base` tokens of a request's text, from verification `round` on."""
+
+    request: RequestId
+    round: Count
+    base: Count
+    ids: Annotated[list[TokenId], Meta(max_length=MOST_EXPECTED)]
+
+
 class Published(LinkMessage, frozen=True):
-    """What the draft has brought since the last one: entries, and how much its counters grew.
+    """What the draft has brought since the last one: trunks, entries that fork from them, and how much its counters
+    grew.
 
     `echo` is the stamp of the last `Beat`, which came `held` nanoseconds ago."""
 
@@ -80,6 +95,7 @@ class Published(LinkMessage, frozen=True):
     grown: _Delta = 0
     echo: Count = 0
     held: Count = 0
+    trunks: Annotated[list[Trunk], Meta(max_length=64)] = msgspec.field(default_factory=list)
 
 
 # -- receiver -> draft ------------------------------------------------------------------------------------------------
@@ -174,6 +190,12 @@ class LinkBoard(Ticker):
     ) -> None:
         for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
             self._entries.append(Entry(*key[1:], *place, list(chain)))
+
+    def expect(self, trunk: Trunk) -> None:
+        """Say which trunk later entries of a request fork from."""
+        if self._entries:
+            self.flush()
+        self._send(Published(trunks=[trunk]))
 
     def clear(self, slot: int) -> None:
         """See above."""

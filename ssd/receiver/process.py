@@ -280,6 +280,8 @@ class Receiver:
         """Put entries on the board that the target may look for, and count progress."""
         if published.echo:
             session.rtt = max(0, time.monotonic_ns() - published.echo - published.held) / 1e9
+        for trunk in published.trunks:
+            self._counted[self._requests.expect(trunk)] += 1
         for entry in published.entries:
             self._counted[self._requests.publish(entry)] += 1
         self._board.count(published.progress, published.steps, published.nanoseconds, published.grown)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD, Speculation
 from ssd.ipc.board import BoardWriter, Key
-from ssd.ipc.link import Entry
+from ssd.ipc.link import Entry, Trunk
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.receiver.request import Request, Shown
@@ -20,6 +20,8 @@ log = logging.getLogger("ssd.receiver")
 
 # Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
 _SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
+# How far a draft looks ahead: so many times what is committed in a round trip. And at most (`Launch.in_flight`).
+_REACH, _MOST_IN_FLIGHT = 2, 48
 
 
 class Requests:
@@ -30,6 +32,7 @@ class Requests:
         self._known: dict[int, Request] = {}
         self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
         self._outcomes_at = 0.0
+        self._rtt = 0.0
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -41,12 +44,13 @@ class Requests:
         """Note what the target says; returns what to tell the draft instead. `rtt`: the link's, in seconds.
 
         The draft need not know what was on the board: it is told which tokens are verified."""
+        self._rtt = rtt
         if isinstance(message, Admit):
             self._known[message.request] = Request(message)
             self._board.clear(message.slot)
-            return [replace(message, speculation=self._deeper(message.speculation, rtt))]
+            return [replace(message, speculation=self._deeper(message.speculation))]
         if isinstance(message, Retune):
-            return [Retune([(request, self._deeper(speculation, rtt)) for request, speculation in message.rows])]
+            return [Retune([(request, self._deeper(speculation)) for request, speculation in message.rows])]
         if isinstance(message, Outcomes):
             return self._outcomes(message.rows)
         if isinstance(message, Launched):
@@ -58,13 +62,18 @@ class Requests:
             self.clear()
         return [message]
 
-    def _deeper(self, speculation: Speculation, rtt: float) -> Speculation:
-        """What the draft is asked for: as many tokens more as are committed while speculations are on their way."""
+    @property
+    def ahead(self) -> int:
+        """How many tokens are committed while speculations are on their way."""
+        return round(self._rtt / self._round_s.value * self._round_tokens.value)
+
+    def _deeper(self, speculation: Speculation) -> Speculation:
+        """What the draft is asked for: longer chains, and more of them, the longer they are on their way."""
         if speculation.mode != "ssd":
             return speculation
-        more = round(rtt / self._round_s.value * self._round_tokens.value)
-        longest = min(MAX_LOOKAHEAD, speculation.num_speculative_tokens + more)
-        return replace(speculation, num_speculative_tokens=longest)
+        longest = min(MAX_LOOKAHEAD, speculation.num_speculative_tokens + self.ahead)
+        budget = min(MAX_CHAINS, speculation.budget + 2 * self.ahead)
+        return replace(speculation, num_speculative_tokens=longest, budget=budget)
 
     def _outcomes(self, rows: Sequence[Verified]) -> list[Message]:
         now = time.monotonic()
@@ -74,8 +83,8 @@ class Requests:
         self._outcomes_at = now
         followed = [row for row in rows if self._outcome(row)]
         lost = [row.request for row in rows if row.request not in self._known]
-        launches = [self._launch(row.request) for row in followed if row.in_flight > 0]
-        told = [replace(row, in_flight=-1) if row.in_flight > 0 else row for row in followed]
+        launches = [self._launch(row.request) for row in followed if row.in_flight >= 0]
+        told = [replace(row, in_flight=-1) for row in followed]
         messages: list[Message] = [Outcomes(told)] if told else []
         return messages + ([Launched(launches)] if launches else []) + ([Release(lost)] if lost else [])
 
@@ -101,10 +110,10 @@ class Requests:
         return True
 
     def _launch(self, number: int) -> Launch:
-        """What a request verifies now, in tokens."""
+        """What a request verifies now, in tokens, and how far the draft should look ahead."""
         request = self._known[number]
         flight = request.flight or []
-        return Launch(number, request.round, len(flight), flight)
+        return Launch(number, request.round, min(_MOST_IN_FLIGHT, len(flight) + _REACH * self.ahead), flight)
 
     # -- what the draft says ----------------------------------------------------------------------------------------
 
@@ -115,15 +124,23 @@ class Requests:
             return "entries of no request"
         if max(entry.token, *entry.ids, 0) >= self._vocab_size:
             return "entries outside the vocabulary"
-        path = request.take(entry)
-        if path is None:
+        shown = request.heard(entry)
+        if shown is None:
             return "entries of no use"
         late = "" if entry.round == request.round else " of an earlier round"
-        shown = request.says(path)
+        self._show(entry.request, shown)
+        return ("entries" if shown else "entries that bring nothing") + late
+
+    def expect(self, trunk: Trunk) -> str:
+        """Note which trunk the draft has for a request; returns what that was, for the log."""
+        request = self._known.get(trunk.request)
+        if request is None or max(trunk.ids, default=0) >= self._vocab_size:
+            return "trunks of no use"
+        shown = request.expects(trunk)
         if shown is None:
-            return "entries that bring nothing" + late
-        self._show(entry.request, [shown])
-        return "entries" + late
+            return "trunks of no use"
+        self._show(trunk.request, shown)
+        return "trunks"
 
     def _show(self, number: int, entries: Sequence[Shown]) -> None:
         """Put entries of a request on the board."""

@@ -151,7 +151,8 @@ def test_an_outcome_ends_a_round_and_a_late_entry_answers_the_next(world: World)
     world.tell(admit())
     world.say(Published([entry()]))
     assert world.lookup() == [1, 2]
-    world.tell(Outcomes([Verified(5, 3, 0, 8, 0)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 8, -1)]))
+    world.tell(Launched([Launch(5, 4, 0)]))
     assert world.lookup() is None  # cleared
     world.say(Published([entry(token=8, ids=[4, 5, 6])]))
     assert world.lookup(token=8) is None
@@ -195,7 +196,7 @@ def test_a_flood_waits(world: World) -> None:
         world.say(Published(progress=1))
     world.turn(lambda: world.board.telemetry().progress == 600)
     assert time.monotonic() - began > 0.15  # of 600 frames 200 are read at once
-    world.tell(Outcomes([Verified(5, 3, 0, 9, 0)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 9, -1)]))
 
 
 def test_a_draft_that_starts_over_is_announced_again(world: World) -> None:

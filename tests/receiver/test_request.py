@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ssd.config.params import Speculation
-from ssd.ipc.link import Entry
+from ssd.ipc.link import Entry, Trunk
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.receiver.request import Request, Shown
 
@@ -18,8 +18,8 @@ def request() -> Request:
 
 def say(known: Request, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:
     """Let the draft say what follows an outcome: its token, and more."""
-    path = known.take(Entry(5, round, base, accepted, tokens[0], 2, 3, list(tokens[1:])))
-    return None if path is None else known.says(path)
+    found = known.heard(Entry(5, round, base, accepted, tokens[0], 2, 3, list(tokens[1:])))
+    return found[0] if found else None
 
 
 def brief(shown: Shown | None) -> tuple[int, ...] | None:
@@ -59,6 +59,8 @@ def test_a_break_in_what_is_verified_is_an_outcome_too() -> None:
     say(known, 3, 20, 0, 9, 1, 2)
     assert known.outcome(Verified(5, 3, 0, 9, 2))
     assert brief(say(known, 3, 20, 0, 9, 1, 7, 8)) == (4, 1, 7, 8)
+    assert say(known, 4, 21, 1, 6, 5) is None  # the draft has not said what it follows
+    assert known.expects(Trunk(5, 4, 21, [1, 2])) == []
     assert brief(say(known, 4, 21, 1, 6, 5)) == (4, 1, 6, 5)
     assert known.outcome(Verified(5, 4, 1, 7, 1))
     assert known.text == [*TEXT, 9, 1, 7] and known.flight == [8]
@@ -89,10 +91,24 @@ def test_nothing_grows_without_bound() -> None:
     known = request()
     for token in range(500):
         say(known, 3, 20, 0, token, 1)
-    assert len(known.shown) <= 63 and len(known._paths) <= 64
+    assert len(known.shown) <= 63 and len(known._paths) <= 256
     for round in range(3, 300):
         assert known.outcome(Verified(5, round, 0, 9, 0))
     assert len(known._rounds) <= 64
+
+
+def test_the_draft_s_trunk_says_what_comes_next_and_breaks_in_it_are_answered_rounds_later() -> None:
+    known = request()
+    found = known.expects(Trunk(5, 3, 20, [9, 1, 2, 3, 4, 5]))
+    assert found is not None and [brief(shown) for shown in found] == [(3, 0, 9, 1, 2, 3, 4, 5)]
+    assert say(known, 3, 20, 3, 7, 8, 8) is None  # a break that this round cannot have
+    assert known.outcome(Verified(5, 3, 0, 9, 2))  # verifies 1 2
+    known.useful()
+    assert {brief(shown) for shown in known.shown.values()} == {(4, 2, 3, 4, 5), (4, 2, 7, 8, 8)}
+    assert known.outcome(Verified(5, 4, 2, 7, 2)) and known.useful() == []
+    assert known.text == [*TEXT, 9, 1, 2, 7] and known.flight == [8, 8] and known.expected == [8, 8]
+    assert known.expects(Trunk(5, 4, 21, [1, 2, 3])) == []  # it knows no better yet
+    assert known.expects(Trunk(5, 3, 19, [1])) is None
 
 
 def test_it_has_the_texts_of_the_target_whatever_arrives_when() -> None:
@@ -103,6 +119,7 @@ def test_it_has_the_texts_of_the_target_whatever_arrives_when() -> None:
     waiting: list[tuple[int, int, int, list[int]]] = []
     for round in range(3, 300):
         base = len(text)
+        known.expects(Trunk(5, round, base, flight))
         for accepted in range(len(flight) + 1):
             if flight[:accepted] == right[base - 20 : base - 20 + accepted]:
                 start = base - 20 + accepted
