@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ _SERVER = {
     "zmq_keys": "Folder of `ssd keys` with the engine's key and the list of clients.",
     "draft_bind": "Let a draft on another machine (ssd draft) connect at this address, as tcp://0.0.0.0:5556.",
     "draft_keys": "Folder of `ssd keys` with the list of those drafts, which read all prompts.",
+    "draft_prompts": "What such a draft reads: all requests, or its own: those of the client key with its name.",
     "insecure": "Let other machines in without keys.",
     "served_model_name": "The model's name for clients. Repeatable. Default: --target.",
     "metrics_compat": "Give the metrics under vLLM's names, too.",
@@ -61,15 +62,19 @@ _SERVER = {
 }
 
 
-def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the server options to a command, which gets them as `server`, a `ServerOptions`."""
+def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the server options but those named to a command, which gets them as `server`, a `ServerOptions`."""
+    helps = {name: text for name, text in _SERVER.items() if name not in without}
 
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        server = ServerOptions(**{name: values.pop(name) for name in _SERVER})
-        return function(server=server, **values)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            server = ServerOptions(**{name: values.pop(name) for name in helps})
+            return function(server=server, **values)
 
-    return with_options(call, _SERVER, ServerOptions())
+        return with_options(call, helps, ServerOptions())
+
+    return decorate
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -94,7 +99,7 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
 @click.command(cls=GroupedCommand)
 @click.argument("model", required=False)
 @engine_options
-@_server_options
+@server_options()
 @click.option(
     "--config",
     envvar="SSD_CONFIG",
@@ -128,7 +133,7 @@ def launch(
     if config.nodes is not None and config.nodes.rank:
         _follow(config)
     else:
-        _serve(config)
+        serve(config)
 
 
 def _follow(config: EngineConfig) -> None:
@@ -144,7 +149,8 @@ def _follow(config: EngineConfig) -> None:
     click.echo("node 0 has ended", err=True)
 
 
-def _serve(config: EngineConfig) -> None:
+def serve(config: EngineConfig) -> None:
+    """Run an engine, and say where it is served, until it is interrupted or ends by itself."""
     running = Engine(config)
     ready = False
     with process_setup():

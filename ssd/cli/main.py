@@ -18,6 +18,7 @@ _COMMANDS = {
     "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
     "draft": ("ssd.cli.draft:draft", "Draft on this machine for a target on another one."),
+    "edge": ("ssd.cli.edge:edge", "Serve here what a target on another machine verifies, with a draft here."),
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),

@@ -109,10 +109,23 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a draft on another machine connects, and the folder with the keys of those that may."""
+    """Where a draft on another machine connects, and the folder with the keys of those that may. With `own` it reads
+    only the requests of the client whose key has the same name."""
 
     bind: str
     keys: str | None = None
+    own: bool = False
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine on another machine that verifies for `ssd edge`: where it takes clients and where drafts, with the
+    folders of this machine's keys for both. The draft may share tensors with a copy of the target, the `lender`."""
+
+    connect: str
+    draft_connect: str
+    keys: str | None = None
+    draft_keys: str | None = None
+    lender: str | None = None
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +149,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """All that a child process needs to know. Facts found at run time never come back into it.
 
     - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
-      With a `link` the draft is on another machine, and there is none here.
+      With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is, and
+      the directory `target` has its tokenizer alone.
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
     - Places: the target has `tensor_parallel_size` ranks, divided equally over `nodes`, its cores equally over the
@@ -155,6 +169,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     draft: str | None = None
     cascade: tuple[str, ...] = ()
     link: DraftLink | None = None
+    upstream: Upstream | None = None
     target_name: str = "target"
     draft_name: str = "draft"
     speculation: Speculation = Speculation()

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,10 +73,18 @@ def main() -> NoReturn:
 
 
 class RemoteDrafter:
-    """Connects, and connects again. The model is loaded once for each engine that it drafts for."""
+    """Connects, and connects again. The model is loaded once for each engine that it drafts for.
 
-    def __init__(self, options: RemoteDraft) -> None:
-        self._options = options
+    `beat` is called in every turn of its loops. `settled` is called when an engine takes it, and once when that fails
+    for the first time, each time with words for people."""
+
+    def __init__(
+        self,
+        options: RemoteDraft,
+        beat: Callable[[], None] = lambda: None,
+        settled: Callable[[str], None] | None = None,
+    ) -> None:
+        self._options, self._beat, self._settled = options, beat, settled
         self._keys = None if options.keys is None else client_keys(Path(options.keys))
         self._vocabulary = tokenizer_vocabulary(Path(options.model))
         vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
@@ -86,13 +95,14 @@ class RemoteDrafter:
     def serve(self) -> NoReturn:
         """Draft in one connection after the other. Raises SsdError where another one would not help."""
         while True:
+            self._beat()
             connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
             try:
                 self._draft(connection)
             except LinkLost as lost:
                 if str(lost) != self._trouble:
-                    log.warning("%s; trying again", lost)
                     self._trouble = str(lost)
+                    (self._settled or log.warning)(f"{lost}; trying again")
             finally:
                 connection.close()
             time.sleep(random.uniform(0.5, 1.0) * self._back_off)
@@ -103,9 +113,13 @@ class RemoteDrafter:
         number, terms = self._terms(connection)
         config, runners = self._load(terms)
         _tell(connection, Joined(), number)
-        print(f"drafting for {terms.target} at {self._options.connect}", flush=True)
+        words = f"drafting for {terms.target} at {self._options.connect}"
+        if self._settled is None:
+            print(words, flush=True)
+        else:
+            self._settled(words)
         self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
-        LinkedDraft(connection, number, config, runners).serve()
+        LinkedDraft(connection, number, config, runners, self._beat).serve()
 
     def _terms(self, connection: Connection) -> tuple[int, Terms]:
         """Offer to draft; returns the session's number and the engine's terms."""
@@ -144,8 +158,15 @@ class RemoteDrafter:
 class LinkedDraft:
     """The draft's loop in one session: read the target's messages, take a step, send what it brings."""
 
-    def __init__(self, connection: Connection, number: int, config: EngineConfig, runners: list[Runner]) -> None:
-        self._connection, self._number = connection, number
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        config: EngineConfig,
+        runners: list[Runner],
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection, self._number, self._beat = connection, number, beat
         self._config, self._runners = config, runners
         self._board = LinkBoard(self._send)
         self._engine = self._fresh()
@@ -159,6 +180,7 @@ class LinkedDraft:
         """Draft until the session is over, which raises `LinkLost`."""
         busy = False
         while True:
+            self._beat()
             if not busy:
                 self._connection.wait(False, time.monotonic() + _IDLE_S)
                 self._board.tick()

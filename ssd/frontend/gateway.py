@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import zmq
 
@@ -14,7 +15,7 @@ from ssd.frontend.memory_budget import prompt_bytes
 from ssd.frontend.request import Request
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.socket_reader import SocketReader
-from ssd.ipc import sockets
+from ssd.ipc import curve, sockets
 from ssd.ipc.public import CLIENT_TO_FRONTEND, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack
 
 _TURN = 64  # messages, so that tokens do not wait behind a flood of requests
@@ -26,9 +27,10 @@ _SILENCE_S = 1.0
 class _Client:
     """One peer, while something of it is open or on its way.
     `requests` are its open ones by its own ids. `news` are requests with something to deliver, refused ones
-    included. `told`: it was sent something lately."""
+    included. `told`: it was sent something lately. `owner` is the name of its key, where that matters."""
 
     identity: bytes
+    owner: str = ""
     requests: dict[int, Request] = field(default_factory=dict)
     news: dict[Request, None] = field(default_factory=dict)
     told: bool = True
@@ -69,7 +71,7 @@ class Gateway:
             return
         client = self._clients.get(identity)
         if isinstance(message, Generate):
-            client = client or self._clients.setdefault(identity, _Client(identity))
+            client = client or self._clients.setdefault(identity, _Client(identity, self._owner()))
             try:
                 self._open(client, message)
             except RequestError as error:
@@ -77,13 +79,21 @@ class Gateway:
         elif client is not None and message.id in client.requests:
             self._manager.abort(client.requests[message.id])
 
+    def _owner(self) -> str:
+        """Returns the name of the key that the message's peer has shown, if drafts are paired with clients by it."""
+        config = self._manager.config
+        if config.link is None or not config.link.own or config.server.zmq_keys is None:
+            return ""
+        key = curve.user_of(self._reader.frame)
+        return (key and curve.name_of(Path(config.server.zmq_keys), key)) or ""
+
     def _open(self, client: _Client, message: Generate) -> None:
         if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
         size = prompt_bytes(message)
         self._manager.budget.take(client.identity, size)
         try:
-            request = self._manager.open(message, lambda request: self._wake(request, client))
+            request = self._manager.open(message, lambda request: self._wake(request, client), owner=client.owner)
         except RequestError:
             self._manager.budget.give_back(client.identity, size)
             raise

@@ -29,7 +29,8 @@ class Request:
     """One open request.
     `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
     something about it. `losses`: targets that died while they had it. `blamed`: the parameter for which it was
-    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news."""
+    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news. `owner` is the name of the
+    client's key, where that matters."""
 
     def __init__(
         self,
@@ -52,4 +53,5 @@ class Request:
         self.detokenizer: Detokenizer | None = None
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
         self.blamed: str | None = None
+        self.owner = ""
         self.free: Callable[[Sequence[int]], str] | None = None

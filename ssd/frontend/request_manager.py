@@ -93,6 +93,7 @@ class RequestManager:
         shown: Set[int] = frozenset(),
         by_origin: bool = False,
         free: Callable[[Sequence[int]], str] | None = None,
+        owner: str = "",
     ) -> Request:
         """Begins a request, whose text has the special tokens that are to be `shown`, in chunks `by_origin` if wanted.
         After its prompt, what is `free` comes first, then what obeys `structured` (`ssd.grammar.source.serialized`).
@@ -101,7 +102,7 @@ class RequestManager:
         self.check()
         with _admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
-            request.free = free
+            request.free, request.owner = free, owner
             self._begin(request, message)
         return request
 
@@ -218,7 +219,7 @@ class RequestManager:
             self._compile(request, token_ids, request.params.structured)
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
-        submit = Submit(self._numbers, token_ids, request.params)
+        submit = Submit(self._numbers, token_ids, request.params, request.owner)
         if self._has_target and not self._send(submit):
             raise RequestError("overloaded", "the engine takes no more requests at the moment")
         assert request.params.speculation is not None, "complete parameters have one"
@@ -271,7 +272,8 @@ class RequestManager:
     def _submit_again(self) -> None:
         while self._unsent:
             request = self._unsent[0]
-            if not request.ended and not self._send(Submit(request.number, request.prompt.tolist(), request.params)):
+            submit = Submit(request.number, request.prompt.tolist(), request.params, request.owner)
+            if not request.ended and not self._send(submit):
                 asyncio.get_running_loop().call_later(_AGAIN_S, self._submit_again)
                 return
             self._unsent.popleft()

@@ -38,6 +38,7 @@ class SocketReader:
         self._socket, self._direction, self._handle, self._turn = socket, direction, handle, turn
         self._dropped, self._took = dropped, took
         self._bytes = 0  # in this turn
+        self.frame: zmq.Frame | None = None  # the first one of the message that is handled
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._loop.add_reader(socket.FD, self._read)
@@ -84,9 +85,10 @@ class SocketReader:
                 log.exception("a bug in handling a message:")
         self.look()
 
-    def _count(self, peer: bytes, fd: int, size: int) -> None:
+    def _count(self, peer: bytes, frame: zmq.Frame, size: int) -> None:
         self._bytes += size
-        self._took(peer, fd, size)
+        self.frame = frame
+        self._took(peer, int(frame.get(zmq.SRCFD)), size)
 
 
 def _ignore(peer: bytes, message: Any) -> None:

@@ -85,6 +85,25 @@ async def _answer(authenticator: Authenticator) -> None:
         authenticator.stop()
 
 
+def user_of(frame: zmq.Frame | None) -> str:
+    """Returns the public key that a frame's peer has shown; empty without keys."""
+    try:
+        return "" if frame is None else str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
+
+
+def name_of(directory: Path, key: str) -> str | None:
+    """Returns the name that a public key has on the list in `directory`; None if it is not there."""
+    for name, path in keys.authorizations(directory):
+        try:
+            if keys.load_public(path).decode() == key:
+                return name
+        except UsageError as error:
+            log.warning("%s", error)
+    return None
+
+
 class _AllowList:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -92,7 +111,7 @@ class _AllowList:
     def callback(self, domain: str, key: bytes) -> bool:
         """True if a client may connect. Never raises: that would end the thread, and nobody could connect any more."""
         try:
-            name = self._name(key)
+            name = name_of(self._directory, key.decode())
         except OSError as error:  # the folder is gone, or no descriptor is left to read it
             log.warning("cannot read the list of clients: %s", error.strerror)
             return False
@@ -101,12 +120,3 @@ class _AllowList:
         else:
             log.info("client %s connects", name)
         return name is not None
-
-    def _name(self, key: bytes) -> str | None:
-        for name, path in keys.authorizations(self._directory):
-            try:
-                if keys.load_public(path) == key:
-                    return name
-            except UsageError as error:
-                log.warning("%s", error)
-        return None

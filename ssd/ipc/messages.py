@@ -37,12 +37,13 @@ class InternalMessage(Message, frozen=True):
 class Hello(InternalMessage, frozen=True):
     """First message of a peer to the target: its role, and the model it was started for.
     A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false. From then on both sides
-    use host memory."""
+    use host memory. A draft `reads` only requests of the client with this name; None: all."""
 
     role: Literal["frontend", "draft"]
     vocab_size: Count
     digest: Name
     imports: bool = True
+    reads: Name | None = None
 
 
 class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,11 +74,13 @@ class Refused(InternalMessage, frozen=True):
 
 
 class Submit(InternalMessage, frozen=True):
-    """A tokenised request. `params.seed` and `params.speculation` are filled in."""
+    """A tokenised request. `params.seed` and `params.speculation` are filled in. `owner` is the name of the client's
+    key, empty if it has none."""
 
     request: RequestId
     token_ids: PromptIds
     params: SamplingParams
+    owner: Name = ""
 
 
 class Abort(InternalMessage, frozen=True):

@@ -161,10 +161,10 @@ def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) 
 
 
 def receive(
-    socket: zmq.Socket[bytes], direction: Direction, took: Callable[[bytes, int, int], None] | None = None
+    socket: zmq.Socket[bytes], direction: Direction, took: Callable[[bytes, zmq.Frame, int], None] | None = None
 ) -> tuple[bytes, int, Any] | None:
     """Returns (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
-    `took` is called for whatever arrives, with the peer, the connection's descriptor and the size in bytes. Raises
+    `took` is called for whatever arrives, with the peer, its first frame and the size in bytes. Raises
     `BadFrame` for a frame that is not a message of `direction`; it is consumed."""
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None  # in a tenth of the time that an exception takes
@@ -176,7 +176,7 @@ def receive(
     if socket.type == zmq.ROUTER:
         peer, frames = frames[0], frames[1:]
     if took is not None:
-        took(peer, int(first.get(zmq.SRCFD)), sum(map(len, frames)))
+        took(peer, first, sum(map(len, frames)))
     try:
         epoch, message = unpack(frames, direction)
     except BadFrame as error:

@@ -38,6 +38,7 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zmq_keys: str | None = None
     draft_bind: str | None = None
     draft_keys: str | None = None
+    draft_prompts: Literal["all", "own"] = "all"
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: MetricsCompat = "none"
@@ -115,11 +116,16 @@ def _check_zmq(options: ServerOptions) -> None:
 
 def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | None:
     """Return where drafts on other machines connect, if they may. Raises UsageError for what cannot work."""
-    bind, folder = server.draft_bind, server.draft_keys
+    bind, folder, own = server.draft_bind, server.draft_keys, server.draft_prompts == "own"
     if bind is None:
-        if folder is not None:
-            raise UsageError("--draft-keys is for a draft on another machine: give --draft-bind")
+        if folder is not None or own:
+            option = "--draft-keys" if folder is not None else "--draft-prompts own"
+            raise UsageError(f"{option} is for a draft on another machine: give --draft-bind")
         return None
+    if own and (folder is None or server.zmq_keys is None or server.zmq_bind is None):
+        raise UsageError(
+            "--draft-prompts own goes by the names of keys: give --draft-keys, and --zmq-bind with --zmq-keys"
+        )
     if not is_loopback(tcp_host("--draft-bind", bind)) and folder is None:
         raise UsageError(f"--draft-bind {bind} lets other machines in, which read prompts: give --draft-keys")
     if folder is not None:
@@ -138,7 +144,7 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
     ):
         if given:
             raise UsageError(why)
-    return DraftLink(bind=bind, keys=folder)
+    return DraftLink(bind=bind, keys=folder, own=own)
 
 
 def tcp_host(option: str, address: str) -> str:

@@ -260,14 +260,22 @@ class Engine:
         is_target = role == "target"
         if is_target and self._host is not None:
             self._host.begin(group)
-        package = "mock" if is_target and config.load_format == "mock" else role
-        package = "receiver" if role == "draft" and config.link is not None else package
+        package = self._package(role)
         http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
         for rank, name in enumerate(target_roles(config) if is_target else (role,)):
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd)
             self._processes[name] = ChildProcess(f"ssd.{package}", start, self._mps)
+
+    def _package(self, role: str) -> str:
+        """Return which process has a role: others may take the place of target and draft."""
+        config = self.config
+        if config.upstream is not None:
+            return {"target": "edge", "draft": "edge.draft"}.get(role, role)
+        if role == "target" and config.load_format == "mock":
+            return "mock"
+        return "receiver" if role == "draft" and config.link is not None else role
 
     def _read_statuses(self) -> None:
         for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):

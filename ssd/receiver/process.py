@@ -180,8 +180,16 @@ class Receiver:
 
     def _hello(self) -> None:
         assert self._target is not None
-        hello = Hello("draft", self._config.vocab_size, self._config.digest)
+        hello = Hello("draft", self._config.vocab_size, self._config.digest, reads=self._reads())
         sockets.send(self._target, hello, self._child.epoch)
+
+    def _reads(self) -> str | None:
+        """Whose requests the draft may read: those of the client with its own name, or all (None)."""
+        link, session = self._config.link, self._session
+        assert link is not None and session is not None
+        if not link.own:
+            return None
+        return (curve.name_of(Path(link.keys), session.key) if link.keys else None) or ""
 
     # -- the draft --------------------------------------------------------------------------------------------------
 
@@ -212,7 +220,7 @@ class Receiver:
         while int(self._link.getsockopt(zmq.EVENTS)) & zmq.POLLIN and self._allowance.taken():
             first = self._link.recv(flags=zmq.NOBLOCK, copy=False)
             frames = self._link.recv_multipart() if first.more else []
-            self._heard(first.bytes, _user(first), frames)
+            self._heard(first.bytes, curve.user_of(first), frames)
 
     def _heard(self, peer: bytes, key: str, frames: list[bytes]) -> None:
         """Handle a frame of a peer with the `key`. Whatever it is, it costs no more than to be dropped."""
@@ -301,14 +309,6 @@ def _listening(context: zmq.Context[Any], address: str, folder: str | None) -> z
     except zmq.ZMQError as error:
         raise UsageError(f"--draft-bind {address}: {error.strerror}") from None
     return socket
-
-
-def _user(frame: zmq.Frame) -> str:
-    """Returns the public key that a frame's peer has shown; empty without keys."""
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return ""
 
 
 def _limit_memory() -> None:

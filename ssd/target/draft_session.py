@@ -129,6 +129,7 @@ class DraftSession:
         self.tracked, self.seen = TrackedRequests(), Seen()
         self._breaker = Breaker()
         self._hears = self._told_to_rejoin = False
+        self._reads: str | None = None
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress as a wait in vain ended
         self._announced: DraftState = "down"
@@ -153,10 +154,11 @@ class DraftSession:
 
     # -- what the draft is told -----------------------------------------------------------------------------------
 
-    def join(self, epoch: int) -> bool:
+    def join(self, epoch: int, reads: str | None = None) -> bool:
         """Begin with a draft that said hello, and tell it of the running sequences one by one.
 
-        From now on only its epoch counts. Returns False, and ignores the draft, if a younger one joined."""
+        From now on only its epoch counts. It `reads` only requests of this owner; None: all. Returns False, and ignores
+        the draft, if a younger one joined."""
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
@@ -164,6 +166,7 @@ class DraftSession:
         else:
             self._breaker = Breaker()
         self.epoch, self._hears, self._told_to_rejoin, self._silent_since = epoch, True, False, None
+        self._reads = reads
         self.tracked.clear()
         self.announce()
         return True
@@ -179,7 +182,7 @@ class DraftSession:
 
         `awaited`: it may be waited for before the draft has shown anything of it. With `round` and `length` it is told
         of the sequence as it was in that verification, which `length` tokens came before."""
-        if not self._hears or not self._breaker.admits(len(self.tracked)):
+        if not self._hears or not self._breaker.admits(len(self.tracked)) or not self._may_read(sequence):
             return False
         self.tell(
             Admit(
@@ -198,6 +201,9 @@ class DraftSession:
             self.tracked.add(sequence.request, awaited)
         return self._hears
 
+    def _may_read(self, sequence: Sequence) -> bool:
+        return self._reads is None or (bool(self._reads) and sequence.owner == self._reads)
+
     def release(self, requests: Items[int], ended: bool = True) -> None:
         """Tell the draft to forget requests that `ended`, or go on without it."""
         remove = self.tracked.forget if ended else self.tracked.remove
@@ -210,7 +216,7 @@ class DraftSession:
         A draft that has lost messages is told to start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal)
+            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal and self._may_read(s))
             return next((s for s in found if self.tracked.may_return(s.request, self._now)), None)
         if self.epoch is not None and not self._told_to_rejoin:
             self._told_to_rejoin = self._send(Rejoin())

@@ -174,7 +174,7 @@ class Target:
                 self.engine.abort_all()
                 self._orphaned = False
             self._frontend = peer
-        elif self._board is not None and self._board.join(epoch):
+        elif self._board is not None and self._board.join(epoch, hello.reads):
             self._draft, self._draft_epoch = peer, epoch
 
     def _to_draft(self, message: Message) -> bool:

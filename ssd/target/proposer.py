@@ -149,9 +149,9 @@ class BoardProposer(Proposer):
     def plan(self) -> str:
         return self._plan
 
-    def join(self, epoch: int) -> bool:
+    def join(self, epoch: int, reads: str | None = None) -> bool:
         """A draft said hello; see `DraftSession.join`."""
-        return self.session.join(epoch)
+        return self.session.join(epoch, reads)
 
     def admit(self, sequence: Sequence) -> None:
         if sequence.tuned:

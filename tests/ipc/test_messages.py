@@ -109,7 +109,9 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
         [
             n.Offer("draft", "fingerprint", 49152),
             n.Joined(),
-            n.Published([n.Entry(1, 3, 20, 2, 9, 1, 3, [4, 5])], 1, 2, 10**7, 12, 2**60, 10**6, [n.Trunk(1, 3, 20, [9, 8])]),
+            n.Published(
+                [n.Entry(1, 3, 20, 2, 9, 1, 3, [4, 5])], 1, 2, 10**7, 12, 2**60, 10**6, [n.Trunk(1, 3, 20, [9, 8])]
+            ),
         ],
         n.DRAFT_TO_RECEIVER,
     ),

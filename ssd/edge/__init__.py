@@ -1,0 +1,1 @@
+"""`ssd edge`: a frontend and a draft here, their target on another machine."""

@@ -1,0 +1,6 @@
+"""`python -m ssd.edge FD`: the relay."""
+
+from ssd.ipc.process import run
+
+if __name__ == "__main__":
+    run("ssd.edge.process")

@@ -1,0 +1,44 @@
+"""`python -m ssd.edge.draft FD`: the draft of `ssd edge`, as a child of its supervisor."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ssd.config.remote import RemoteDraft
+from ssd.draft.remote import RemoteDrafter
+from ssd.ipc.process import Child, run
+
+log = logging.getLogger("ssd.draft")
+
+
+def main(child: Child) -> None:
+    """Draft for the engine upstream until the supervisor ends this process.
+
+    Ready when the engine has taken it, or for the time being has not: what does not fit ends the start."""
+    config, upstream = child.config, child.config.upstream
+    assert upstream is not None and config.draft is not None
+    torch.set_grad_enabled(False)
+    options = RemoteDraft(
+        connect=upstream.draft_connect,
+        keys=upstream.draft_keys,
+        model=config.draft,
+        name=config.draft_name,
+        target=upstream.lender,
+        dtype=config.draft_dtype,
+        quantize=config.draft_quantize,
+        device=config.draft_device,
+        cache_tokens=config.draft_num_pages * config.page_size,
+        emulate=config.emulate,
+    )
+
+    def settled(words: str) -> None:
+        log.warning("%s", words)
+        child.ready()
+
+    RemoteDrafter(options, child.beat, settled).serve()
+
+
+if __name__ == "__main__":
+    run("ssd.edge.draft")
