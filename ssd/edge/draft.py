@@ -9,6 +9,7 @@ import torch
 from ssd.config.remote import RemoteDraft
 from ssd.draft.remote import RemoteDrafter
 from ssd.ipc.process import Child, run
+from ssd.ipc.trace_ring import State
 
 log = logging.getLogger("ssd.draft")
 
@@ -35,6 +36,7 @@ def main(child: Child) -> None:
 
     def settled(words: str) -> None:
         log.warning("%s", words)
+        child.trace.enter(State.IDLE)
         child.ready()
 
     RemoteDrafter(options, child.beat, settled).serve()

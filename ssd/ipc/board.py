@@ -36,8 +36,11 @@ _PLACE = slice(RANK, DEPTH)
 _WORDS = IDS + MAX_LOOKAHEAD
 SALT = 0x5353445F424F4132  # another one for each layout
 _HALF = _WORDS // 2
-_HEADER_WORDS = 8  # progress, tree steps, nanoseconds in them, tokens that chains grew by; the rest reserved
+# Progress, tree steps, nanoseconds in them, tokens that chains grew by; then the figures of a link, round trip first,
+# which is 0 without one; the rest reserved.
+_HEADER_WORDS = 16
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
+_LINK = slice(4, 11)
 _MOST = 2**59  # of a counter; in nanoseconds 18 years
 
 Words = npt.NDArray[np.int64]
@@ -68,6 +71,20 @@ class Place(NamedTuple):
 
     rank: int
     fan_out: int
+
+
+class LinkFigures(NamedTuple):
+    """What a receiver measures: round trip and its mean deviation in nanoseconds, entries that came and those of them
+    that came after their verification, bytes in both directions, tokens committed meanwhile, and how many of them the
+    draft is behind."""
+
+    rtt: int
+    jitter: int
+    entries: int
+    late: int
+    bytes: int
+    tokens: int
+    ahead: int
 
 
 class Cached(NamedTuple):
@@ -186,6 +203,10 @@ class BoardWriter(_Board, Ticker):
             self._header[_GROWN] += grown
             self._header[_STEPS] += steps  # last: who waits for a step reads at once how long it took
 
+    def show_link(self, figures: LinkFigures) -> None:
+        """Write what is known of the link to the draft."""
+        self._header[_LINK] = figures
+
 
 class BoardReader(_Board):
     """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing.
@@ -243,6 +264,11 @@ class BoardReader(_Board):
     def slots(self) -> Words:
         """The entries in place, [slots, ENTRIES, words], for those who look up where they compute."""
         return self._slots
+
+    def link(self) -> LinkFigures | None:
+        """What a receiver has measured; None where there is no link, or the figures are impossible."""
+        found = LinkFigures(*self._header[_LINK].tolist())
+        return found if found.rtt > 0 and min(found) >= 0 and max(found) <= _MOST else None
 
     def telemetry(self) -> DraftTelemetry:
         """The draft's counters. Impossible ones are 0: whatever the draft writes there must fit into a message."""

@@ -108,6 +108,20 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     prompt_logprobs: Logprobs | None = None
 
 
+class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The link to a draft on another machine: mean round trip and its mean deviation in seconds, speculations that came
+    and those of them that came after their verification, bytes in both directions, tokens committed meanwhile, and how
+    many of them the draft is behind. The four in the middle are totals since the receiver started."""
+
+    rtt: Number
+    jitter: Number
+    entries: Count
+    late: Count
+    bytes: Count
+    tokens: Count
+    ahead: Count
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How busy the target is after a step.
 
@@ -130,6 +144,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     stale_speculations: Count = 0
     preemptions: Count = 0
     plan: Name = ""
+    link: LinkLoad | None = None
 
 
 class Step(InternalMessage, frozen=True):

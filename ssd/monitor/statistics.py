@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from ssd.config.params import Speculation
-from ssd.ipc.messages import EndEvent, RoundEvent
+from ssd.ipc.messages import EndEvent, LinkLoad, RoundEvent
 from ssd.ipc.trace_ring import TRACED, Span, State
 from ssd.monitor.history import History
 from ssd.monitor.messages import Process
@@ -93,6 +93,7 @@ class Figures(msgspec.Struct, frozen=True):
     waiting: int
     kv_cache_usage: float
     plan: str
+    link: LinkLoad | None
     requests: list[RequestFigures]
     dropped: int
 
@@ -129,6 +130,7 @@ def figures(history: History, window: float) -> Figures:
         waiting=max(0, history.open_requests - history.load.running),
         kv_cache_usage=history.load.kv_cache_usage,
         plan=history.load.plan,
+        link=history.load.link,
         requests=[_request(end, last.at) for end in list(history.ended)[: -_SHOWN_REQUESTS - 1 : -1]],
         dropped=history.dropped,
     )

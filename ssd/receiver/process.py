@@ -18,7 +18,7 @@ import zmq
 
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import curve, keys, sockets
-from ssd.ipc.board import BoardWriter
+from ssd.ipc.board import BoardWriter, LinkFigures
 from ssd.ipc.link import (
     BEAT_S,
     DRAFT_TO_RECEIVER,
@@ -45,7 +45,7 @@ from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import tokenizer_vocabulary
-from ssd.receiver.requests import Requests
+from ssd.receiver.requests import LATE, Requests
 
 log = logging.getLogger("ssd.receiver")
 
@@ -67,7 +67,7 @@ def main(child: Child) -> None:
 class Session:
     """The draft that is connected: its `peer` on the socket, its `key` (empty without keys).
 
-    `joined`: the target knows of it. `rtt` is the last measured round trip in seconds."""
+    `joined`: the target knows of it. `rtt` is the mean round trip in seconds, `jitter` its mean deviation."""
 
     peer: bytes
     key: str
@@ -75,6 +75,15 @@ class Session:
     number: int
     joined: bool = False
     rtt: float = 0.0
+    jitter: float = 0.0
+
+    def measured(self, seconds: float) -> None:
+        """Note a round trip: means of it and of its deviation, as TCP keeps them (RFC 6298)."""
+        if self.rtt == 0:
+            self.rtt, self.jitter = seconds, seconds / 2
+        else:
+            self.jitter += (abs(seconds - self.rtt) - self.jitter) / 4
+            self.rtt += (seconds - self.rtt) / 8
 
 
 @dataclass
@@ -112,6 +121,7 @@ class Receiver:
         self._allowance = Allowance()
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
+        self._entries = self._late = self._bytes = 0
         self._log_at = time.monotonic() + _LOG_S
 
     @property
@@ -149,9 +159,17 @@ class Receiver:
             self._beat_at = now + BEAT_S
             if self._session is not None:
                 self._tell(Beat(time.monotonic_ns()))
+            self._show()
         if now >= self._log_at:
             self._log_at = now + _LOG_S
             self._report()
+
+    def _show(self) -> None:
+        """Put what is measured where the target finds it."""
+        session = self._session
+        rtt, jitter = (0, 0) if session is None else (int(1e9 * session.rtt), int(1e9 * session.jitter))
+        counted = self._entries, self._late, self._bytes, self._requests.tokens
+        self._board.show_link(LinkFigures(rtt, jitter, *counted, self._requests.ahead))
 
     def _report(self) -> None:
         """Log what has come over the link since the last report."""
@@ -173,7 +191,7 @@ class Receiver:
                 continue
             if isinstance(message, Refused):
                 raise SsdError(message.message)
-            if not all(self._tell(part) for part in self._requests.told(message, session.rtt)):
+            if not all(self._tell(part) for part in self._requests.told(message, session.rtt + session.jitter)):
                 return
             if isinstance(message, Rejoin):
                 self._hello()
@@ -203,7 +221,9 @@ class Receiver:
         return sent == "sent"
 
     def _send(self, peer: bytes, message: Message, number: int = 0, version: int = LINK_VERSION) -> sockets.Sent:
-        return sockets.offer_frames(self._link, [peer, *pack(message, number, version)])
+        frames = pack(message, number, version)
+        self._bytes += sum(map(len, frames))
+        return sockets.offer_frames(self._link, [peer, *frames])
 
     def _end(self, why: str) -> None:
         """End the session: for the target the draft is gone."""
@@ -220,6 +240,7 @@ class Receiver:
         while int(self._link.getsockopt(zmq.EVENTS)) & zmq.POLLIN and self._allowance.taken():
             first = self._link.recv(flags=zmq.NOBLOCK, copy=False)
             frames = self._link.recv_multipart() if first.more else []
+            self._bytes += sum(map(len, frames))
             self._heard(first.bytes, curve.user_of(first), frames)
 
     def _heard(self, peer: bytes, key: str, frames: list[bytes]) -> None:
@@ -287,11 +308,14 @@ class Receiver:
     def _published(self, session: Session, published: Published) -> None:
         """Put entries on the board that the target may look for, and count progress."""
         if published.echo:
-            session.rtt = max(0, time.monotonic_ns() - published.echo - published.held) / 1e9
+            session.measured(max(1, time.monotonic_ns() - published.echo - published.held) / 1e9)
         for trunk in published.trunks:
             self._counted[self._requests.expect(trunk)] += 1
         for entry in published.entries:
-            self._counted[self._requests.publish(entry)] += 1
+            found = self._requests.publish(entry)
+            self._counted[found] += 1
+            self._entries += 1
+            self._late += found.endswith(LATE)
         self._board.count(published.progress, published.steps, published.nanoseconds, published.grown)
 
 

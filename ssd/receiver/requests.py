@@ -22,6 +22,7 @@ log = logging.getLogger("ssd.receiver")
 _SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
 # How far a draft looks ahead: so many times what is committed in a round trip. And at most (`Launch.in_flight`).
 _REACH, _MOST_IN_FLIGHT = 2, 48
+LATE = " of an earlier round"
 
 
 class Requests:
@@ -33,6 +34,7 @@ class Requests:
         self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
         self._outcomes_at = 0.0
         self._rtt = 0.0
+        self.tokens = 0  # that were committed with a draft
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -41,7 +43,8 @@ class Requests:
     # -- what the target says ---------------------------------------------------------------------------------------
 
     def told(self, message: Message, rtt: float) -> list[Message]:
-        """Note what the target says; returns what to tell the draft instead. `rtt`: the link's, in seconds.
+        """Note what the target says; returns what to tell the draft instead. `rtt`: the link's, in seconds,
+        with what it may be longer than usual.
 
         The draft need not know what was on the board: it is told which tokens are verified."""
         self._rtt = rtt
@@ -82,6 +85,7 @@ class Requests:
             self._round_tokens.note(1 + sum(row.accepted for row in rows) / max(1, len(rows)))
         self._outcomes_at = now
         followed = [row for row in rows if self._outcome(row)]
+        self.tokens += sum(1 + row.accepted for row in followed)
         lost = [row.request for row in rows if row.request not in self._known]
         launches = [self._launch(row.request) for row in followed if row.in_flight >= 0]
         told = [replace(row, in_flight=-1) for row in followed]
@@ -127,7 +131,7 @@ class Requests:
         shown = request.heard(entry)
         if shown is None:
             return "entries of no use"
-        late = "" if entry.round == request.round else " of an earlier round"
+        late = "" if entry.round == request.round else LATE
         self._show(entry.request, shown)
         return ("entries" if shown else "entries that bring nothing") + late
 

@@ -10,7 +10,7 @@ from ssd.config.engine import EngineConfig
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Cached
-from ssd.ipc.messages import Emission, Load, Submit
+from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
 from ssd.speculation.acceptance import coupled
 from ssd.target.grammars import GrammarQueue
@@ -103,6 +103,7 @@ class TargetEngine:
             stale_speculations=counters.stale,
             preemptions=self._preemptions,
             plan=self.proposer.plan,
+            link=None if (link := counters.link) is None else LinkLoad(link.rtt / 1e9, link.jitter / 1e9, *link[2:]),
         )
 
     def step(self, host_work: Task = nothing) -> list[Emission]:

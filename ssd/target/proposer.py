@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.meanwhile import Task, nothing
-from ssd.ipc.board import BoardReader, Cached, Key
+from ssd.ipc.board import BoardReader, Cached, Key, LinkFigures
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import DraftState, Launched, Outcomes, Retune, Verified
 from ssd.ipc.public import Message
@@ -48,11 +48,13 @@ class Result(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Counted so far: tree `steps` of the draft, the seconds in them, look-ups that found only what is outdated."""
+    """Counted so far: tree `steps` of the draft, the seconds in them, look-ups that found only what is outdated; and
+    what was measured of a `link` to it."""
 
     steps: int = 0
     step_seconds: float = 0.0
     stale: int = 0
+    link: LinkFigures | None = None
 
     @property
     def mean_step_seconds(self) -> float:
@@ -142,8 +144,9 @@ class BoardProposer(Proposer):
 
     @property
     def counters(self) -> Counters:
-        counted = self.session.board.telemetry()
-        return Counters(counted.steps, counted.step_seconds, self.session.board.stale)
+        board = self.session.board
+        counted = board.telemetry()
+        return Counters(counted.steps, counted.step_seconds, board.stale, board.link())
 
     @property
     def plan(self) -> str:

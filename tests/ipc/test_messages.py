@@ -69,7 +69,7 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
             m.Status("target", "failed", "why", 2),
             m.Loading(2**40, 2**41),
             m.FrontendReport(
-                m.Load(running=1),
+                m.Load(running=1, link=m.LinkLoad(0.02, 0.001, 9, 3, 800, 40, 5)),
                 2,
                 "ready",
                 [m.RoundEvent(10**12, 7, 3, 4, 2, "hit", False)],

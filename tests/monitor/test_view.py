@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from ssd.ipc.messages import LinkLoad
 from ssd.monitor.demo import Demo
 from ssd.monitor.history import History
 from ssd.monitor.stalls import Pipeline
@@ -51,3 +52,10 @@ def test_what_the_tuner_chose_has_a_line_of_its_own(of_demo: Figures, width: int
 def test_one_line_has_what_was_chosen_without_the_reasons(of_demo: Figures) -> None:
     assert ", plan: ssd, K 5, 24 chains" in line(of_demo) and "expected" not in line(of_demo)
     assert "plan" not in line(replace(of_demo, plan=""))
+
+
+def test_the_link_to_a_draft_on_another_machine_has_a_line(of_demo: Figures) -> None:
+    far = replace(of_demo, link=LinkLoad(0.0203, 0.0011, 400, 100, 9000, 30, 5))
+    said = "link: round trip 20.3 ms, give or take 1.1, 25% of speculations late, 300 bytes a token, the draft 5 tokens"
+    assert said in line(far) and drawn(far, 140, 40)[2].startswith(said)
+    assert not any("link:" in text for text in drawn(of_demo, 140, 40))

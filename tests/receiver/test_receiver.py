@@ -172,6 +172,22 @@ def test_the_draft_is_told_which_tokens_are_verified(world: World) -> None:
     assert world.heard(Launched)[1] == Launched([Launch(5, 4, 2, [1, 2])])
 
 
+def test_what_is_measured_of_the_link_is_on_the_board(world: World) -> None:
+    assert world.board.link() is None
+    world.join()
+    world.tell(admit())
+    _, beat = world.heard(Beat)
+    world.say(Published([entry()], echo=beat.stamp))
+    assert world.lookup() == [1, 2]
+    world.tell(Outcomes([Verified(5, 3, 0, 8, -1)]))
+    world.say(Published([entry(token=8)]))
+    assert world.lookup() is None
+    world.heard(Beat)
+    found = world.board.link()
+    assert found is not None and 0 < found.jitter < found.rtt < PATIENCE_S * 1e9
+    assert (found.entries, found.late, found.tokens) == (2, 1, 1) and found.bytes > 100
+
+
 def test_a_request_that_cannot_be_followed_is_dropped(world: World) -> None:
     world.join()
     world.tell(admit())

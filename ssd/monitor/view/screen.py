@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ssd.config.params import DRAFTED
+from ssd.ipc.messages import LinkLoad
 from ssd.monitor.statistics import Figures
 from ssd.monitor.view import panels
 from ssd.monitor.view.formats import share
@@ -55,6 +56,8 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
     parts = [Layout(_head(figures, look), size=1)]
     if figures.plan:
         parts.append(Layout(Text(f"now: {figures.plan}", "green", no_wrap=True, overflow="ellipsis"), size=1))
+    if figures.link is not None:
+        parts.append(Layout(Text(link(figures.link), "cyan", no_wrap=True, overflow="ellipsis"), size=1))
     left = height - 1 - len(parts)
     for row in rows:
         if (row.height or row.least) <= left:
@@ -123,6 +126,14 @@ def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Seq
     return Panel(Group(*lines), title=f"pipeline, shares of {figures.pipeline.seconds:g} s, {about}")
 
 
+def link(found: LinkLoad) -> str:
+    """Returns the link to a draft on another machine in words."""
+    late = f"{share(found.late / found.entries)} of speculations late" if found.entries else "no speculations yet"
+    each = f"{found.bytes / found.tokens:.0f} bytes a token" if found.tokens else "no tokens yet"
+    trip = f"round trip {1e3 * found.rtt:.1f} ms, give or take {1e3 * found.jitter:.1f}"
+    return f"link: {trip}, {late}, {each}, the draft {found.ahead} tokens behind"
+
+
 def line(figures: Figures) -> str:
     """Returns everything in one line."""
     found = figures.speculating
@@ -134,5 +145,7 @@ def line(figures: Figures) -> str:
     parts.append(f"KV cache {share(figures.kv_cache_usage)}")
     if figures.plan:
         parts.append(f"plan: {figures.plan.partition(':')[0]}")
+    if figures.link is not None:
+        parts.append(link(figures.link))
     parts += [f"{process.role} {process.state}" for process in figures.processes if process.state != "UP"]
     return ", ".join([*parts, *figures.stalls[:1]])
