@@ -54,7 +54,7 @@ class Crossed:
 
 @pytest.mark.parametrize(
     ("speculation", "most"),
-    [(Speculation("ssd", 4, (3,), backup="none"), 8), (Speculation("ssd", 0, (), backup="auto"), 14)],
+    [(Speculation("ssd", 4, (3,), backup="none"), 9), (Speculation("ssd", 0, (), backup="auto"), 15)],
     ids=["plain", "tuning and backups"],
 )
 def test_a_round_crosses_few_files(tmp_path: Path, speculation: Speculation, most: int) -> None:
