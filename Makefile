@@ -4,6 +4,7 @@ PIP := $(BIN)/python -m pip install --quiet
 STAMP := .venv/.stamp
 CLIENTS := .venv/.conformance
 AGENTS := .venv-agents/.stamp
+ROUTERS := .venv-routers/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
 
 .DEFAULT_GOAL := help
@@ -32,7 +33,7 @@ demo: venv ## one prompt answered in mode auto and by plain decoding, with the f
 test: venv pull ## run the tests, in two processes
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-conformance: venv pull $(CLIENTS) $(AGENTS) $(NODE) ## real clients of other projects against `ssd launch`
+conformance: venv pull $(CLIENTS) $(AGENTS) $(ROUTERS) $(NODE) ## real clients of other projects against `ssd launch`
 	$(BIN)/pytest -q tests/conformance
 
 $(CLIENTS): $(STAMP)
@@ -42,6 +43,11 @@ $(CLIENTS): $(STAMP)
 $(AGENTS): tests/conformance/agents/requirements.txt
 	$(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet -r $<
+	touch $@
+
+$(ROUTERS): tests/conformance/routers.txt
+	$(PYTHON) -m venv .venv-routers
+	.venv-routers/bin/python -m pip install --quiet -r $<
 	touch $@
 
 $(NODE): tests/conformance/node/package.json
@@ -64,5 +70,5 @@ lint: venv ## ruff and mypy
 	$(BIN)/mypy ssd
 
 clean: ## remove .venv, builds and caches
-	rm -rf .venv .venv-agents tests/conformance/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents .venv-routers tests/conformance/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find ssd tests tools examples -name __pycache__ -prune -exec rm -rf {} +
