@@ -1,4 +1,4 @@
-"""Two mock engines behind routers of other projects (`.venv-routers`), 500 requests/s, one engine killed meanwhile."""
+"""Two mock engines behind routers of other projects (`.venv-routers`), 200 requests/s, one engine killed meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUTERS: dict[str, list[str | Path]] = {
     "vllm-router": [_BIN / "vllm-router"],
     "sglang-router": [_BIN / "python", "-m", "sglang_router.launch_router"],
 }
-_RATE, _SECONDS = 500, 4
+_RATE, _SECONDS = 200, 6
 _PATIENCE_S = 60
 _DICE = Random(1)
 _HEADS = [" ".join(_DICE.choices(("stone", "river", "lamp", "cloud", "paper", "winter"), k=60)) for _ in range(1000)]
