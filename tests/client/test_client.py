@@ -222,7 +222,7 @@ def test_an_engine_killed_under_a_stream_is_told_and_what_it_sent_is_delivered(c
     with scripted_engine() as engine, gateway_process(engine, engine_config()) as process:
         engine.target.shake_hands()
         assert engine.status() == "ready"
-        client = connect(engine.address, timeout=0.2)
+        client = connect(engine.address, timeout=1.0)
         received: list[str] = []
         failures: list[str] = []
 
@@ -250,7 +250,7 @@ def test_answers_sent_before_the_engine_went_are_not_lost(connect: type[Client])
     with scripted_engine() as engine, ExitStack() as stack:
         stack.enter_context(gateway_thread(engine, engine_config()))
         stack.enter_context(following(engine, echo))
-        with connect(engine.address, timeout=0.2) as client:
+        with connect(engine.address, timeout=1.0) as client:
             stream = client.stream("one two three four five six seven")
             first = next(stream).text
             wait_until(lambda: not engine.target.open)  # the target has said everything
@@ -294,7 +294,7 @@ def test_a_client_goes_on_with_the_next_engine_at_its_address(connect: type[Clie
         with gateway_process(engine, engine_config()) as process:
             engine.target.shake_hands()
             assert engine.status() == "ready"
-            client = connect(engine.address, timeout=0.2)
+            client = connect(engine.address, timeout=1.0)
             streams = [client.stream("a"), client.stream("b")]
             for stream in streams:
                 begin(stream, engine)
