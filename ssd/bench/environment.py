@@ -14,6 +14,7 @@ from ssd import __version__
 from ssd.config import gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
+from ssd.version import commit
 
 
 def environment() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def environment() -> dict[str, Any]:
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     gpus = _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return {
-        "commit": _said("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"),
+        "commit": commit(),
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         **({"gpus": gpus} if gpus else {}),

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import click
 
-from ssd import __version__
 from ssd.errors import SsdError, UsageError
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
@@ -90,8 +89,18 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ssd.version import described
+
+        click.echo(f"ssd {described()}")
+        ctx.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ssd")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
 def main() -> None:
     """An inference engine for speculative speculative decoding: the tokens of plain decoding, sooner."""
 

@@ -1,4 +1,5 @@
-"""Compiles the C files here for this processor, once, into the cache folder."""
+"""Finds the kernels for this processor: those of the wheel, else the C files here, compiled once into the cache
+folder."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from ssd.files import cache_dir
+from ssd.kernels import prebuilt
 
 log = logging.getLogger("ssd.kernels")
 
@@ -24,7 +26,8 @@ _HERE = Path(__file__).parent
 _SOURCES = sorted(_HERE.glob("*.c"), key=lambda file: -file.stat().st_size)
 _HEADERS = sorted(_HERE.glob("*.h"))
 # Floating-point flags and traps would keep loops from becoming vectors. The order of sums is kept.
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_NATIVE = "-march=native"
 _SECONDS = 180  # a compiler may have to share the machine
 _COMPILERS = ("cc", "gcc", "clang")
 
@@ -33,17 +36,24 @@ def expected() -> bool:
     """Whether there will be kernels with products, as far as can be told without a compilation."""
     flags = _processor().split()
     vectors = {"avx2", "fma", "f16c"} <= {*flags} or platform.machine() == "aarch64"
-    return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(_compiler())
+    return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or prebuilt.find(flags))
 
 
 @cache
 def library() -> Path | None:
-    """The path of the compiled kernels; None with `SSD_KERNELS=0`, or, after a warning, if they cannot be compiled."""
+    """The path of the compiled kernels; None with `SSD_KERNELS=0`, or, after a warning, if they cannot be compiled.
+
+    Kernels that the wheel brings for this processor come before a compilation, unless `CC` names a compiler."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
-    command = _compiler()
+    if not os.environ.get("CC") and (packaged := prebuilt.find(_processor().split())):
+        return packaged
+    command = compiler()
     if not command:
-        log.warning("found no C compiler: torch has to do without our kernels, which is slower")
+        log.warning(
+            "found no C compiler: torch has to do without our kernels, which is two to four times slower; install one "
+            "(Debian: apt-get install gcc), or name it in CC"
+        )
         return None
     try:
         return _compiled(shlex.split(command))
@@ -53,33 +63,40 @@ def library() -> Path | None:
         return None
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The command of a C compiler; empty if there is none."""
     return (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
 
 
 def _compiled(compiler: list[str]) -> Path:
     """Compile, unless it was done before. Raises what writing a file and running a compiler raise."""
+    command = [*compiler, _NATIVE]
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
-    parts += [" ".join((*compiler, *_FLAGS)).encode(), _processor().encode()]
-    folder = cache_dir() / "kernels"
-    final = folder / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
-    if final.exists():
-        return final
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    parts += [" ".join((*command, *_FLAGS)).encode(), _processor().encode()]
+    final = cache_dir() / "kernels" / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    if not final.exists():
+        compile_into(final, command)
+    return final
+
+
+def compile_into(final: Path, command: list[str], load: bool = True) -> None:
+    """Compile with the compiler and options of `command`. The file appears when it is whole.
+
+    With `load`, one that does not load here is not kept. Raises what writing a file and running a compiler raise."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
         made, objects = Path(scratch) / final.name, [str(Path(scratch) / f"{file.stem}.o") for file in _SOURCES]
 
         def run(*arguments: str) -> None:
-            command = [*compiler, *_FLAGS, *arguments]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+            whole = [*command, *_FLAGS, *arguments]
+            subprocess.run(whole, check=True, capture_output=True, text=True, timeout=_SECONDS)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda file, to: run("-c", str(file), "-o", to), _SOURCES, objects))
         run("-o", str(made), *objects, "-lm")
-        ctypes.CDLL(str(made))  # a file that does not load is not kept
+        if load:
+            ctypes.CDLL(str(made))
         made.replace(final)
-    return final
 
 
 def _processor() -> str:
