@@ -31,7 +31,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_and_tests_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:ssd|tests|tools|examples|docs)/[\w/.-]*(?:::\w+)?)`", page.read_text()):
+    for name in re.findall(r"`((?:ssd|tests|tools|examples|docs|deploy)/[\w/.-]*(?:::\w+)?)`", page.read_text()):
         file, _, test = name.partition("::")
         assert (ROOT / file).exists(), f"{page.name} names {file}"
         assert not test or re.search(rf"^(def|class) {test}\b|^{test} = ", (ROOT / file).read_text(), re.MULTILINE), (

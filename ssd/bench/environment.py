@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd import __version__
-from ssd.config import gpus
+from ssd.config import cores, gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
 from ssd.version import commit
@@ -25,7 +25,7 @@ def environment() -> dict[str, Any]:
     return {
         "commit": commit(),
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(cores.usable()),
         **({"gpus": gpus} if gpus else {}),
         "python": platform.python_version(),
         "torch": version("torch"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import socket
+import zlib
 
+from ssd.config import cgroups
 from ssd.config.engine import Cpus
 from ssd.errors import UsageError
 
@@ -16,13 +20,14 @@ def placement(
 
     They are disjoint unless asked for otherwise; where every core has a rank, the draft shares the last one. The target
     gets most, but only a core for each of its `ranks` where these run `on_gpu` and the draft does not."""
-    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    allowed = usable()
     if ranks > len(allowed):
         raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
     target = parsed("--target-cpus", target_cpus, allowed)
     draft = parsed("--draft-cpus", draft_cpus, allowed)
     if len(allowed) == 1:
-        return target or (), draft or ()
+        all_there_are = len(os.sched_getaffinity(0)) == 1
+        return target or (() if all_there_are else allowed), draft or (() if all_there_are else allowed)
     if not has_draft:
         return target or allowed, ()
     if target is None and draft is None:
@@ -32,6 +37,18 @@ def placement(
         tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,
         tuple(cpu for cpu in allowed if cpu not in (target or ())) if draft is None else draft,
     )
+
+
+def usable() -> Cpus:
+    """Return the cores that this process may use: as many as its container may keep busy.
+
+    Where that is fewer than there are, the host's name says which, so that containers of one machine differ."""
+    allowed = sorted(os.sched_getaffinity(0))
+    quota = cgroups.cpu_quota()
+    if quota is None or quota >= len(allowed):
+        return tuple(allowed)
+    first = zlib.crc32(socket.gethostname().encode()) % len(allowed)
+    return tuple(sorted((allowed[first:] + allowed[:first])[: max(1, math.floor(quota))]))
 
 
 def parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ssd.config import cgroups
 from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, Quantize
 from ssd.config.gpus import Gpu
 from ssd.config.params import MAX_LOOKAHEAD, Speculation
@@ -292,10 +293,11 @@ def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None
 
 
 def available_bytes() -> int:
-    """Return the free memory of the host."""
+    """Return the free memory of the host, or of the container where that has less."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
-    return int(found[1]) * 1024
+    free, left = int(found[1]) * 1024, cgroups.memory_left()
+    return free if left is None else min(free, left)
 
 
 def _gib(size: int) -> str:

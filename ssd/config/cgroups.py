@@ -1,0 +1,70 @@
+"""What a container, or a unit of systemd, leaves of the machine: the kernel's control groups, version 1 and 2.
+
+The files are those of the kernel's documentation, admin-guide/cgroup-v1 and admin-guide/cgroup-v2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return how many cores' worth of time this process may take; None: no group limits it."""
+    found = []
+    for group in _groups("cpu", root):
+        quota, period = ([*_words(group / "cpu.max"), "max", "max"])[:2]
+        if quota == "max":  # of version 1, where -1 is no limit
+            quota, period = _first(group / "cpu.cfs_quota_us"), _first(group / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def memory_left(root: Path = _ROOT) -> int | None:
+    """Return the bytes up to the lowest limit, files that can be dropped counted as free; None: no group limits it."""
+    found = []
+    for group in _groups("memory", root):
+        limit = _first(group / "memory.max") or _first(group / "memory.limit_in_bytes")
+        used = _first(group / "memory.current") or _first(group / "memory.usage_in_bytes")
+        if limit.isdecimal() and used.isdecimal() and int(limit) < 2**62:  # version 1 says "none" by a huge number
+            found.append(max(0, int(limit) - int(used) + _droppable(group)))
+    return min(found, default=None)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The folders of the groups that this process is in, for both versions, from its own to the outermost.
+
+    A container may see its own group as the outermost one, though the path that it is told is that of the host."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controller if controllers else "")
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(top):
+                break
+            yield folder
+
+
+def _droppable(group: Path) -> int:
+    words = _words(group / "memory.stat")
+    figures = dict(zip(words[::2], words[1::2], strict=False))
+    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _first(file: Path) -> str:
+    return next(iter(_words(file)), "")
