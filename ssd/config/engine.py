@@ -60,7 +60,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     this machine or of `allowed_hosts`. Browsers let pages of `allow_origins` read answers. ZeroMQ clients of other
     machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `strict_fields`, unknown fields of
     HTTP bodies are refused. With `cache_report`, clients learn how much of a prompt was found in the prefix cache. With
-    `ui`, HTTP has a chat page.
+    `ui`, HTTP has a chat page. Spans of requests go to `otlp_traces_endpoint`, a URL.
     `tool_call_parser` and `reasoning_parser` are names of `ssd.config.parsers`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
@@ -77,6 +77,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     zmq_bind: str | None = None
     zmq_keys: str | None = None
     metrics_compat: MetricsCompat = "none"
+    otlp_traces_endpoint: str | None = None
     strict_fields: bool = False
     sampling: SamplingDefaults = SamplingDefaults()
     cache_report: bool = True

@@ -26,6 +26,7 @@ from ssd.ipc.public import Message
 
 if TYPE_CHECKING:
     from ssd.frontend.http.server import HttpServer
+    from ssd.frontend.tracing import Tracing
 
 log = logging.getLogger("ssd.frontend")
 
@@ -76,6 +77,7 @@ class Frontend:
         self._guard = ConnectionGuard(lambda: self.manager.budget.held)
         if self._child.start.http_fd >= 0:
             await self._open_http()
+        tracing = self._tracing()
         await self.manager.load_tokenizer()
         self._connect()
         self._reporting = Reporting(self.manager, self._report)
@@ -97,12 +99,22 @@ class Frontend:
         self._guard.close()
         self._clients.destroy(linger=int(1000 * _GRACE_S))
         self.manager.close()
+        if tracing is not None:
+            tracing.close()
 
     async def _open_http(self) -> None:
         from ssd.frontend.http.server import HttpServer
 
         self._http = HttpServer(self.manager, socket.socket(fileno=self._child.start.http_fd), self._broke)
         await self._http.start()
+
+    def _tracing(self) -> Tracing | None:
+        endpoint = self._config.server.otlp_traces_endpoint
+        if endpoint is None:
+            return None
+        from ssd.frontend.tracing import Tracing
+
+        return Tracing(self.manager, endpoint)
 
     def _beat(self) -> None:
         self._child.beat()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from ssd.config.params import SamplingParams
 from ssd.frontend.detokenization import Detokenizer
@@ -30,7 +30,7 @@ class Request:
     `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
     something about it. `losses`: targets that died while they had it. `blamed`: the parameter for which it was
     refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news. `owner` is the name of the
-    client's key, where that matters."""
+    client's key, where that matters. `trace`: the headers by which it belongs to a trace of its client's."""
 
     def __init__(
         self,
@@ -54,4 +54,5 @@ class Request:
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
         self.blamed: str | None = None
         self.owner = ""
+        self.trace: Mapping[str, str] = {}
         self.free: Callable[[Sequence[int]], str] | None = None

@@ -6,7 +6,7 @@ import array
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -94,6 +94,7 @@ class RequestManager:
         by_origin: bool = False,
         free: Callable[[Sequence[int]], str] | None = None,
         owner: str = "",
+        trace: Mapping[str, str] | None = None,
     ) -> Request:
         """Begins a request, whose text has the special tokens that are to be `shown`, in chunks `by_origin` if wanted.
         After its prompt, what is `free` comes first, then what obeys `structured` (`ssd.grammar.source.serialized`).
@@ -102,7 +103,7 @@ class RequestManager:
         self.check()
         with _admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
-            request.free, request.owner = free, owner
+            request.free, request.owner, request.trace = free, owner, trace or {}
             self._begin(request, message)
         return request
 

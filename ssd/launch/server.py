@@ -17,6 +17,8 @@ from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
 
 _NEEDED = ("uvicorn", "httptools", "prometheus_client")
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
 _HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host header has it
 
@@ -42,6 +44,7 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     insecure: bool = False
     served_model_name: tuple[str, ...] = ()
     metrics_compat: MetricsCompat = "none"
+    otlp_traces_endpoint: str | None = None
     strict_fields: bool = False
     generation_config: Literal["auto", "none"] = "auto"
     cache_report: bool = True
@@ -56,6 +59,7 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
     if options.http:
         _check_http(options)
     _check_zmq(options)
+    _check_traces(options.otlp_traces_endpoint)
     parsers.check(parsers.TOOLS, "--tool-call-parser", options.tool_call_parser)
     parsers.check(parsers.REASONING, "--reasoning-parser", options.reasoning_parser)
     if not all(options.served_model_name):
@@ -99,6 +103,21 @@ def _check_doors(server: ServerConfig, insecure: bool) -> None:
         raise UsageError(
             f"--host {server.host} lets other machines in: give --api-key-file, or --insecure if that is meant"
         )
+
+
+def _check_traces(endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    if not _URL.fullmatch(endpoint):
+        raise UsageError(
+            f"--otlp-traces-endpoint {endpoint!r}: give the URL of a collector, as http://localhost:4318/v1/traces"
+        )
+    try:
+        missing = find_spec("opentelemetry.sdk") is None or find_spec(_EXPORTER) is None
+    except ModuleNotFoundError:  # of a package around it
+        missing = True
+    if missing:
+        raise UsageError("--otlp-traces-endpoint needs OpenTelemetry: install ssd-engine[otel]")
 
 
 def _check_zmq(options: ServerOptions) -> None:

@@ -21,6 +21,7 @@ JSON = b"application/json"
 GONE = "gone"  # key in a request's state: the callback for a client that leaves before its answer
 _UNCOUNTED = 16 * 2**10  # bytes
 _PART = 2**20  # bytes of an answer that are copied for a slow client at a time
+_TRACE = (b"traceparent", b"tracestate")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # Unique names for requests without one; cheaper than a random one each.
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
@@ -48,6 +49,11 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """Returns the header of a lower-case name; the last of several."""
         return self._headers.get(name)
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """W3C's trace context of the client, if it sent one."""
+        return {name.decode(): value.decode("latin-1") for name in _TRACE if (value := self.header(name)) is not None}
 
     async def body(self, limit: int, budget: MemoryBudget) -> bytes:
         """Returns the whole body, of at most `limit` bytes, which count in `budget` until `end`.

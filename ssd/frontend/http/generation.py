@@ -60,7 +60,9 @@ class Generation:
                     self._note(self._choices[index])
 
             style = self._style
-            request = self._manager.open(generate, wake, style.shown, style.by_origin, style.free)
+            request = self._manager.open(
+                generate, wake, style.shown, style.by_origin, style.free, trace=self._exchange.trace
+            )
             self._choices.append(Choice(index, generate, request))
             self._note(self._choices[-1])
 
