@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from ssd.client import Client, Completion, Prompt, StreamChunk
-from ssd.config.engine import Activations, AttentionName, DType, EngineConfig, LoadFormat, Quantize
+from ssd.config.engine import Activations, AttentionName, DType, EngineConfig, Executor, LoadFormat, Quantize
 from ssd.config.params import Backup, Mode, Sampler, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc.public import ChatMessage
@@ -70,7 +70,7 @@ class LLM:
     - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU the draft is on one too if there is
       room, unless it is told where. `target_cpus`, `draft_cpus`: the cores that each keeps to, as "0-2,5"; None: all,
       which only mode "ssd" divides. `mps`: start CUDA's MPS for two on one GPU. `tensor_parallel_size` splits the
-      target; `nnodes`, `node_rank` and `rdzv_endpoint` over several machines.
+      target; with the `executor` "ray" over the machines of a Ray cluster.
     - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: how weights are
       kept. `activations`: how inputs of layers are rounded whose weights have few bits. `revision`, `draft_revision`:
       of models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
@@ -106,9 +106,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         tensor_parallel_size: int = 1,
-        nnodes: int = 1,
-        node_rank: int = 0,
-        rdzv_endpoint: str | None = None,
+        executor: Executor = "local",
         target_cpus: str | None = None,
         draft_cpus: str | None = None,
         device: str = "cpu",

@@ -118,8 +118,7 @@ def launch(
     """Start an engine for MODEL (or --target) and keep it up.
 
     Prints where it is served: `http: URL`, `zmq: ADDRESS` of --zmq-bind, and `ready: ADDRESS` last. Ctrl-C or SIGTERM
-    lets open requests finish within --shutdown-timeout, then ends; a second one ends at once. A machine other than
-    number 0 of --nnodes prints `ready: node N of M` and ends when machine 0 does."""
+    lets open requests finish within --shutdown-timeout, then ends; a second one ends at once."""
     if model is not None:
         if context.get_parameter_source("target") is ParameterSource.COMMANDLINE:
             raise UsageError("give the target as MODEL or as --target, not as both")
@@ -131,23 +130,7 @@ def launch(
         shown = replace(config, server=replace(config.server, api_keys=("...",) * len(config.server.api_keys)))
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
         return
-    if config.nodes is not None and config.nodes.rank:
-        _follow(config)
-    else:
-        serve(config)
-
-
-def _follow(config: EngineConfig) -> None:
-    """Run the ranks of a machine other than number 0, until machine 0 ends."""
-    from ssd.launch.follower_node import FollowerNode
-
-    assert config.nodes is not None
-    ranks, node = config.ranks, config.nodes
-    words = f"ready: node {node.rank} of {node.count}, ranks {ranks.start} to {ranks.stop - 1}"
-    with process_setup():
-        click.echo(f"waiting for node 0 at {node.endpoint}", err=True)
-        FollowerNode(config).run(lambda: click.echo(words))
-    click.echo("node 0 has ended", err=True)
+    serve(config)
 
 
 def serve(config: EngineConfig) -> None:

@@ -35,8 +35,7 @@ _HEADINGS = {
     "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
     "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
-    "Processors": "tensor_parallel_size nnodes node_rank rdzv_endpoint target_cpus draft_cpus mps attention "
-    "enforce_eager deterministic",
+    "Processors": "tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager deterministic",
     "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
     "draft_bind draft_keys insecure served_model_name generation_config metrics_compat otlp_traces_endpoint "
     "strict_fields cache_report tool_call_parser reasoning_parser",
@@ -181,9 +180,7 @@ _ENGINE = {
     "kv_cache_memory_bytes": "The target's KV cache. Default: a quarter of the memory at most, or the rest of a GPU.",
     "gpu_memory_utilization": "Share of a GPU's memory for target and draft together.",
     "tensor_parallel_size": "Split the target over this many GPUs, or equal groups of cores.",
-    "nnodes": "Machines to split the target over, with equally many ranks each.",
-    "node_rank": "This machine's number. Only number 0 takes requests.",
-    "rdzv_endpoint": "Where the machines meet: HOST:PORT, an address of machine 0.",
+    "executor": "local: all parts are on this machine. ray: on any machine of its Ray cluster.",
     "target_cpus": "The target's own cores, as 0-2,5. Default: all; in mode ssd all but the draft's.",
     "draft_cpus": "The draft's own cores. Default: those that ssd leaves it; in mode sd all.",
     "device": "Where the target runs: cpu, cuda or cuda:N.",

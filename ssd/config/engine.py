@@ -22,6 +22,7 @@ ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
+Executor = Literal["local", "ray"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
 SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
@@ -94,21 +95,6 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     width: Positive
 
 
-class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machines that a target is split over: `count` of them, this one being number `rank`.
-
-    They meet at `endpoint`, "HOST:PORT", an address of number 0."""
-
-    count: Annotated[int, Meta(ge=2, le=MAX_RANKS)]
-    rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
-    endpoint: Annotated[str, Meta(pattern=r"^[^:/\s]{1,255}:[0-9]{1,5}$")]
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.endpoint.rpartition(":")
-        return host, int(port)
-
-
 class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a draft on another machine connects, and the folder with the keys of those that may. With `own` it reads
     only the requests of the client whose key has the same name."""
@@ -135,6 +121,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quantize: Quantize = "none"
     activations: Activations = "int16"
     tensor_parallel_size: RankCount = 1
+    executor: Executor = "local"
     device: str = "cpu"
     mps: bool = False
     deterministic: bool = False
@@ -154,9 +141,9 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       the directory `target` has its tokenizer alone.
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
-    - Places: the target has `tensor_parallel_size` ranks, divided equally over `nodes`, its cores equally over the
-      ranks here. An empty list of cores leaves the placement to the operating system. With `elastic_cores` either
-      model also computes on the other's cores while the other one rests.
+    - Places: the target has `tensor_parallel_size` ranks, all here, or with the `executor` "ray" only rank 0. Its cores
+      are divided equally over the ranks here. An empty list of cores leaves the placement to the operating system. With
+      `elastic_cores` either model also computes on the other's cores while the other one rests.
     - GPUs: `attention` is the backend. With `enforce_eager` no CUDA graphs are captured.
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
@@ -180,7 +167,6 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024
     draft_num_pages: Positive = 1024
-    nodes: Nodes | None = None
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     elastic_cores: bool = False
@@ -200,7 +186,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
                 f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )
-        if self.tensor_parallel_size > 1 or self.nodes is not None:
+        if self.tensor_parallel_size > 1 or self.executor == "ray":
             self._check_ranks()
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):
             raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
@@ -214,10 +200,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ranks(self) -> range:
-        """The target's ranks on this machine."""
-        count, rank = (1, 0) if self.nodes is None else (self.nodes.count, self.nodes.rank)
-        each = self.tensor_parallel_size // count
-        return range(rank * each, (rank + 1) * each)
+        """The target's ranks that the supervisor starts itself, on its machine. Ray starts the others."""
+        return range(1 if self.executor == "ray" else self.tensor_parallel_size)
 
     @property
     def one_bus(self) -> bool:
@@ -232,8 +216,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             return self.draft_cpus + self.target_cpus * self.elastic_cores
         if self.elastic_cores:
             return self.target_cpus + self.draft_cpus
-        each, place = len(self.target_cpus) // len(self.ranks), rank - self.ranks.start
-        return self.target_cpus[place * each : (place + 1) * each]
+        each = len(self.target_cpus) // len(self.ranks)
+        return self.target_cpus[rank * each : (rank + 1) * each]
 
     def core_counts(self, role: str) -> tuple[int, int]:
         """How many cores a process has of its own, and how many with those that it may borrow."""
@@ -244,11 +228,13 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
         if self.load_format == "mock" or self.emulate is not None:
             raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
-        if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
-            raise UsageError(f"{ranks} cannot be divided among --nnodes {self.nodes.count}")
-        if self.nodes is not None and self.nodes.rank >= self.nodes.count:
+        if self.tensor_parallel_size == 1:
+            raise UsageError("--executor ray places the ranks of a target: give --tensor-parallel-size 2 or more")
+        numbers = gpus.number(self.device), gpus.number(self.draft_device)
+        if self.executor == "ray" and (numbers[0] or (numbers[1] or 0) > 1):
             raise UsageError(
-                f"--node-rank {self.nodes.rank}: of --nnodes {self.nodes.count} the last is {self.nodes.count - 1}"
+                f"--device {self.device}, --draft-device {self.draft_device}: with --executor ray the GPUs are those "
+                "that Ray gives: cuda for the target, cuda or cuda:1 for the draft"
             )
         if 0 < len(self.target_cpus) < len(self.ranks):
             raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")

@@ -33,13 +33,13 @@ def listen(server: ServerConfig) -> socket.socket:
     return listening
 
 
-def listen_for_nodes(host: str, port: int) -> socket.socket:
-    """Returns a blocking listening socket for other nodes. Raises UsageError."""
+def listen_for_ranks(host: str) -> socket.socket:
+    """Returns a blocking listening socket on a free port, for ranks on other machines. Raises UsageError."""
     try:
-        listening = _tcp(host, port)
+        listening = _tcp(host, 0)
         listening.listen(_BACKLOG)
     except OSError as error:
-        raise _refused(f"{host}:{port}", error) from None
+        raise _refused(host, error) from None
     return listening
 
 

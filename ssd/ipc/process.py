@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `death_fd` reaches end of file when the supervisor ends. The other descriptors are memfds: the speculation board,
     draft probabilities, hidden states (`features_fd`), heartbeats and trace rings. `http_fd` is the
     socket that listens for HTTP. -1 means that the child needs none. The ranks of a target share a `group`, named by
-    the epoch of its first."""
+    the epoch of its first. On several machines they meet in the store at `meeting`, "HOST:PORT"."""
 
     role: str
     epoch: int
@@ -57,6 +57,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_fd: int = -1
     rank: int = 0
     group: int = 0
+    meeting: str = ""
 
 
 class Child:

@@ -11,13 +11,10 @@ from msgspec import Meta
 
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
-    MAX_RANKS,
     CommonOptions,
     DType,
-    Nodes,
     Positive,
     Quantize,
-    RankCount,
     SequenceCount,
     TokenCount,
 )
@@ -35,7 +32,6 @@ from ssd.config.params import (
 )
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
-from ssd.ipc.listening import is_loopback
 from ssd.speculation import speculators
 
 _PAGE_SIZE = 16
@@ -70,9 +66,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: Positive | None = None
     kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    nnodes: RankCount = 1
-    node_rank: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
-    rdzv_endpoint: str | None = None
     target_cpus: str | None = None
     draft_cpus: str | None = None
     synthetic_acceptance_length: Annotated[float, Meta(ge=1, le=MAX_LOOKAHEAD + 1)] | None = None
@@ -88,8 +81,8 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def ranks_here(self) -> int:
-        """The number of the target's ranks on this machine."""
-        return -(-self.tensor_parallel_size // self.nnodes)
+        """The number of the target's ranks that are sure to be on this machine."""
+        return 1 if self.executor == "ray" else self.tensor_parallel_size
 
     @property
     def page_size(self) -> int:
@@ -122,28 +115,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         if not self.num_speculative_tokens or isinstance(self.fan_out, str) or len(self.fan_out) != 1:
             raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
         return agreement_of(length, hit_rate, self.num_speculative_tokens, self.fan_out[0])
-
-    def nodes(self, insecure: bool) -> Nodes | None:
-        """Return the machines that the target is split over; None: this one alone. Raises UsageError.
-
-        They may meet at an address that other machines reach only if that is meant: `insecure`."""
-        if self.nnodes == 1:
-            if self.node_rank or self.rdzv_endpoint is not None:
-                raise UsageError("--node-rank and --rdzv-endpoint are for several nodes: give --nnodes")
-            return None
-        endpoint = self.rdzv_endpoint
-        if endpoint is None:
-            raise UsageError(f"--nnodes {self.nnodes} needs --rdzv-endpoint HOST:PORT, an address of node 0")
-        try:
-            found = msgspec.convert({"count": self.nnodes, "rank": self.node_rank, "endpoint": endpoint}, Nodes)
-        except msgspec.ValidationError:
-            raise UsageError(f"--rdzv-endpoint {endpoint}: give HOST:PORT, as 10.0.0.1:29400") from None
-        if not is_loopback(found.address[0]) and not insecure:
-            raise UsageError(
-                f"--rdzv-endpoint {endpoint} lets other machines in, and what the nodes tell each other is neither "
-                "encrypted nor signed: give --insecure if that network is yours alone"
-            )
-        return found
 
     def draft_revisions(self, drafts: int) -> list[str | None]:
         """Return a revision for each of so many drafts. Raises UsageError."""

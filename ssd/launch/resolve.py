@@ -49,8 +49,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
 
 
 def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
-    nodes = options.nodes(server is not None and server.insecure)
-    if options.load_format == "mock" or options.node_rank:  # node 0 has the draft
+    if options.load_format == "mock":
         options = replace(options, mode="ar")
     speculation = options.speculation()
     name = display_name(options.target)
@@ -101,7 +100,6 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         max_model_len=length,
         num_pages=num_pages,
         draft_num_pages=draft_num_pages,
-        nodes=nodes,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
         elastic_cores=bool(drafts) and options.device == options.draft_device == "cpu" and not alone_on_cores,

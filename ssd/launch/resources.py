@@ -15,7 +15,7 @@ from ssd.ipc.run_directory import run_directory
 class SharedResources:
     """Makes what the processes share, and tells a process where it is. `held` gives everything back when it closes.
 
-    A machine other than number 0 runs ranks of the target alone, which need `only_ranks`: no board, no draft
+    A machine other than the supervisor's runs ranks of the target alone, which need `only_ranks`: no board, no draft
     probabilities, no hidden states, no trace rings."""
 
     def __init__(self, held: ExitStack, config: EngineConfig, only_ranks: bool = False) -> None:
@@ -49,7 +49,9 @@ class SharedResources:
         """Map the turn counters that every process moves. Who keeps them keeps a descriptor open."""
         return heartbeat.Heartbeats(self._descriptors["heartbeat_fd"])
 
-    def start(self, role: str, epoch: int, cpus: Cpus, rank: int, group: int, http_fd: int = -1) -> Start:
+    def start(
+        self, role: str, epoch: int, cpus: Cpus, rank: int, group: int, http_fd: int = -1, meeting: str = ""
+    ) -> Start:
         """Return what a process is told at its start."""
         return Start(
             role=role,
@@ -60,6 +62,7 @@ class SharedResources:
             http_fd=http_fd,
             rank=rank,
             group=group,
+            meeting=meeting,
             **self._descriptors,
         )
 

@@ -159,7 +159,7 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
         (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
         (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
         (options.sampler == "rejection", "--sampler rejection needs the draft's probabilities: its draft must be here"),
-        (options.nnodes > 1, "--draft-bind is for one machine, not for --nnodes"),
+        (options.executor == "ray", "--draft-bind is for a target on one machine, not for --executor ray"),
     ):
         if given:
             raise UsageError(why)

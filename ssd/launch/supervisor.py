@@ -23,11 +23,11 @@ from ssd.config.roles import ROLES, of_target, target_roles
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import listening, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
-from ssd.ipc.nodes import Host
 from ssd.ipc.run_directory import remove
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
+from ssd.launch.ray_ranks import RemoteRanks
 from ssd.launch.resources import SharedResources
 from ssd.launch.restarts import Restarts
 from ssd.monitor.publisher import Publisher
@@ -45,9 +45,6 @@ class Engine:
     whose target or frontend dies too often ends by itself, with the cause in `failure`."""
 
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
-        """Raises UsageError on a machine other than number 0 (`ssd.launch.follower_node`)."""
-        if config.nodes is not None and config.nodes.rank:
-            raise UsageError(f"node {config.nodes.rank} only follows: it is for `ssd launch`")
         self.config = config
         self.failure: SsdError | None = None
         self._processes: dict[str, ChildProcess] = {}
@@ -60,7 +57,7 @@ class Engine:
         self._held = ExitStack()  # what is given back at the end
         self._given_up_at = math.inf
         self._http: socket.socket | None = None
-        self._host: Host | None = None
+        self._remote: RemoteRanks | None = None
         self._drain_seconds = 0.0
         self._is_homeless = False  # its run directory is gone
         self._mps: dict[str, str] = {}  # where CUDA's MPS is found, if it is this engine's
@@ -109,8 +106,8 @@ class Engine:
         self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
         if self.config.mps and mps.state() != "running":
             self._mps = self._held.enter_context(mps.service())
-        if self.config.nodes is not None:
-            self._host = Host(self.config)
+        if self.config.executor == "ray":
+            self._remote = RemoteRanks(self.config, self._held)
 
     def _close_http(self) -> None:
         if self._http is not None:
@@ -157,7 +154,7 @@ class Engine:
         steps: tuple[Callable[[], object], ...] = (
             partial(self._serve, context),
             self._end_children,
-            self._end_host,
+            self._end_remote,
             partial(context.destroy, linger=0),
             partial(remove, self._shared.directory),
         )
@@ -199,7 +196,7 @@ class Engine:
         for role, why in liveness.stuck(watched, time.monotonic()).items():
             self._processes[role].kill(why)
         self._look_for_directory()
-        self._ask_other_nodes()
+        self._ask_remote()
         self._tell_frontend()
         self._start_again()
         if time.monotonic() > self._given_up_at:
@@ -219,15 +216,15 @@ class Engine:
                 self.address,
             )
 
-    def _ask_other_nodes(self) -> None:
-        """Act on the failure of a rank on another node."""
-        cause = None if self._host is None else self._host.failure(time.monotonic())
-        if cause is None:
+    def _ask_remote(self) -> None:
+        """Act on the loss of a rank that Ray has placed."""
+        loss = None if self._remote is None else self._remote.loss()
+        if loss is None:
             return
         if self._state == "starting":
-            self._fail("target", cause)
+            self._fail("target", loss.cause, usage=loss.by_user)
         elif self._state in ("ready", "draining"):
-            self._lost("target", cause)
+            self._lost("target", loss.cause)
 
     def _poll_ms(self) -> int:
         """Return the milliseconds until something is due, whatever comes."""
@@ -256,17 +253,19 @@ class Engine:
 
     def _spawn(self, role: str) -> None:
         """Start a process; of the target, all its ranks."""
-        config, group = self.config, self._epoch + 1
+        config, group, variables, meeting = self.config, self._epoch + 1, self._mps, ""
         is_target = role == "target"
-        if is_target and self._host is not None:
-            self._host.begin(group)
+        if self._remote is not None:
+            variables, meeting = {**variables, **self._remote.variables}, self._remote.meeting
+            if is_target:
+                self._remote.begin(group)
         package = self._package(role)
         http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
         for rank, name in enumerate(target_roles(config) if is_target else (role,)):
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
-            start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd)
-            self._processes[name] = ChildProcess(f"ssd.{package}", start, self._mps)
+            start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
+            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables)
 
     def _package(self, role: str) -> str:
         """Return which process has a role: others may take the place of target and draft."""
@@ -318,8 +317,7 @@ class Engine:
     def _lost(self, role: str, cause: str) -> None:
         """Log the loss of a process and plan its restart, or give up."""
         if role == "target":
-            if self._host is not None:
-                self._host.over()
+            self._end_remote()
             self._untold = True
             for rank in target_roles(self.config):  # none is of use without the others
                 self._end_one(rank, "another rank was lost")
@@ -371,10 +369,10 @@ class Engine:
             for process in self._processes.values():
                 ends.callback(process.end, deadline)
 
-    def _end_host(self) -> None:
-        """Tell the other nodes how the engine ended."""
-        if self._host is not None:
-            self._host.end("" if self.failure is None else str(self.failure))
+    def _end_remote(self) -> None:
+        """End the ranks that Ray has placed."""
+        if self._remote is not None:
+            self._remote.end()
 
     def _advance(self, before: str, after: str) -> None:
         """Change the state only if it is `before`: a stop that was asked for stays asked for."""

@@ -77,6 +77,8 @@ def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
 
 
 def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
-    """The device of a rank: the CPU for all, or of neighbouring GPUs, from the configured one on, the rank's."""
-    device, place = device_of(config.device), rank - config.ranks.start
+    """The device of a rank: the CPU for all, or of neighbouring GPUs, from the configured one on, the rank's.
+
+    Ray shows a process only the GPU that is the rank's."""
+    device, place = device_of(config.device), rank if rank in config.ranks else 0
     return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

@@ -15,7 +15,7 @@ from ssd import failpoints
 from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.ipc import nodes, sockets
+from ssd.ipc import meeting, sockets
 from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame
@@ -34,18 +34,17 @@ def meet(child: Child) -> Ranks:
     config, rank = child.config, child.start.rank
     if config.tensor_parallel_size == 1:
         return SINGLE
-    device, several = device_of_rank(config, rank), config.nodes
-    address = {} if several is None else {"address": nodes.own_address(several)}
-    return connect(rank, config.tensor_parallel_size, device, _store(child), **address)
+    address = {"address": meeting.own_address(child.start.meeting)} if child.start.meeting else {}
+    return connect(rank, config.tensor_parallel_size, device_of_rank(config, rank), _store(child), **address)
 
 
 def _store(child: Child) -> Store:
-    """Where the ranks of this group find each other: a file in the run directory, or for several nodes a store that
-    node 0 keeps."""
+    """Where the ranks of this group find each other: a file in the run directory, or for several machines a store that
+    the supervisor keeps."""
     from torch.distributed import FileStore, PrefixStore
 
-    if child.config.nodes is not None:
-        return PrefixStore(f"ranks/{child.start.group}", nodes.connect(child.config.nodes))
+    if child.start.meeting:
+        return PrefixStore(f"ranks/{child.start.group}", meeting.connect(child.start.meeting))
     file = Path(child.start.run_directory) / f"ranks-{child.start.group}"
     return FileStore(str(file), child.config.tensor_parallel_size)
 
@@ -116,10 +115,10 @@ def _address(child: Child, rank: int) -> str:
 
 def _listen(child: Child) -> zmq.Socket[Any]:
     """The socket for rank 0's messages, from this machine or another."""
-    rank, several = child.start.rank, child.config.nodes
-    if several is None or several.rank == 0:
+    rank = child.start.rank
+    if not child.start.meeting:
         return sockets.router(child.context, _address(child, rank))
-    socket = sockets.router(child.context, f"tcp://{nodes.own_address(several)}:*")
+    socket = sockets.router(child.context, f"tcp://{meeting.own_address(child.start.meeting)}:*")
     _store(child).set(f"address/{rank}", socket.getsockopt_string(zmq.LAST_ENDPOINT))
     return socket
 
