@@ -23,6 +23,7 @@ from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 
 _MOST_BYTES = 2**20  # of a configuration file
+REPLICAS = "ssd.replicas"
 _SERVER = {
     "http": "Serve HTTP beside ZeroMQ.",
     "host": "Address that HTTP listens on.",
@@ -78,8 +79,8 @@ def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any
     return decorate
 
 
-def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Take the options in a TOML file as defaults."""
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`."""
     if path is None:
         return
     try:
@@ -90,6 +91,7 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
     options = [option for option in ctx.command.params if isinstance(option, click.Option)]
     known = {option.name: option for option in options if option.name not in (param.name, "dry_run")}
+    ctx.meta[REPLICAS] = values.pop("replicas", {})
     given = {key.replace("-", "_"): value for key, value in values.items()}
     unknown = sorted(given.keys() - known)
     if unknown:
@@ -105,7 +107,7 @@ def _read_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
     "--config",
     envvar="SSD_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=_read_config,
+    callback=read_config,
     is_eager=True,
     expose_value=False,
     help="TOML file with any of these options, as in `max-num-seqs = 16`; flags and SSD_* count more.",

@@ -52,6 +52,7 @@ class RemoteRanks:
         self._group = get_current_placement_group()
         if self._group is None:
             self._group = self._placed(held)
+        self._bundles = self._group.bundle_specs
         held.callback(self.end)
         self._store, self.meeting = meeting.host(get_node_ip_address())
 

@@ -1,0 +1,39 @@
+"""`ssd serve-ray`: replicas of an engine on a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ssd.cli.launch import REPLICAS, read_config, server_options
+from ssd.cli.options import GroupedCommand, engine_options
+from ssd.cli.session import process_setup
+from ssd.launch.options import EngineOptions
+from ssd.launch.server import ServerOptions
+from ssd.replicas import deployment
+
+
+@click.command(cls=GroupedCommand)
+@click.argument(
+    "config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=read_config,
+    is_eager=True,
+    expose_value=False,
+)
+@engine_options
+@server_options()
+@click.option("--stop", is_flag=True, help="End the replicas that run, after the requests that they have.")
+@click.pass_context
+def serve_ray(context: click.Context, engine: EngineOptions, server: ServerOptions, stop: bool) -> None:
+    """Start replicas of an engine on this machine's Ray cluster, with Ray Serve.
+
+    CONFIG is the TOML file of `ssd launch --config`, and may have a table [replicas] with min, max, load (requests that
+    each should have, running and waiting) and cpus. Prints `http: URL` when they answer, and ends; they go on. A second
+    time it replaces those that run, one after the other."""
+    with process_setup():
+        if stop:
+            deployment.stop()
+        else:
+            click.echo(f"http: {deployment.deploy(engine, server, context.meta.get(REPLICAS, {}))}")

@@ -1,0 +1,1 @@
+"""`ssd serve-ray`: replicas of an engine, as an application of Ray Serve."""

@@ -1,0 +1,51 @@
+"""Which replica a request goes to: one that has its prompt's beginning in its prefix cache, unless it is too busy.
+
+Ray's own router of this kind (`ray.serve.llm`) keeps what it knows in an actor; where that is lost no request is routed
+any more. This one knows what its one caller, the door, has sent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from random import sample
+from typing import Generic, TypeVar
+
+_Replica = TypeVar("_Replica", bound=Hashable)
+
+_SHORTEST = 64  # characters; each further beginning that is remembered is twice as long
+_MOST = 65536  # beginnings
+
+
+class Affinity(Generic[_Replica]):
+    """Remembers where the beginnings of prompts went. A replica with more than `slack` requests beyond the fewest is
+    passed over."""
+
+    def __init__(self, slack: float) -> None:
+        self._slack = slack
+        self._last: OrderedDict[int, _Replica] = OrderedDict()
+
+    def ranked(self, prompt: str, requests: Mapping[_Replica, int]) -> list[_Replica]:
+        """Return the replicas, the best first; equals in any order. `requests` has how many each of them has."""
+        by_load = sorted(sample(list(requests), len(requests)), key=lambda replica: requests[replica])
+        for beginning in reversed(_beginnings(prompt)):
+            known = self._last.get(beginning)
+            if known is not None and known in requests and requests[known] <= requests[by_load[0]] + self._slack:
+                return [known, *(replica for replica in by_load if replica != known)]
+        return by_load
+
+    def sent(self, prompt: str, replica: _Replica) -> None:
+        """Remember where a prompt went."""
+        for beginning in _beginnings(prompt):
+            self._last[beginning] = replica
+            self._last.move_to_end(beginning)
+        while len(self._last) > _MOST:
+            self._last.popitem(last=False)
+
+
+def _beginnings(prompt: str) -> list[int]:
+    """Return hashes of the beginnings of a prompt, the shortest first. A short prompt has none."""
+    lengths, length = [], _SHORTEST
+    while length <= len(prompt):
+        lengths.append(length)
+        length *= 2
+    return [hash(prompt[:length]) for length in lengths]
