@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -48,27 +49,25 @@ class RemoteRanks:
         self._config, self._size = msgspec.json.encode(followers), config.tensor_parallel_size
         self._running: dict[Any, tuple[int, Any]] = {}
         self.variables: dict[str, str] = {}
-        self._bundles = bundles(config)
-        self._group = get_current_placement_group()
-        if self._group is None:
-            self._group = self._placed(held)
-        self._bundles = self._group.bundle_specs
+        self._group = get_current_placement_group() or self._placed(bundles(config), held)
         held.callback(self.end)
         self._store, self.meeting = meeting.host(get_node_ip_address())
 
-    def _placed(self, held: ExitStack) -> Any:
+    def _placed(self, wanted: list[dict[str, float]], held: ExitStack) -> Any:
         """Return a new placement group, and hold the GPUs of its first bundle."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         here = {"ray.io/node-id": self._ray.get_runtime_context().get_node_id()}
-        anywhere: list[dict[str, str]] = [{} for _ in self._bundles[1:]]
-        group = placement_group(self._bundles, strategy="PACK", bundle_label_selector=[here, *anywhere])
+        anywhere: list[dict[str, str]] = [{} for _ in wanted[1:]]
+        group = placement_group(wanted, strategy="PACK", bundle_label_selector=[here, *anywhere])
         held.callback(remove_placement_group, group)
         if not group.wait(_AT_ONCE_S):
-            log.warning("waiting for a place in the Ray cluster for %s", self._bundles)
-            if not group.wait(_PATIENCE_S):
-                raise SsdError(f"the Ray cluster has no place for {self._bundles}: {self._ray.cluster_resources()}")
-        if "GPU" in self._bundles[0]:
+            log.warning("waiting for a place in the Ray cluster for %s", wanted)
+            deadline = time.monotonic() + _PATIENCE_S
+            while not group.wait(1):  # which no signal interrupts
+                if time.monotonic() > deadline:
+                    raise SsdError(f"the Ray cluster has no place for {wanted}: {self._ray.cluster_resources()}")
+        if "GPU" in wanted[0]:
             self._holder = self._actor(group, 0)
             self.variables["CUDA_VISIBLE_DEVICES"] = self._ray.get(self._holder.gpus.remote())
         return group
@@ -76,7 +75,7 @@ class RemoteRanks:
     def _actor(self, group: Any, rank: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = self._bundles[rank]
+        bundle = group.bundle_specs[rank]
         return (
             self._ray.remote(Follower)
             .options(
@@ -129,8 +128,10 @@ def bundles(config: EngineConfig) -> list[dict[str, float]]:
     return [here, *(dict(each) for _ in range(1, config.tensor_parallel_size))]
 
 
-def connected(held: ExitStack) -> Any:
-    """Return the module `ray`, connected to the cluster that this machine is part of. Raises UsageError."""
+def connected(held: ExitStack, logs: bool = True) -> Any:
+    """Return the module `ray`, connected to the cluster that this machine is part of. Raises UsageError.
+
+    With `logs`, stderr has what this program's actors log."""
     try:
         import ray
     except ImportError:
@@ -139,7 +140,7 @@ def connected(held: ExitStack) -> Any:
         return ray
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address="auto", logging_level=logging.WARNING)
+        ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=logs)
     except ConnectionError:
         raise UsageError("no Ray cluster is running here: `ray start --head`, or set RAY_ADDRESS") from None
     finally:

@@ -83,7 +83,7 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
     Return the address of HTTP, when they answer. They go on without this process; `stop` ends them."""
     replicas = checked(engine, server, table)
     with ExitStack() as held:
-        connected(held)
+        connected(held, logs=False)
         from ray import serve
         from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
@@ -115,15 +115,23 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
             bound = replica.bind(msgspec.json.encode(engine), msgspec.json.encode(server))
             serve.run(door.bind(bound, server.max_body_bytes), name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
-            raise SsdError(f"Ray Serve: {error}") from None
+            raise SsdError(f"Ray Serve: {cause_of(serve.status()) or error}") from None
     return f"http://{server.host}:{server.port}"
+
+
+def cause_of(status: Any) -> str:
+    """Return what an engine said that could not start; empty if none said anything."""
+    application = status.applications.get(_APPLICATION)
+    said = [] if application is None else [deployment.message for deployment in application.deployments.values()]
+    causes = [line for message in said for line in message.splitlines() if line.startswith("ssd.errors.")]
+    return causes[-1].partition(": ")[2] if causes else ""
 
 
 def stop() -> None:
     """End the replicas in this machine's Ray cluster, after the requests that they have; Serve, too, if it has nothing
     else."""
     with ExitStack() as held:
-        connected(held)
+        connected(held, logs=False)
         from ray import serve
 
         if set(serve.status().applications) <= {_APPLICATION}:

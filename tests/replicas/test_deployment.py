@@ -14,7 +14,7 @@ from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
-from ssd.replicas.deployment import ReplicaOptions, checked, desired_replicas, replica_bundles
+from ssd.replicas.deployment import ReplicaOptions, cause_of, checked, desired_replicas, replica_bundles
 from ssd.replicas.door import prompt_of
 
 
@@ -106,3 +106,14 @@ def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     for more in ([], ["--stop"]):
         done = CliRunner().invoke(main, ["serve-ray", str(file), *more])
         assert done.exit_code == 2 and "install ssd-engine[ray]" in done.output
+
+
+def test_what_an_engine_said_is_the_cause() -> None:
+    def status(*messages: str) -> Any:
+        deployments = {str(index): SimpleNamespace(message=message) for index, message in enumerate(messages)}
+        return SimpleNamespace(applications={"ssd": SimpleNamespace(deployments=deployments)})
+
+    trace = "It failed.\n  File x\n    raise UsageError(\nssd.errors.UsageError: no model 'm': what is it?"
+    assert cause_of(status("", trace)) == "no model 'm': what is it?"
+    assert cause_of(status("", "It failed: KeyError: 'x'")) == ""
+    assert cause_of(SimpleNamespace(applications={})) == ""
