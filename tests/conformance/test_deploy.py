@@ -14,6 +14,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from ray.scripts.scripts import start
 
 from tests.conformance.conftest import launched
 
@@ -93,28 +94,29 @@ def test_an_engine_does_what_the_deployment_asks_of_it() -> None:
     assert template["spec"]["terminationGracePeriodSeconds"] > drain + 10
 
 
-def test_every_node_of_a_set_takes_its_options() -> None:
+def test_a_set_is_a_ray_cluster_and_its_engine_fits_on_it() -> None:
     """As Kubernetes fills them in, but for the models and devices, which are not here."""
     set_of_nodes = documents("leaderworkerset.yaml")[0]
     size = set_of_nodes["spec"]["leaderWorkerTemplate"]["size"]
-    leader, worker = (template["spec"]["containers"][0]["args"] for template in pods(set_of_nodes))
-    assert leader == worker
-    for index in range(size):
-        told = {"LWS_GROUP_SIZE": size, "LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": "leader.example"}
-        filled = [re.sub(r"\$\((\w+)\)", lambda name, told=told: str(told[name[1]]), option) for option in leader[1:]]
-        gpus = int(re.search(r"--tensor-parallel-size=(\d+)", " ".join(filled))[1]) // size  # type: ignore[index]
-        limits = pods(set_of_nodes)[index]["spec"]["containers"][0]["resources"]["limits"]
-        assert int(limits["nvidia.com/gpu"]) == gpus
-        here = [option for option in filled if not re.match(r"--(target|draft|device|tensor-parallel-size)=", option)]
-        shown = subprocess.run(
-            [sys.executable, "-m", "ssd.cli.main", "launch", "-tp", "2", *here, "--dry-run"],
-            env={"SSD_API_KEY": KEY, "PATH": str(BIN)},
-            capture_output=True,
-            text=True,
-        )
-        assert shown.returncode == 0, shown.stderr
-        nodes = json.loads(shown.stdout)["nodes"]
-        assert (nodes["count"], nodes["rank"]) == (size, index)
+    leader, worker = (template["spec"]["containers"][0] for template in pods(set_of_nodes))
+    assert leader["command"] == worker["command"] == ["sh", "-c"]
+    head, engine = leader["args"][0].split(" && exec ssd launch ")
+    joining = worker["args"][0].removeprefix("exec ").replace("$(LWS_LEADER_ADDRESS)", "leader.example")
+    started = [start.make_context("start", command.removeprefix("ray start ").split()) for command in (head, joining)]
+    assert started[0].params["head"] and started[1].params["block"]
+    assert started[1].params["address"] == f"leader.example:{started[0].params['port']}"
+    limits = [container["resources"]["limits"]["nvidia.com/gpu"] for container in (leader, worker)]
+    ranks = int(re.search(r"--tensor-parallel-size=(\d+)", engine)[1])  # type: ignore[index]
+    assert int(limits[0]) + int(limits[1]) * (size - 1) == ranks
+    kept = [each for each in engine.split() if not re.match(r"--(target|draft|\S*device|tensor-parallel-size)=", each)]
+    shown = subprocess.run(
+        [sys.executable, "-m", "ssd.cli.main", "launch", "-tp", "2", *kept, "--dry-run"],
+        env={"SSD_API_KEY": KEY, "PATH": str(BIN)},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["executor"] == "ray"
 
 
 def test_the_dockerfile_has_no_known_faults() -> None:
