@@ -23,7 +23,7 @@ from ssd.launch.remote import remote_draft
     help="Folder that ssd keys made for this draft. Needed for another machine.",
 )
 @click.option("--model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts.")
-@click.option("--target", help="The target's name, for a draft that shares tensors with it.")
+@click.option("--target", help="A copy of the target here, for what a draft shares with it, and for grammars.")
 @click.option("--dtype", type=click.Choice(get_args(DType)), help="Its type. Default: the one that is fast here.")
 @click.option("--quantize", type=click.Choice(get_args(Quantize)), help="Default: int8 where that is faster.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")

@@ -11,8 +11,9 @@ from ssd.config.engine import DType, Positive, Quantize
 class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `ssd draft` tells its process. `model` and `target` are checkpoint directories.
 
-    The draft may share tensors with its `target`; None where it does not. `keys` is the folder with its keys. Its KV
-    cache has room for `cache_tokens` tokens at most. For measurements `emulate` gives forwards these times."""
+    `target`: a copy of the target, which the draft may share tensors with; None where there is none. `keys` is the
+    folder with its keys. Its KV cache has room for `cache_tokens` tokens at most. For measurements `emulate` gives
+    forwards these times."""
 
     connect: str
     model: str

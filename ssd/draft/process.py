@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ from ssd.ipc.trace_ring import State
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.head import with_list
-from ssd.models.pairs import borrowed, is_head
+from ssd.models.pairs import SHARED, borrowed, check_pair, is_head, translated
+from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
+
+log = logging.getLogger("ssd.draft")
 
 _IDLE_MS = 100
 _WARM_UP_TOKENS = 16
@@ -48,18 +52,28 @@ def main(child: Child) -> None:
     _Draft(child, socket, runners, board).serve()
 
 
-def load(config: EngineConfig, progress: Progress = unseen) -> list[Runner]:
-    """Load the draft models, smallest first, each with its own cache; tell `progress` how far it is."""
+def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabulary | None = None) -> list[Runner]:
+    """Load the draft models, smallest first, each with its own cache; tell `progress` how far it is.
+
+    `vocabulary`: the target's, where `config.target` may have another one."""
     assert config.draft is not None
-    return [_load(config, Path(directory), progress) for directory in (*config.cascade, config.draft)]
+    return [_load(config, Path(directory), progress, vocabulary) for directory in (*config.cascade, config.draft)]
 
 
-def _load(config: EngineConfig, directory: Path, progress: Progress) -> Runner:
+def _load(config: EngineConfig, directory: Path, progress: Progress, vocabulary: Vocabulary | None) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
     checkpoint = inspect(directory, not dummy)
+    lends = bool(checkpoint.config.get(SHARED)) or is_head(checkpoint)
+    target = inspect(Path(config.target), lends and not dummy)
     if not dummy:
-        checkpoint = with_list(borrowed(checkpoint, inspect(Path(config.target))))
+        checkpoint = with_list(borrowed(checkpoint, target))
+    if vocabulary is None:
+        checkpoint = check_pair(target, checkpoint)
+    else:
+        checkpoint = translated(checkpoint, config.vocab_size, vocabulary)
+    if checkpoint.translation is not None:
+        log.warning("%s and its target have other vocabularies: %s", directory, checkpoint.translation.words)
     dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)

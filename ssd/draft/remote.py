@@ -35,12 +35,12 @@ from ssd.ipc.link import (
     TargetVocabulary,
     Terms,
     fingerprint,
-    first_difference,
 )
-from ssd.ipc.messages import Rejoin
+from ssd.ipc.messages import Admit, Rejoin
 from ssd.ipc.process import log_level
 from ssd.ipc.public import Message
-from ssd.models.checkpoint import inspect, tokenizer_vocabulary
+from ssd.models.checkpoint import inspect
+from ssd.models.vocabularies import Vocabulary, vocabulary_of
 
 log = logging.getLogger("ssd.draft")
 
@@ -76,20 +76,23 @@ class RemoteDrafter:
     """Connects, and connects again. The model is loaded once for each engine that it drafts for.
 
     `beat` is called in every turn of its loops. `settled` is called when an engine takes it, and once when that fails
-    for the first time, each time with words for people."""
+    for the first time, each time with words for people. `texts`: the tokenizer that is here makes the engine's prompts.
+    It offers the vocabulary of that one, or else the engine's."""
 
     def __init__(
         self,
         options: RemoteDraft,
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[str], None] | None = None,
+        texts: bool = False,
     ) -> None:
-        self._options, self._beat, self._settled = options, beat, settled
+        self._options, self._beat, self._settled, self._texts = options, beat, settled, texts
         self._keys = None if options.keys is None else client_keys(Path(options.keys))
-        self._vocabulary = tokenizer_vocabulary(Path(options.model))
+        self._vocabulary: Vocabulary | None = vocabulary_of(Path(options.target or options.model))
+        self._grammars = True
         vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
         self._offer = Offer(options.name, fingerprint(self._vocabulary), vocab_size)
-        self._loaded: tuple[Terms, EngineConfig, list[Runner]] | None = None
+        self._loaded: tuple[Offer, Terms, EngineConfig, list[Runner]] | None = None
         self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
 
     def serve(self) -> NoReturn:
@@ -119,7 +122,7 @@ class RemoteDrafter:
         else:
             self._settled(words)
         self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
-        LinkedDraft(connection, number, config, runners, self._beat).serve()
+        LinkedDraft(connection, number, config, runners, self._beat, self._grammars).serve()
 
     def _terms(self, connection: Connection) -> tuple[int, Terms]:
         """Offer to draft; returns the session's number and the engine's terms."""
@@ -136,27 +139,36 @@ class RemoteDrafter:
             number, message = answer
             if isinstance(message, Terms):
                 return number, message
-            self._check(connection, message)
+            if isinstance(message, TargetVocabulary):
+                self._speak(message.tokens)
+                offered = False
+            _check_end(message)
         where = self._options.connect
         raise LinkLost(f"nobody answers at {where}{connection.trouble}")
 
-    def _check(self, connection: Connection, message: Any) -> None:
-        """Raises the reason why an offer was not accepted."""
-        if isinstance(message, TargetVocabulary):
-            why = first_difference(message.tokens, self._vocabulary or {})
-            raise UsageError(f"{self._options.name} does not fit the target: {why}")
-        _check_end(message)
+    def _speak(self, vocabulary: Vocabulary) -> None:
+        """Speak the engine's vocabulary from now on. Raises UsageError where texts become tokens of another one."""
+        if self._texts:
+            raise UsageError(
+                f"{self._options.target or self._options.name} has another tokenizer than the engine's model, and "
+                "texts become tokens here: give --target, a folder with that model's config.json and tokenizer.json"
+            )
+        self._vocabulary, self._grammars = vocabulary, False
+        self._offer = replace(self._offer, vocabulary=fingerprint(vocabulary))
 
     def _load(self, terms: Terms) -> tuple[EngineConfig, list[Runner]]:
-        if self._loaded is None or self._loaded[0] != terms:
+        known = self._offer, terms
+        if self._loaded is None or self._loaded[:2] != known:
             config = configuration(self._options, terms)
             self._loaded = None  # its memory is free before the next is loaded
-            self._loaded = terms, config, load(config)
-        return self._loaded[1:]
+            self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
+        return self._loaded[2:]
 
 
 class LinkedDraft:
-    """The draft's loop in one session: read the target's messages, take a step, send what it brings."""
+    """The draft's loop in one session: read the target's messages, take a step, send what it brings.
+
+    `grammars`: those of requests can be read, as the target's tokenizer is here."""
 
     def __init__(
         self,
@@ -165,8 +177,9 @@ class LinkedDraft:
         config: EngineConfig,
         runners: list[Runner],
         beat: Callable[[], None] = lambda: None,
+        grammars: bool = True,
     ) -> None:
-        self._connection, self._number, self._beat = connection, number, beat
+        self._connection, self._number, self._beat, self._grammars = connection, number, beat, grammars
         self._config, self._runners = config, runners
         self._board = LinkBoard(self._send)
         self._engine = self._fresh()
@@ -201,6 +214,8 @@ class LinkedDraft:
                 self._engine = self._fresh()
             elif isinstance(message, Terms | TargetVocabulary | NotAccepted | EngineDeadError):
                 _check_end(message)
+            elif isinstance(message, Admit) and not self._grammars:
+                self._engine.handle(replace(message, structured=None))
             else:
                 self._engine.handle(message)
 

@@ -39,7 +39,7 @@ def main(child: Child) -> None:
         child.trace.enter(State.IDLE)
         child.ready()
 
-    RemoteDrafter(options, child.beat, settled).serve()
+    RemoteDrafter(options, child.beat, settled, texts=True).serve()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,12 +22,12 @@ from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
 from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
+from ssd.models.vocabularies import BYTE, byte_alphabet
 
 _MOST_PIECE = 4096
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
 _ANSWER = ChatOptions()
 _CHAT, _TOOL_USE = "default", "tool_use"  # names of templates, as in transformers
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
@@ -175,7 +174,7 @@ class Tokenizer:
         pieces: dict[int, bytes] = {}
         first: dict[int, bytes] = {}
         for token_id, token in written.items():
-            byte = _BYTE.fullmatch(token) if fallback else None
+            byte = BYTE.fullmatch(token) if fallback else None
             if bytewise and _BYTES.keys() >= set(token):
                 pieces[token_id] = token.translate(_LATIN).encode("latin-1")
             elif byte is not None:
@@ -310,13 +309,5 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary (GPT-2).
-    Printable Latin-1 characters stand for themselves, the other bytes follow in order from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = byte_alphabet()
 _LATIN = {ord(character): byte for character, byte in _BYTES.items()}

@@ -19,7 +19,7 @@ from ssd.ipc.board import ENTRIES, Key, Place, Ticker
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
 from ssd.ipc.public import Count, Direction, Message, Name, RequestId
 
-LINK_VERSION = 193
+LINK_VERSION = 194
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
 
 MOST_EXPECTED = 64
@@ -48,7 +48,8 @@ class LinkMessage(Message, frozen=True):
 
 
 class Offer(LinkMessage, frozen=True):
-    """First message of a draft. `vocabulary` is its fingerprint, empty without a tokenizer; `name` is its model's."""
+    """First message of a draft. `vocabulary` is the fingerprint of that whose ids it speaks, empty without a tokenizer;
+    `name` is its model's."""
 
     name: Name
     vocabulary: Name
@@ -112,7 +113,7 @@ class Terms(LinkMessage, frozen=True):
 
 
 class TargetVocabulary(LinkMessage, frozen=True):
-    """Refuses an `Offer` of another vocabulary: the target's ids by token."""
+    """Answers an `Offer` in another vocabulary: the target's (`ssd.models.vocabularies`). Another offer may follow."""
 
     tokens: dict[str, TokenId]
 
@@ -157,13 +158,6 @@ def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
     if vocabulary is None:
         return ""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
-
-
-def first_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """Says in words which is the first id that two different vocabularies have for different tokens."""
-    theirs, ours = ({number: token for token, number in one.items()} for one in (target, draft))
-    number = min(number for number in theirs.keys() | ours.keys() if theirs.get(number) != ours.get(number))
-    return f"token {number} is {theirs.get(number)!r:.80} in the target and {ours.get(number)!r:.80} in the draft"
 
 
 # -- the draft's board ------------------------------------------------------------------------------------------------

@@ -36,10 +36,11 @@ def remote_draft(
     if pairs.is_head(draft):
         raise UsageError(f"{model} is an EAGLE-3 head, which reads the target's hidden states: it must be beside it")
     target = target or _BUILT_IN.get(model)
-    lender = None if target is None else checkpoint.inspect(hub.ensure(target))
+    shares = bool(draft.config.get(pairs.SHARED))
+    lender = None if target is None else checkpoint.inspect(hub.ensure(target), shares)
     if lender is not None:
         pairs.check_pair(lender, draft)
-    elif draft.config.get(pairs.SHARED):
+    elif shares:
         raise UsageError(f"{model} shares tensors with its target: give --target, a copy of it on this machine")
     quantize = draft_quantize(options, [draft])
     dtype = "float32" if quantize == "int8" else options.draft_dtype or draft_dtype(options)

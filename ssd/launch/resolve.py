@@ -154,11 +154,9 @@ def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
     named = zip(names, options.draft_revisions(len(names)), strict=True)
     drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
-    for draft in drafts:
-        pairs.check_pair(target, draft)
-        if weights:
-            pairs.borrowed(draft, target)
-    return target, drafts
+    for draft in drafts if weights else ():
+        pairs.borrowed(draft, target)
+    return target, [pairs.check_pair(target, draft) for draft in drafts]
 
 
 def _sampling(target: checkpoint.Checkpoint) -> SamplingDefaults:

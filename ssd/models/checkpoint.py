@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssd import files
 from ssd.errors import UsageError
@@ -54,15 +54,31 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+class Translation(NamedTuple):
+    """The ids of a draft as those of a target with another vocabulary (`ssd.models.vocabularies`).
+
+    `known` is the size of the draft's own vocabulary. `own` has, for each id of the target, the draft's id of the same
+    token, or else of one that ends alike. `shared` are the target's ids of the tokens that both have, rising. `words`
+    say how many those are."""
+
+    known: int
+    own: list[int]
+    shared: list[int]
+    words: str
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that passed every check. `digest` (hex) is equal for equal files, wherever they are."""
+    """A folder that passed every check. `digest` (hex) is equal for equal files, wherever they are.
+
+    With a `translation` the model reads and predicts other ids than its files do; `config` is already the new one."""
 
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     nbytes: int
     digest: str
+    translation: Translation | None = None
 
     def count(self, key: str, default: int | None = None, most: int = fields.MOST) -> int:
         """A positive whole number of the config. Raises UsageError, which names the file."""
@@ -211,20 +227,6 @@ def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
     if not path.exists():
         raise UsageError(f"{path.parent} has no {path.name}")
     return files.read_bounded(path, most)
-
-
-def tokenizer_vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token -> id from tokenizer.json, with added tokens; None if there is no tokenizer.json."""
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    text = read_bounded(file, MAX_TOKENIZER)
-    try:
-        return dict(Tokenizer.from_buffer(text).get_vocab(with_added_tokens=True))
-    except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"cannot read {file}: {error}") from error
 
 
 def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from ssd.errors import UsageError
 from ssd.layers.attention import Scores
 from ssd.layers.fields import Config, count, flag, number, refuse
 from ssd.layers.norm import LayerNorm
-from ssd.models.head import Head, embedding_table
+from ssd.models.head import embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.llama import output_weight
+from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import VOCABULARY, Split, Splits
 from ssd.models.weights import LinearLayer, MakeLinear, Weights
 
@@ -79,14 +80,15 @@ class GPT2:
         if width % heads:
             raise UsageError(f"hidden_size {width} is no multiple of num_attention_heads {heads}")
         vocab_size, layers = int(config["vocab_size"]), int(config["num_hidden_layers"])
-        shape = Shape(vocab_size, vocab_size, layers, heads, heads, width // heads, min(max_position, known))
+        outputs, longest = count(config, DRAFT_VOCAB, vocab_size), min(max_position, known)
+        shape = Shape(vocab_size, outputs, layers, heads, heads, width // heads, longest)
         self.shape = weights.share.shape(shape)
         self.dtype, self.device = dtype, device
         model = weights.below("transformer") if weights.has("transformer.wte.weight") else weights
         embedding = model.whole("wte.weight", vocab_size, width)
         predicting = output_weight(config, weights, embedding, tied=True)
-        head = Head(weights.linear(predicting, None))
-        self._head, self._embed = head, weights.embedding(embedding_table(embedding, predicting, head), vocab_size)
+        self.head = head_of(weights, predicting, shape.outputs, vocab_size, device)
+        self._embed = weights.embedding(embedding_table(embedding, predicting, self.head), vocab_size)
         self._positions = model("wpe.weight", known, width)
         self._blocks = [Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
         self._norm = _norm(model, "ln_f", width, config)
@@ -100,4 +102,7 @@ class GPT2:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self.head(hidden)
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.head.of(hidden, ids)

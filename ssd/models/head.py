@@ -13,10 +13,7 @@ from ssd.layers.table import Table
 from ssd.models.checkpoint import LIST_FILE, Checkpoint
 from ssd.models.header import check_safetensors
 from ssd.models.pairs import DRAFT_VOCAB, is_head
-from ssd.models.weights import LinearLayer, Weights
-
-LISTED = "ids"
-"""The only tensor of `LIST_FILE`."""
+from ssd.models.weights import LISTED, LinearLayer, Weights
 
 
 class Head:

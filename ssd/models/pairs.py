@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ssd.errors import UsageError
-from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded, tokenizer_vocabulary
+from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
+from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
@@ -110,26 +111,40 @@ def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
     return layers
 
 
-def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise UsageError unless every token id means the same to both models.
+def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
+    """Return `draft` as one that reads and predicts ids of `target`; raise UsageError where it cannot be.
 
-    Vocabularies may be padded to different sizes if the tokenizers agree. Without two tokenizers the sizes must be
-    equal."""
+    Vocabularies may be padded to different sizes if the tokenizers agree. If they do not, the draft is `translated`.
+    Without two tokenizers the sizes must be equal."""
     if DRAFT_VOCAB in draft.config:
         draft.count(DRAFT_VOCAB)
     pair = f"target {target.directory} and draft {draft.directory}"
     files = [model.directory / "tokenizer.json" for model in (target, draft)]
+    sizes = [model.count("vocab_size") for model in (target, draft)]
     if all(file.is_file() for file in files):
         if read_bounded(files[0], MAX_TOKENIZER) == read_bounded(files[1], MAX_TOKENIZER):
-            return
-        ours, theirs = tokenizer_vocabulary(target.directory), tokenizer_vocabulary(draft.directory)
-        assert ours is not None and theirs is not None
-        if differing := sorted(ours.items() ^ theirs.items()):
-            raise UsageError(f"{pair} have different tokenizers: {differing[0][0]!r} is not the same token in both")
-    else:
-        sizes = [model.count("vocab_size") for model in (target, draft)]
-        if sizes[0] != sizes[1]:
-            raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+            return draft
+        return translated(draft, sizes[0], vocabulary_of(target.directory))
+    if sizes[0] != sizes[1]:
+        raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+    return draft
+
+
+def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None) -> Checkpoint:
+    """Return `draft` in the ids of a target with `size` ids of a `vocabulary`: the very same where that is its own one,
+    or where it or the target has no tokenizer. Raises UsageError where they share too little."""
+    ours = None if vocabulary is None else vocabulary_of(draft.directory)
+    if vocabulary is None or ours is None or vocabulary == ours:
+        return draft
+    try:
+        if is_head(draft) or draft.config.get(SHARED):
+            differing = readable(min(vocabulary.items() ^ ours.items())[0])
+            raise UsageError(f"it reads tensors of a model with the same tokenizer, but {differing} differs")
+        found = translation(vocabulary, size, ours, draft.count("vocab_size"))
+    except UsageError as error:
+        raise UsageError(f"draft {draft.directory} does not fit the target: {error}") from None
+    config = draft.config | {"vocab_size": size, DRAFT_VOCAB: len(found.shared)}
+    return replace(draft, config=config, translation=found)
 
 
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:

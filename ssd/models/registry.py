@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from ssd.layers.linear import Activations
     from ssd.layers.ranks import Ranks
-    from ssd.models.checkpoint import Checkpoint
+    from ssd.models.checkpoint import Checkpoint, Translation
     from ssd.models.interface import Model
-    from ssd.models.weights import Progress
+    from ssd.models.split import Splits
+    from ssd.models.weights import Progress, Weights
 
 GROUP = "ssd.models"
 
@@ -74,6 +75,11 @@ def load(
 
     kind, known = str(checkpoint.config.get("model_type")), _entries()
     if not has_file(checkpoint):
+        if checkpoint.translation is not None:
+            raise UsageError(
+                f"{checkpoint.directory}: model family {kind!r} runs through transformers, where a draft needs its "
+                "target's vocabulary"
+            )
         if ranks is not None and ranks.size > 1:
             raise UsageError(
                 f"{checkpoint.directory}: model family {kind!r} runs through transformers, which is not split over "
@@ -97,7 +103,11 @@ def load(
             source = weights.dummy(dtype, device, linear, share)
         else:
             source = weights.from_checkpoint(checkpoint, dtype, device, linear, share, progress or weights.unseen)
+        if checkpoint.translation is not None:
+            source = _translated(checkpoint.translation, source, family)
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
+        if checkpoint.translation is not None:
+            model.head.table = None  # type: ignore[attr-defined]  # it has rows of other tokens where there are none
     except UsageError as error:
         raise UsageError(f"{checkpoint.directory}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
@@ -105,3 +115,12 @@ def load(
         raise UsageError(f"{checkpoint.directory / 'config.json'} {cause}") from error
     give_back_freed()
     return model
+
+
+def _translated(ids: Translation, source: Weights, family: Any) -> Weights:
+    """The weights of a draft in its target's ids. Raises `UsageError` for a family that does not say where they are."""
+    splits: Splits = vars(family).get("splits", {})
+    layers = {name for name, split in splits.items() if split.vocabulary}
+    if not layers:
+        raise UsageError(f"{family.__name__} has no table of splits: as a draft it needs its target's vocabulary")
+    return source.translated(ids, layers)

@@ -60,7 +60,7 @@ def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
         if name == outputs:
             total += _predicting(model, info, rule, name in embeddings and not rule.shares(info, dtype))
         elif name in embeddings:
-            total += rule.table(info)
+            total += _rows(model, rule.table(info))
         elif all(rule.form(matrices[other]) is not None for other in _beside(name) if other in matrices):
             total += rule.linear(info)
         else:
@@ -100,7 +100,13 @@ def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -
     predicted = model.config.get(DRAFT_VOCAB)
     if type(predicted) is not int or predicted >= info.shape[0]:
         return rule.linear(info) + (rule.table(info) if twice else 0)
-    return rule.linear(info, predicted) + rule.table(info, apart=True)
+    return rule.linear(info, predicted) + _rows(model, rule.table(info, apart=True))
+
+
+def _rows(model: Checkpoint, nbytes: int) -> int:
+    """What a table of `nbytes` in the checkpoint takes: it has a row for each id that the model reads."""
+    ids = model.translation
+    return nbytes if ids is None else nbytes * len(ids.own) // ids.known
 
 
 class _Rule(NamedTuple):

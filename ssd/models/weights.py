@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ssd.kernels.groups import Grouped, Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import ParallelEmbedding, RowParallel
 from ssd.layers.table import Table
-from ssd.models.checkpoint import Checkpoint, TensorInfo
+from ssd.models.checkpoint import Checkpoint, TensorInfo, Translation
 from ssd.models.dequantize import quantized_floats, quantized_groups
 from ssd.models.gguf_header import FLOATS
 from ssd.models.gguf_tensors import GgufTensor
@@ -36,6 +36,10 @@ MakeLinear = Callable[[Tensor | Grouped, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
 
 
+LISTED = "ids"
+"""The tensor that lists the ids that a model predicts, if those are not the first ones."""
+
+
 def unseen(done: int, total: int) -> None:
     """Nobody watches."""
 
@@ -52,7 +56,7 @@ class Weights:
         read: Reader,
         linear: MakeLinear = Linear,
         prefix: str = "",
-        names: Container[str] | None = None,
+        names: Collection[str] | None = None,
         share: Share = WHOLE,
         integers: Reader | None = None,
         groups: GroupReader | None = None,
@@ -113,6 +117,31 @@ class Weights:
     def below(self, prefix: str) -> Weights:
         below = f"{self._prefix}{prefix}."
         return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)
+
+    def translated(self, ids: Translation, layers: Container[str]) -> Weights:
+        """The same weights in other ids: those named `layers` have a row for each of `ids.own`, and `LISTED` are the
+        ids that the model predicts."""
+        rows, read_whole, read_groups = torch.tensor(ids.own), self._read, self._groups
+
+        def has_rows(name: str) -> bool:
+            return name.rpartition(".")[0].rpartition(".")[2] in layers
+
+        def read(name: str, shape: tuple[int, ...], *piece: Piece) -> Tensor:
+            if has_rows(name):
+                return read_whole(name, (ids.known, *shape[1:]))[rows]
+            return read_whole(name, shape, *piece)
+
+        def groups(name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
+            if read_groups is None or not has_rows(name):
+                return None if read_groups is None else read_groups(name, shape, piece)
+            found = read_groups(name, (ids.known, *shape[1:]), ())
+            return None if found is None else found.map(lambda part: part[rows])
+
+        def integers(name: str, shape: tuple[int, ...]) -> Tensor:
+            return torch.tensor(ids.shared) if name == LISTED else self._integers(name, shape)
+
+        names = None if self._names is None else {*self._names, LISTED}
+        return Weights(read, self.linear, self._prefix, names, self.share, integers, groups)
 
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names

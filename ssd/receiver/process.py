@@ -44,7 +44,7 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
 from ssd.ipc.trace_ring import State
-from ssd.models.checkpoint import tokenizer_vocabulary
+from ssd.models.vocabularies import vocabulary_of
 from ssd.receiver.requests import LATE, Requests
 
 log = logging.getLogger("ssd.receiver")
@@ -111,7 +111,7 @@ class Receiver:
         assert config.link is not None
         self._child, self._config = child, config
         self._board = BoardWriter(child.start.board_fd, config.max_num_seqs)
-        self._vocabulary = tokenizer_vocabulary(Path(config.target))
+        self._vocabulary = vocabulary_of(Path(config.target))
         self._fingerprint = fingerprint(self._vocabulary)
         self._link = _listening(child.context, config.link.bind, config.link.keys)
         self._target: zmq.Socket[bytes] | None = None
@@ -271,7 +271,7 @@ class Receiver:
         self._send(peer, NotAccepted(why, again), version=version)
 
     def _offered(self, peer: bytes, key: str, offer: Offer) -> None:
-        """Begin a session, unless another draft is there, or the vocabulary is another one."""
+        """Begin a session, unless another draft is there, or it speaks another vocabulary: it is told the target's."""
         session, config = self._session, self._config
         name = repr(offer.name[:64])
         if session is not None and (session.key != key or not key) and session.peer != peer and self._is_there(session):
@@ -279,7 +279,7 @@ class Receiver:
             return
         ours, theirs = (self._fingerprint, config.vocab_size), (offer.vocabulary, offer.vocab_size)
         if all(ours) and all(theirs) and ours[0] != theirs[0]:
-            log.warning("refused the draft %s: its vocabulary is not the target's", name)
+            log.info("the draft %s speaks another vocabulary", name)
             self._send(peer, TargetVocabulary(self._vocabulary or {}))
             return
         if not (ours[0] and theirs[0]) and ours[1] != theirs[1]:

@@ -47,6 +47,7 @@ class World:
     client: Client
     link: LinkThread
     config: EngineConfig
+    model: Path
 
     def until_hits(self) -> None:
         """Ask through the edge until its draft is of use."""
@@ -93,7 +94,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             found = direct.describe()
             config = edge_config(upstream, found, str(draft), None, EngineOptions(), ServerOptions(port=0))
             with Engine(config) as edge, Client(edge.address) as client:
-                yield World(cloud, edge, direct, client, link, config)
+                yield World(cloud, edge, direct, client, link, config, target)
     link.close()
 
 
@@ -183,14 +184,21 @@ def test_its_processes_are_replaced(world: World) -> None:
     world.until_hits()
 
 
-def test_a_draft_that_does_not_fit_ends_the_start(world: World, tmp_path: Path) -> None:
-    model = tmp_path / "draft"
-    shutil.copytree(world.config.draft or "", model)
-    file = model / "tokenizer.json"
-    file.write_text(file.read_text().replace('"<|im_start|>"', '"<|begin|>"'))
-    server = replace(world.config.server, http=False)
-    with pytest.raises(UsageError, match=r"does not fit the target: token 1 is '<\|im_start\|>' in the target"):
-        Engine(replace(world.config, draft=str(model), server=server)).start()
+def test_texts_are_made_with_the_tokenizer_of_the_engines_model(world: World, tmp_path: Path) -> None:
+    model = tiny.renumbered(world.model, tmp_path / "draft")
+    tiny.edit(model, eos_token_id=2)
+    server = ServerOptions(http=False)
+    upstream, found = world.config.upstream, world.direct.describe()
+    assert upstream is not None
+    alone = edge_config(upstream, found, str(model), None, EngineOptions(), server)
+    with pytest.raises(UsageError, match="texts become tokens here: give --target"):
+        Engine(alone).start()
+    texts = tmp_path / "texts"  # the target's files without its weights
+    shutil.copytree(world.model, texts, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = edge_config(upstream, found, str(model), str(texts), EngineOptions(), server)
+    with Engine(config) as edge, Client(edge.address) as client:
+        direct, through = (one.generate(["Hello"], params())[0] for one in (world.direct, client))
+        assert same(direct, through)
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ class World:
         self.link.close()
 
     @contextmanager
-    def draft(self) -> Iterator[subprocess.Popen[str]]:
+    def draft(self, model: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A draft that has joined."""
         command = child_command("ssd.cli.main", "draft", "--connect", self.link.address, "--keys", str(self.edge))
         process = subprocess.Popen(
-            [*command, "--model", str(self.model)],
+            [*command, "--model", str(model or self.model)],
             stdout=subprocess.PIPE,
             text=True,
             env=environment() | {"OMP_NUM_THREADS": "1"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
@@ -195,14 +196,25 @@ def refusal(world: World, **changes: Any) -> str:
     return str(raised.value)
 
 
+def test_a_draft_with_another_vocabulary_speaks_the_targets(
+    world: World, expected: list[list[int]], tmp_path: Path
+) -> None:
+    sampled = world.ids("ar", 0.8)[0]
+    with world.draft(tiny.renumbered(world.target, tmp_path / "model")):
+        world.until_hits(expected)
+        assert world.ids(temperature=0.8)[0] == sampled
+
+
 def test_a_draft_that_does_not_fit_is_told_why(world: World, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(world.model, model)
     file = model / "tokenizer.json"
-    file.write_text(file.read_text().replace('"<|im_start|>"', '"<|begin|>"'))
-    assert refusal(world, model=str(model)) == (
-        "draft does not fit the target: token 1 is '<|im_start|>' in the target and '<|begin|>' in the draft"
-    )
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"] |= {"vocab": {f"word {n}": n + 3 for n in range(40)}, "merges": []}
+    file.write_text(json.dumps(tokenizer))
+    said = refusal(world, model=str(model))
+    assert "model does not fit the target: they share 7.0% of the smaller vocabulary (3 of 43 tokens)" in said
+    assert "at least 25% are needed; the draft has no '!', for one" in said
     file.unlink()
     tiny.edit(model, vocab_size=301)
     assert "vocabularies of 300 (target) and 301 (draft) tokens" in refusal(world, model=str(model))

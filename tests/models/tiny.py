@@ -85,6 +85,36 @@ def noisy_copy(source: Path, directory: Path, noise: float, seed: int = 1) -> Pa
     return directory
 
 
+def renumbered(source: Path, directory: Path, lacking: int = 20, more: int = 9, seed: int = 5) -> Path:
+    """The model and the byte-level BPE tokenizer of `source` with other ids, without the last `lacking` tokens, with
+    `more` tokens of its own, and with another name of a special one."""
+    from safetensors.torch import load_file, save_file
+
+    directory.mkdir()
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    kept = sorted(vocabulary, key=vocabulary.__getitem__)[: len(vocabulary) - lacking]
+    size, generator = len(kept) + more, torch.Generator().manual_seed(seed)
+    ids = torch.randperm(size, generator=generator).tolist()
+    renamed = {"<|im_start|>": "<|begin|>"}
+    new = {renamed.get(token, token): ids[index] for index, token in enumerate(kept)}
+    tokenizer["model"]["merges"] = [pair for pair in merges if "".join(pair) in new]
+    tokenizer["model"]["vocab"] = new | {f"ĠmineĠ{index}": number for index, number in enumerate(ids[len(kept) :])}
+    for token in tokenizer["added_tokens"]:
+        token["content"] = renamed.get(token["content"], token["content"])
+        token["id"] = new[token["content"]]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
+            rows = torch.randn(size, tensor.shape[1], generator=generator)
+            rows[ids[: len(kept)]] = tensor[[vocabulary[token] for token in kept]]
+            tensors[name] = rows
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(source / "config.json", directory)
+    return edit(directory, vocab_size=size, eos_token_id=None, bos_token_id=None)
+
+
 def whole_draft(draft: Path, target: Path, directory: Path) -> Path:
     """A draft with the tensors it shares with its target written out, for readers that know of no sharing."""
     from safetensors.torch import save_file

@@ -12,7 +12,8 @@ from ssd.bench.datasets import RANDOM, prompts
 from ssd.client import Prompt
 from ssd.config.engine import DType
 from ssd.models import hub
-from ssd.models.checkpoint import inspect, tokenizer_vocabulary
+from ssd.models.checkpoint import inspect
+from ssd.models.vocabularies import vocabulary_of
 
 Row = dict[str, Any]
 """What was found, under the key `name`: a later row of the same name takes the place of an earlier one. `ok` is False
@@ -44,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def asked(self, count: int) -> list[Prompt]:
         """Return `count` prompts for the pair: random ids if it has no tokenizer."""
         directory = hub.ensure(self.target)
-        dataset = RANDOM if tokenizer_vocabulary(directory) is None else self.dataset
+        dataset = RANDOM if vocabulary_of(directory) is None else self.dataset
         return prompts(dataset, count, int(inspect(directory, weights=False).config["vocab_size"]), length=12)
 
 

@@ -1,0 +1,104 @@
+"""A draft whose vocabulary is not its target's: which tokens both have, and what stands for the others.
+
+The draft reads and predicts the target's ids. Of its predictions those count whose token both have: a token-level
+intersection (Timor et al., arXiv 2502.05202). Nothing of this can change a token of the target: a draft is advice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ssd.errors import UsageError
+from ssd.models.checkpoint import MAX_TOKENIZER, Translation, read_bounded
+
+LEAST_SHARE = 0.25
+"""Of the smaller vocabulary, the part that both must have."""
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token that stands for one byte (byte fallback)."""
+
+_SPECIAL = "\uffff"  # before a special token; no character of a spelled one is beyond U+00FF
+_LONGEST = 64  # characters of a token's end that something may stand for
+
+Vocabulary = Mapping[str, int]
+"""Id by token. Tokens of all tokenizers are spelled alike: one character for each byte, special ones marked."""
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Returns the byte of each character of a byte-level vocabulary (GPT-2).
+    Printable Latin-1 characters stand for themselves, the other bytes follow in order from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def vocabulary_of(directory: Path) -> dict[str, int] | None:
+    """Returns the vocabulary of tokenizer.json, None where there is none. Raises UsageError.
+
+    Of two tokens with the same bytes one is there: not the one that byte fallback uses."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    content = read_bounded(file, MAX_TOKENIZER)
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+        written = dict(tokenizer.get_vocab(with_added_tokens=True))
+        special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        decoder = tokenizer.decoder
+        bytewise, fallback, spaced = (
+            decoder is not None and decoder.decode([token]) == text
+            for token, text in (("aĠ", "a "), ("<0x41>", "A"), ("a▁b", "a b"))
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"cannot read {file}: {error}") from error
+    alphabet, found, single = byte_alphabet(), dict[str, int](), dict[str, int]()
+    latin = {ord(character): byte for character, byte in alphabet.items()}
+    for token, number in written.items():
+        if number in special:
+            found[_SPECIAL + token] = number
+        elif fallback and (byte := BYTE.fullmatch(token)):
+            single[chr(int(byte[1], 16))] = number
+        elif bytewise and alphabet.keys() >= set(token):
+            found[token.translate(latin)] = number
+        else:
+            plain = token.replace("▁", " ") if spaced else token
+            found[plain.encode(errors="replace").decode("latin-1")] = number
+    return single | found
+
+
+def translation(theirs: Vocabulary, size: int, ours: Vocabulary, known: int) -> Translation:
+    """Returns how a draft with `known` ids of the vocabulary `ours` serves a target with `size` ids of `theirs`.
+
+    Raises UsageError where they share too little."""
+    target = {number: token for token, number in theirs.items() if number < size}
+    draft = {token: number for token, number in ours.items() if number < known}
+    shared = sorted(number for number, token in target.items() if token in draft)
+    smaller = min(len(target), len(draft)) or 1
+    lacking = next((target[number] for number in sorted(target) if target[number] not in draft), "")
+    share = f"{len(shared) / smaller:.1%} of the smaller vocabulary ({len(shared)} of {smaller} tokens)"
+    if len(shared) < LEAST_SHARE * smaller or not shared:
+        least = f"at least {LEAST_SHARE:.0%} are needed"
+        raise UsageError(f"they share {share}, {least}; the draft has no {readable(lacking)}, for one")
+    own = [_standing_for(target.get(number, ""), draft) for number in range(size)]
+    more = f"; the draft has no {readable(lacking)}, for one" if lacking else ""
+    return Translation(known, own, shared, f"they share {share}{more}")
+
+
+def _standing_for(token: str, draft: Vocabulary) -> int:
+    """The draft's id of a token, or of the longest end of it that the draft has: that says most of what follows."""
+    if token in draft:
+        return draft[token]
+    text = token.removeprefix(_SPECIAL)
+    if token != text:
+        text = text.encode(errors="replace").decode("latin-1")
+    ends = (text[start:] for start in range(max(0, len(text) - _LONGEST), len(text)))
+    return next((draft[end] for end in ends if end in draft), 0)
+
+
+def readable(token: str) -> str:
+    """Returns a token as people know it."""
+    special = token.removeprefix(_SPECIAL)
+    text = special if special != token else token.encode("latin-1", "replace").decode(errors="replace")
+    return f"{text!r:.80}"
