@@ -118,12 +118,14 @@ def depth_worth_waiting_for(
     depth_s: float,
     otherwise: float = 1.0,
     speed: float = 0.0,
+    away_s: float = 0.0,
 ) -> int:
     """Returns how many fresh draft tokens, 0 to `lookahead`, a batch should wait for on behalf of its missed rows.
 
     `ready` has the number of draft tokens of each row that need not wait; `missed` rows have none. `verify` is the time
-    of a verification by the tokens of the whole batch, `depth_s` that of one drafted token, in seconds. A missed row
-    that does not wait brings `otherwise` tokens: 1, or more with a backup that takes no time.
+    of a verification by the tokens of the whole batch, `depth_s` that of one drafted token, in seconds; the first one
+    takes `away_s` more. A missed row that does not wait brings `otherwise` tokens: 1, or more with a backup that takes
+    no time.
 
     Maximises expected tokens less `speed` times seconds, with the tokens per second that the batch has in the long run:
     the average-reward rule, which maximises the long-run speed. Without a `speed` it maximises the tokens per second of
@@ -136,7 +138,8 @@ def depth_worth_waiting_for(
 
     def worth(depth: int) -> float:
         fresh, row = (expected_tokens(acceptance, depth), 1 + depth) if depth else (otherwise, otherwise)
-        tokens, seconds = certain + missed * fresh, verify.at(verified + missed * row) + depth * depth_s
+        waited = away_s + depth * depth_s if depth else 0.0
+        tokens, seconds = certain + missed * fresh, verify.at(verified + missed * row) + waited
         return tokens - speed * seconds if speed else tokens / max(1e-6, seconds)  # a clock may see nothing
 
     return max(range(lookahead + 1), key=worth)

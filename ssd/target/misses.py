@@ -52,12 +52,12 @@ class WaitCosts:
     """What waiting for the draft, and verifying more tokens, takes and brings.
 
     `ready` has the number of draft tokens of each row that does not wait, `verified` how many tokens the next
-    verification of `batch` rows has so far."""
+    verification of `batch` rows has so far. `away_s`: the round trip to a draft on another machine."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
-        self.last_verify_s = 0.0
+        self.last_verify_s = self.away_s = 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
 
@@ -93,6 +93,7 @@ class WaitCosts:
             self.token_s.value,
             otherwise,
             self._tuning.speed,
+            self.away_s,
         )
         return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
 
@@ -333,6 +334,8 @@ class MissedRows:
         costs, tracked = self._costs, self._session.tracked
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
         costs.verified = len(sequences) + sum(costs.ready)
+        link = self._session.board.link()
+        costs.away_s = 0.0 if link is None else link.rtt / 1e9
         missed: dict[MissPolicy, list[Sequence]] = {}
         for row in self.rows.values():
             if tracked.worth_waiting(row.sequence.request):
@@ -352,7 +355,7 @@ class MissedRows:
         patience = costs.verify_s.value
         if self._session.patient:
             patience = max(patience, 4 * deepest * costs.token_s.value)
-        patience = min(patience, _LONGEST_SILENCE_S)
+        patience = min(patience + costs.away_s, _LONGEST_SILENCE_S)
         waiting = [(self.rows[request], depth) for request, depth in depths.items()]
         arrived = began
         while True:
@@ -369,7 +372,7 @@ class MissedRows:
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)
-        costs.token_s.note((arrived - began) / got if got else patience / deepest)
+        costs.token_s.note(max(0.0, arrived - began - costs.away_s) / got if got else patience / deepest)
         self._judge([row for row, _ in waiting], got, began)
 
     def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:

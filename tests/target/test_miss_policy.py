@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssd.config.params import Speculation
+from ssd.ipc.board import LinkFigures
 from ssd.speculation import speculators
 from ssd.target import misses
 from tests.draft.audit import World, plainly, world_in
@@ -67,6 +68,19 @@ def test_it_decides_what_missed_rows_do_and_changes_no_token(world: World, steps
     policy = pair.proposer._policies["ssd", "one"]
     assert policy.asked == {0, 1}  # type: ignore[attr-defined]
     assert sum(metrics.drafted_tokens for metrics in texts.metrics) > 0
+
+
+def test_a_draft_that_is_far_away_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(misses.MissedRows, "_wait", lambda rows, depths, began: waits.append(began))
+    settings = config(Speculation("ssd", 4, (1,), "jit"))
+    for rtt in (1, 10**9):
+        draft = Draft(settings, world.draft)
+        draft.show_link(LinkFigures(rtt, *[0] * 6))
+        waits.clear()
+        pair = Pair(settings, world.target, draft)
+        assert pair.run(PROMPTS, params(2, 30)).ids == plainly(world, PROMPTS, 0.0, 30).ids
+        assert bool(waits) == (rtt == 1)
 
 
 def test_one_that_is_broken_is_none_and_replaces_no_other(world: World) -> None:

@@ -37,6 +37,8 @@ def test_a_slow_draft_is_not_awaited() -> None:
 def test_alone_by_hand() -> None:
     """Tokens per second at depths 0, 1, 2 with a = .5, 20 ms and 5 ms: 1/20, 1.5/25, 1.75/30 -> 50, 60, 58.3."""
     assert depth_worth_waiting_for([], missed=1, lookahead=4, acceptance=0.5, verify=ROUND, depth_s=5 * MS) == 1
+    assert depth_worth_waiting_for([], 1, 4, 0.5, ROUND, 5 * MS, away_s=ROUND.fixed) == 0
+    assert depth_worth_waiting_for([], 1, 4, 0.5, ROUND, 0.0, away_s=ROUND.fixed / 4) == 4
 
 
 def test_a_token_that_is_dear_to_verify_is_not_waited_for() -> None:
