@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ssd.client import Client
+from ssd.config.emulation import ForwardTime
 from ssd.config.engine import DraftLink, EngineConfig
 from ssd.config.params import SamplingParams, Speculation
 from ssd.config.remote import RemoteDraft
@@ -51,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rtt", type=float, nargs="+", default=[0.0, 5.0, 20.0], help="milliseconds")
     parser.add_argument("--pair", choices=sorted(PRESETS), default=sorted(PRESETS)[0])
+    parser.add_argument("--verify", type=float, help="milliseconds of a verification  [default: the pair's]")
     parser.add_argument("--built-in", action="store_true", help="the built-in pair, for real")
     parser.add_argument("--mode", choices=("ssd", "auto"), default="ssd")
     parser.add_argument("--backup", default="auto")
@@ -80,6 +82,9 @@ def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, Remote
         config = resolve(options)
         return config, remote_draft(loopback, None, "smollm2-draft", None, EngineOptions()), config.speculation
     preset = PRESETS[asked.pair]
+    times = preset.times
+    if asked.verify is not None:
+        times = replace(times, verify=ForwardTime(asked.verify / 1000))
     pair = write_pair(folder, preset.agreement(asked.temperature))
     exact = {"draft_dtype": "float32", "draft_quantize": "none"}
     lookahead, fan_out = preset.lookahead, (preset.fan_out,)
@@ -94,9 +99,9 @@ def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, Remote
         draft_cpus="1",
         **exact,
     )
-    config = replace(resolve(options), emulate=preset.times, elastic_cores=False)
+    config = replace(resolve(options), emulate=times, elastic_cores=False)
     draft = remote_draft(loopback, None, str(pair.draft), None, EngineOptions(**exact))
-    return config, replace(draft, emulate=preset.times), config.speculation
+    return config, replace(draft, emulate=times), config.speculation
 
 
 @contextmanager

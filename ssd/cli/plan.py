@@ -23,6 +23,7 @@ from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
 from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
+from ssd.planning.link import LinkForecast, over_link
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
 
@@ -59,6 +60,9 @@ def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[...
 @_swept("K: draft tokens per round.", Wholes(1, MAX_LOOKAHEAD), "1-8", "-k", "--num-speculative-tokens", "lookaheads")
 @_swept("B: outcomes prepared per sequence.", Wholes(2, MAX_CHAINS), "8,16,24,32", "--budget", "budgets")
 @_swept("Sequences at the same time.", Wholes(1, MAX_BATCH), "1,2,4,8,16,32", "--batch", "batches")
+@click.option(
+    "--rtt", "rtts", type=Duration(), multiple=True, help="Also with the draft a round trip away: --rtt 20ms."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw tok/s over the batch: FILE.png, .svg or .pdf.")
 @engine_options_but(*(set(EngineOptions.__struct_fields__) - set(_PLACED)))
@@ -72,6 +76,7 @@ def plan(
     lookaheads: tuple[int, ...],
     budgets: tuple[int, ...],
     batches: tuple[int, ...],
+    rtts: tuple[float, ...],
     as_json: bool,
     plot: Path | None,
     **figures: Any,
@@ -102,7 +107,10 @@ def plan(
     pair = profile.pair()
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
-    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying_batches(pair, grid), tables)
+    best = forecast(pair, 1, grid).best
+    links = tuple(over_link(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
+    paying = paying_batches(pair, grid)
+    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying, tables, links)
     if plot is not None:
         _draw(plot, pair, forecasts, profile.name)
         click.echo(f"wrote {plot}", err=True)
@@ -177,7 +185,7 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
 @dataclass(frozen=True)
 class PlanReport:
     """All that was worked out. `sources` says where each figure of the profile comes from. `tables`: the file with
-    what was measured here."""
+    what was measured here. `links`: the draft on another machine, at batch 1."""
 
     profile: Profile
     pair: Pair
@@ -187,6 +195,7 @@ class PlanReport:
     break_evens: tuple[BreakEven, ...]
     paying_batches: Ranges
     tables: Path | None
+    links: tuple[LinkForecast, ...] = ()
 
 
 def _as_json(report: PlanReport) -> dict[str, Any]:
@@ -200,6 +209,7 @@ def _as_json(report: PlanReport) -> dict[str, Any]:
             for found, even in zip(report.forecasts, report.break_evens, strict=True)
         ],
         "paying_batches": report.paying_batches,
+        "links": [found._asdict() for found in report.links],
     }
 
 
@@ -228,6 +238,19 @@ def _tables(report: PlanReport) -> Iterator[_Table]:
     yield _best(report)
     yield _break_even(report)
     yield _strict(report)
+    if report.links:
+        yield _links(report)
+
+
+def _links(report: PlanReport) -> _Table:
+    """Return what is left of `ssd` where the draft is a round trip away."""
+    best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.plain(1)
+    rows = []
+    for found in report.links:
+        figures = f"{found.speed:.1f}", f"{found.speed / plain:.2f}", f"{found.hits:.1%}", f"{found.tokens:.2f}"
+        rows.append((time_text(found.rtt), *figures, str(found.ahead)))
+    columns = ("round trip", "ssd", "ssd/ar", "hit rate", "tokens a round", "tokens ahead")
+    return f"Draft on another machine, batch 1 (K {best.lookahead}, B {best.budget}): tok/s", columns, rows, 0
 
 
 def _sentences(report: PlanReport) -> Iterator[str]:

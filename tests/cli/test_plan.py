@@ -21,6 +21,7 @@ from ssd.launch.resolve import resolve
 from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
 from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
+from ssd.planning.link import over_link
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
@@ -104,6 +105,16 @@ def test_json_agrees_with_the_functions() -> None:
         assert entry["critical_batch"] == neural_below(pair, expected.best.fan_out)
         even = break_even(pair, expected, GRID)._asdict() | {"batch": entry["batch"]}
         assert entry["break_even"] | {"batch": entry["batch"]} == as_read(even)
+
+
+def test_a_draft_on_another_machine_is_planned_at_batch_1() -> None:
+    found = planned(*SMALL, "--rtt", "5ms", "--rtt", "0.1s")
+    best = forecast(PAPER.pair(), 1, GRID).best
+    expected = [over_link(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
+    assert found["links"] == [link._asdict() for link in expected]
+    assert planned(*SMALL)["links"] == []
+    output = plan(*SMALL, "--rtt", "5ms").output
+    assert "Draft on another machine, batch 1 (K 4, B 8): tok/s" in output and f"{expected[0].speed:.1f}" in output
 
 
 def test_infinity_is_null() -> None:

@@ -5,6 +5,8 @@
     python -m tools.simulate run --mode ssd -k 7 --fan-out 3 --batch 4 --drafts 2 --network-delay 0.1ms
     python -m tools.simulate replay --budget 10 --budget 24 --temperature 0 --temperature 1
     python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
+    python -m tools.simulate remote --rtt 20ms --rtt 80ms
+    python -m tools.simulate capacity --speed 100 --rtt 20ms
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import click
 from ssd.bench.outputs import console
 from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
 from ssd.cli.options import FanOut
-from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
+from ssd.planning.grid import Pair
+from ssd.planning.link import over_link
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.theory import LinearCost
@@ -30,6 +34,7 @@ from tools.simulate import report, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
 from tools.simulate.options import LevelOf
+from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
@@ -196,6 +201,68 @@ def cascade(
         _print_json(levels=[p._asdict() | {"sd": sd, "ssd": ssd} for p, sd, ssd in rows])
     else:
         console().print(report.cascade_table(rows))
+
+
+def _pair(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what pair a command is about; it gets the `pair`, K and one fan-out."""
+
+    @wraps(command)
+    def call(
+        verify: LinearCost,
+        step: LinearCost,
+        overhead: float,
+        acceptance: tuple[float, ...],
+        misses: tuple[float, float],
+        **values: Any,
+    ) -> None:
+        command(pair=Pair(verify, step, acceptance, misses, overhead), **values)
+
+    options = (
+        _VERIFY_OPTION,
+        click.option("--step", type=Times(), default=_STEP, show_default=True, help="Forward of the draft."),
+        _OVERHEAD_OPTION,
+        click.option("--acceptance", type=Rates(most=1), default=_ACCEPTANCE, show_default=True),
+        click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r."),
+        _LOOKAHEAD,
+        click.option("-f", "--fan-out", type=click.IntRange(1, MAX_FAN_OUT), default=3, show_default=True),
+        click.option("--rtt", "rtts", type=Duration(), multiple=True, default=("5ms", "20ms", "80ms", "150ms")),
+        _JSON,
+    )
+    for option in reversed(options):
+        call = option(call)
+    return call
+
+
+@main.command()
+@_pair
+def remote(pair: Pair, lookahead: int, fan_out: int, rtts: tuple[float, ...], as_json: bool) -> None:
+    """Simulate a draft on another machine, at batch 1, by round trip."""
+    found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
+    if as_json:
+        _print_json(ar=1 / pair.plain(1), links=[one._asdict() for one in found])
+    else:
+        console().print(report.links_table(found, 1 / pair.plain(1)))
+
+
+@main.command()
+@click.option("--speed", type=Real(0, 1e6, min_open=True), default=100.0, show_default=True, help="Tok/s of a client.")
+@click.option("--edge-step", type=Times(), help="Forward of a draft at the edge.  [default: --step]")
+@_pair
+def capacity(
+    pair: Pair,
+    lookahead: int,
+    fan_out: int,
+    rtts: tuple[float, ...],
+    as_json: bool,
+    speed: float,
+    edge_step: LinearCost | None,
+) -> None:
+    """Tell how many clients one target serves at a speed each, with drafts in the cloud and at the edge."""
+    found = capacities(pair, speed, lookahead, fan_out, rtts, edge_step or pair.step)
+    if as_json:
+        _print_json(speed=speed, places=[one._asdict() for one in found])
+    else:
+        console().print(report.capacity_table(found, speed))
 
 
 @main.command()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from ssd.bench.outputs import grid
+from ssd.planning.link import LinkForecast
 from tools.simulate.calibration import Note
 from tools.simulate.cascade import Prediction
+from tools.simulate.remote import Capacity
 from tools.simulate.run import Figures
 from tools.simulate.tables import Cell, Drafts
 
@@ -86,6 +88,29 @@ def cascade_table(rows: Iterable[tuple[Prediction, float, float]]) -> Table:
         for p, sd, ssd in rows
     )
     return grid("tok/s by the levels used, 1 the smallest", columns, lines)
+
+
+def links_table(found: Iterable[LinkForecast], plain: float) -> Table:
+    columns = ("round trip, ms", "tok/s", "over ar", "hit rate", "tokens per round", "tokens ahead")
+    rows = (
+        (
+            f"{1000 * f.rtt:g}",
+            f"{f.speed:.1f}",
+            f"{f.speed / plain:.2f}",
+            f"{f.hits:.2f}",
+            f"{f.tokens:.2f}",
+            str(f.ahead),
+        )
+        for f in found
+    )
+    return grid(f"A draft on another machine, batch 1; ar {plain:.1f} tok/s", columns, rows)
+
+
+def capacity_table(found: Iterable[Capacity], speed: float) -> Table:
+    rows = ((f.place, str(f.clients), f"{f.alone:.1f}") for f in found)
+    return grid(
+        f"Clients of one target at {speed:g} tok/s each", ("drafts", "clients", "tok/s of one alone"), rows, left=1
+    )
 
 
 def replay_table(found: Iterable[Replayed]) -> Table:
