@@ -70,11 +70,17 @@ class Cascade:
         return self.smaller[-1] if self.smaller else None
 
     def forward(
-        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task = nothing
-    ) -> list[list[Guess]]:
+        self,
+        trees: Collection[Tree],
+        paths: Sequence[PathRow],
+        growing: Sequence[Growing],
+        meanwhile: Task = nothing,
+        depths: int = 1,
+    ) -> tuple[list[list[Guess]], int]:
         """Run the rows of paths and the last token of each growing chain; does `meanwhile` while a device computes.
         Returns, in this order, the guesses for each path's outputs and for each chain's last token, and one more for
-        each right guess of the smaller draft."""
+        each right guess of the smaller draft; and how many forwards ran one after the other, at most `depths`. Each
+        but the first adds a guess where one is wanted."""
         outputs = [row.outputs for _, row in paths] + [1 for _, chains in growing for _ in chains]
         frontiers = [self._path_frontier(path) for path in paths]
         frontiers += [self._chain_frontier(tree, chain) for tree, chains in growing for chain in chains]
@@ -82,10 +88,19 @@ class Cascade:
             meanwhile()  # their forwards come first
             self.smaller[-1].propose(trees, frontiers)
             paths = [_guessed_row(*pair) for pair in zip(paths, frontiers, strict=False)]
+        more = [min(depths - 1, frontier.most) for frontier in frontiers]
+        alone = self.drafter.goes_on and not self.smaller and not any(frontier.guessed for frontier in frontiers)
+        several = alone and any(more)
+        if several:
+            for index, path in enumerate(paths):
+                more[index] = _room(path, more[index])
         rest = iter(frontiers[len(paths) :])
         chains = [_chain_rows(tree, zip(own, rest, strict=False)) for tree, own in growing]
+        found = self.drafter.several(paths, chains, more, meanwhile) if several else None
+        if found is not None:
+            return found, 1 + max(more)
         work = [(count, frontier.guessed) for count, frontier in zip(outputs, frontiers, strict=True)]
-        return _verified(self.drafter, self._below, paths, chains, work, meanwhile)
+        return _verified(self.drafter, self._below, paths, chains, work, meanwhile), 1
 
     def promote(self, tree: Tree, winner: Chain) -> None:
         """Make the winning chain's keys and values the path's, as far as they are there. Raises OutOfPages."""
@@ -122,13 +137,19 @@ class Cascade:
         return Frontier(tree, chain.tokens, most, chain.fork, chain.cell, guessed)
 
 
+def _room(path: PathRow, more: int) -> int:
+    """Make room for `more` tokens behind a path's row; returns how many have it, all or none."""
+    try:
+        path.tree.table.grow(path.row.stop + more)
+    except OutOfPages:
+        return 0
+    return more
+
+
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
     """The row with the guesses behind its tokens; without pages for them the guesses are dropped."""
     (tree, row), guessed = path, frontier.guessed
-    try:
-        tree.table.grow(row.stop + len(guessed))
-    except OutOfPages:
-        guessed.clear()
+    del guessed[_room(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]
     return PathRow(tree, replace(row, token_ids=tokens, pages=tree.table.pages, outputs=row.outputs + len(guessed)))
 

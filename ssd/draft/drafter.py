@@ -56,9 +56,9 @@ class LogitRows(NamedTuple):
 class Drafter:
     """A draft model with its page pool and chain cache.
     Guesses are below `vocab_size`, the target's. All drafters of one device share `noise`; one that predicts a short
-    list of ids has its own. `recurrent`: see `ssd.draft.tree.Tree`."""
+    list of ids has its own. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: it has `several`."""
 
-    recurrent = False
+    recurrent = goes_on = False
 
     def __init__(
         self,
@@ -108,6 +108,13 @@ class Drafter:
         )
         each = made.unbind() if context.parts else ()
         return iter(_ranked_guesses(ids, scores, [each[index] for index in wanted] if each else ()))
+
+    def several(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
+    ) -> list[list[Guess]] | None:
+        """Hook for drafters that go on without the host: the guesses after each path, and after the one token of each
+        chain, with those of as many `more` tokens, each the last guess's; None if this step cannot."""
+        return None
 
     def _guesses(
         self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task

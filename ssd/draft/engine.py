@@ -14,6 +14,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
 from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
+from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.grammar import DraftGrammar
@@ -70,6 +71,7 @@ class DraftEngine:
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
         self.cascade = Cascade([*smaller, self.drafter])
         self.trees: dict[int, Tree] = {}
+        self._depths = DepthPolicy()
         self._rehearsal: Rehearsal | None = None
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
         self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains with tokens to publish
@@ -101,6 +103,7 @@ class DraftEngine:
             if message.structured is not None:
                 new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
         elif isinstance(message, Outcomes):
+            self._depths.note_outcome(time.perf_counter())
             for row in message.rows:
                 tree = self.trees.get(row.request)
                 if tree is not None:
@@ -173,7 +176,7 @@ class DraftEngine:
     # -- work -------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one forward for all that can use it; False if there is nothing to do before the next message."""
+        """Run a forward, or several, for all that can use it; False if there is nothing to do before a message."""
         began = time.perf_counter()
         if self._rehearsal is not None:
             rows = self._rehearsal.step()
@@ -187,9 +190,10 @@ class DraftEngine:
         self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
-        found = self.cascade.forward(self.trees.values(), paths, growing, self._post)
+        depths = self._depths.depths(self.trees.values(), began)
+        found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._post, depths)
         self._publish(paths, growing, found)
-        self._note_step(time.perf_counter() - began, paths, found)
+        self._note_step(time.perf_counter() - began, depths, paths, found)
         self._trace.enter(State.OTHER)
         return True
 
@@ -270,17 +274,18 @@ class DraftEngine:
         if news:
             self._post_chains(tree, news)
 
-    def _note_step(self, seconds: float, paths: Sequence[PathRow], found: Sequence[list[Guess]]) -> None:
+    def _note_step(self, seconds: float, depths: int, paths: Sequence[PathRow], found: Sequence[list[Guess]]) -> None:
         """Learn what a step takes, and tell the target by how much it deepened the chains, or else the paths."""
         chains = found[len(paths) :]
         if chains and not paths:
-            self._scheduler.note_step(len(chains), seconds)
+            self._scheduler.note_step(len(chains), seconds / depths)
         extra = [len(guesses) - 1 for guesses in chains]
         extra = extra or [len(guesses) - path.row.outputs for path, guesses in zip(paths, found, strict=True)]
         rows = sum(len(path.row.token_ids) for path in paths) + sum(map(len, chains))
-        if rows > _USUAL_ROWS * len(found):
+        if rows > _USUAL_ROWS * len(found) * depths:
             self._board.tick()  # a prompt: its time says nothing of a tree step
         else:
+            self._depths.note_step(seconds, depths)
             self._board.tick(seconds, 1 + sum(extra) / len(extra), rows)
 
     # -- the board --------------------------------------------------------------------------------------------------

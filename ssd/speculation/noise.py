@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
     return torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
 
 
+@lru_cache(2**14)  # chains and steps ask for the same
 def halves(place: Place) -> tuple[int, int]:
     """Returns the key of a place's noise, two signed numbers of 32 bits."""
     seed, position = place

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, Speculation
 from ssd.draft.static_shapes import TreeRunner
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
@@ -109,7 +109,7 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
 
 
 def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]:
-    """`tree step`, without noise and with it."""
+    """`tree step`, without noise, with it and with filters, and `next depth`, with noise."""
     model = model_of(name, layers)
     sizes = {"max_num_seqs": ROWS, "draft_num_pages": 600, "page_size": PAGE, "vocab_size": model.shape.vocab_size}
     settings = config(Speculation("ssd", 5, (3,)), max_model_len=LONGEST - MAX_LOOKAHEAD - 1, **sizes)
@@ -117,10 +117,20 @@ def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]
     _on_triton(runner)
     shape = next(shape for shape in runner._steps if shape.tokens >= 16)
     plain, warm, filtered = runner._steps[shape].ranked
+    batch, size = runner._steps[shape].batch, (shape.tokens, 1 + MAX_FAN_OUT)
+
+    def next_depth() -> None:
+        """A forward more in the same step: all that is launched between two of them, and the second."""
+        warm.ids = torch.empty(size, dtype=torch.int64, device=META)
+        warm.scores = torch.empty(size, device=META)
+        warm.hidden = torch.empty(shape.tokens, CONFIGS[name]["hidden_size"], dtype=torch.bfloat16, device=META)
+        runner._again(warm, batch, 0)
+
     return {
         "tree step": Function(plain._compute, model.shape.layers),
         "warm tree step": Function(warm._compute, model.shape.layers),
         "filtered tree step": Function(filtered._compute, model.shape.layers),
+        "next depth": Function(next_depth, model.shape.layers),
     }
 
 

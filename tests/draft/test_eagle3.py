@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig, Features
 from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import StaticHeadDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
@@ -197,10 +198,14 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     assert tree.pending(9) == [9], "one at a time: the next needs what this one gives"
 
 
+@pytest.mark.parametrize("depths", [1, 4])
 @pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.8), ("ssd", 0.0), ("ssd", 0.8)])
-def test_in_static_shapes_its_guesses_are_the_same(world: World, mode: Mode, temperature: float) -> None:
-    """As on a GPU, where a step is one graph: the features go in before it and come out after it. Steps of prompts,
-    which fit no shape, and short ones follow one another."""
+def test_in_static_shapes_its_guesses_are_the_same(
+    world: World, mode: Mode, temperature: float, depths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a step is one graph: the features go in before it and come out after it, or stay on the device
+    for the next depth. Steps of prompts, which fit no shape, and short ones follow one another."""
+    monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now: depths)
     prompts = [*PROMPTS, tiny.token_ids(40, 40), tiny.token_ids(1, 1)]
     asked, settings = params(temperature, len(prompts)), config(mode)
     static = TreeRunner(world.trained.model, settings)

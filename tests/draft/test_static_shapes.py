@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
+from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
-from ssd.draft.static_shapes import StaticDrafter, TreeRow, TreeRunner
+from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree_attention import ChainTokens
+from ssd.draft.tree_tensors import TreeRow
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
@@ -25,7 +27,7 @@ from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, Law
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
-from tests.draft.steps import DEPTH, TRUNK, assert_alike, grown, trees_of
+from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
@@ -42,6 +44,14 @@ class Counting(TreeRunner):
     def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]) -> Any:
         self.taken.append(shape)
         return super()._run(rows, shape, drawing, parts)
+
+
+@pytest.fixture(params=[1, 3, 16], ids=lambda depths: f"{depths} depths")
+def depths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many depths each step computes."""
+    count: int = request.param
+    monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now: count)
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +176,66 @@ def touched(before: torch.Tensor, after: torch.Tensor) -> set[int]:
     return set(changed.nonzero()[:, 0].tolist())
 
 
+# -- several tokens in a step ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("laws", [(GREEDY,), (WARM,), (GREEDY, WARM, SAMPLED)], ids=["greedy", "warm", "filtered"])
+@pytest.mark.parametrize("family", ["llama", "mistral window", "gpt2"])
+def test_several_tokens_of_a_step_are_those_of_so_many_steps(
+    family: str, laws: tuple[Law, ...], tmp_path: Path
+) -> None:
+    """Chains that end at several depths, beside a path; windows that move on, pages that begin."""
+    kind, knobs = (FAMILIES | FALLBACK)[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
+    results = []
+    for at_once in (False, True):
+        _, drafter = drafters(model, config(Speculation("ssd", 8, (3,))))
+        results.append(deepened(drafter, laws, [9, 2, 30][: len(laws)], at_once))
+        assert isinstance(drafter.runner, Counting)
+        prompt = max([9, 2, 30][: len(laws)]) + TRUNK > 16
+        assert len(drafter.runner.taken) == (3 if at_once else 6) - prompt
+    assert_alike(*results)
+    assert [len(guesses) for guesses in results[0][:-2]] == [1 + more for more in MORE] * len(laws)
+
+
+def test_several_tokens_through_the_kernels_of_gpus(tmp_path: Path) -> None:
+    kind, knobs = FAMILIES["mistral window"]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
+    settings = config(Speculation("ssd", 8, (3,)))
+    found = [deepened(drafters(model, settings, "triton")[1], [WARM], [5], at_once) for at_once in (False, True)]
+    assert_alike(*found)
+
+
+def policy(*rounds: float, depth_s: float = 1.0) -> DepthPolicy:
+    """One that has seen rounds of so many seconds, the last of which ended at time 0."""
+    found, now = DepthPolicy(), -sum(rounds)
+    found.note_outcome(now)
+    for seconds in rounds:
+        now += seconds
+        found.note_outcome(now)
+    found.note_step(4 * depth_s, 4)
+    return found
+
+
+def test_a_step_ends_before_the_next_outcome() -> None:
+    assert [policy(10.0, 6.5, 9.0).depths([], now) for now in (0.0, 1.0, 4.4, 5.6, 7.0)] == [6, 5, 2, 1, 1]
+    assert policy(2.0, *[9.0] * 8).depths([], 0.0) == 9, "the last eight rounds"
+    assert DepthPolicy().depths([], 0.0) == policy().depths([], 0.0) == 1, "as long as nothing is known"
+
+
+def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_token(world: World) -> None:
+    waiting, verifying = (
+        trees_of(
+            drafters(world.draft.model, config(Speculation(mode, 4, (3,))))[1], [GREEDY], [5], Speculation(mode, 4)
+        )
+        for mode in ("sd", "ssd")
+    )
+    for tree in (*waiting, *verifying):
+        tree.answers = tree.key(0, 7)
+    assert policy(9.0).depths(waiting, 0.0) >= 4
+    assert policy(9.0).depths(verifying, 0.0) == policy(9.0).depths([*waiting, *verifying], 0.0) == 1
+
+
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +250,7 @@ def touched(before: torch.Tensor, after: torch.Tensor) -> set[int]:
     ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"{s} levels",
 )
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
-    world: World, speculation: Speculation, levels: int
+    world: World, speculation: Speculation, levels: int, depths: int
 ) -> None:
     """Forty rounds of random outcomes of three sequences with different laws, interrupted at random depths."""
     settings = config(speculation)
@@ -188,7 +258,7 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     draft = Draft(settings, *runners)
     audit = Auditor(world, draft)
     *_, targets = play(draft, speculation, random.Random(f"{speculation} {levels}"), rounds=25)
-    assert len(audit.trunks) > 2
+    assert len(audit.trunks) > (2 if depths == 1 else 0)
     assert all(runner.taken for runner in runners)
     for target in targets:
         target.release()
@@ -196,7 +266,7 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.8), ("ssd", 0.0), ("ssd", 0.8)])
-def test_a_target_says_the_same_and_hits_as_often(world: World, mode: Mode, temperature: float) -> None:
+def test_a_target_says_the_same_and_hits_as_often(world: World, mode: Mode, temperature: float, depths: int) -> None:
     """Prompts in chunks and shared ones; arrivals; accepted, rejected and promoted tokens as they come. Nobody waits
     for the draft, as how long that pays is a matter of time."""
     settings = config(Speculation(mode, 4, (3,), "none"))

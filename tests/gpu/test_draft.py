@@ -21,7 +21,7 @@ from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law
 from tests.draft.pair import config
-from tests.draft.steps import FORKS, assert_alike, grown, trees_of
+from tests.draft.steps import FORKS, assert_alike, deepened, grown, trees_of
 
 VOCABULARY = 300
 SETTINGS = config(Speculation("ssd", 4, (3,)), vocab_size=VOCABULARY)
@@ -57,6 +57,16 @@ def test_guesses_are_those_of_plain_launches(
         fixed = StaticDrafter(SETTINGS, static, noise, VOCABULARY)
         given = laws[-count:], LENGTHS[-count:], SETTINGS.speculation
         assert_alike(grown(fixed, trees_of(fixed, *given)), grown(plain, trees_of(plain, *given)))
+
+
+def test_several_tokens_of_a_step_are_those_of_so_many_steps(device: torch.device, pair: tuple[Path, Path]) -> None:
+    """The host reads nothing in between."""
+    static, noise = captured(load(pair, torch.float64, device), "torch"), NoiseCache(VOCABULARY, device)
+    found = []
+    for at_once in (False, True, True):
+        found.append(deepened(StaticDrafter(SETTINGS, static, noise, VOCABULARY), LAWS[:3], LENGTHS[:3], at_once))
+    assert_alike(found[0], found[1])
+    assert found[1] == found[2]
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)

@@ -1,0 +1,214 @@
+"""What a draft's step in a static shape reads (`ssd.draft.static_shapes`).
+
+Tokens of paths and of chains are alike: each sees some of its sequence's pages and some of one cell of the chain cache;
+path tokens see none. The cells lie behind the pages in the same cache, as pages of another size. So all tokens are
+stored at once, and one backend reads both parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssd.draft.tree import Tree
+from ssd.draft.tree_attention import ChainCache, ChainTokens
+from ssd.execution.batch import Row
+from ssd.execution.kv_cache import KVCache
+from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
+from ssd.layers.attention import Scores, merge
+from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.models.eagle3 import Eagle3
+from ssd.models.interface import Model
+from ssd.speculation.noise import halves
+
+
+class TreeRow(NamedTuple):
+    """Tokens of one sequence in a row of a batch.
+    Of each: its position, the slot of its keys and values, how many tokens of `pages` it sees, how many of its `own`
+    cell, and how many `more` tokens follow it in the same step, each the likeliest after the last."""
+
+    tree: Tree
+    pages: Sequence[int]
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
+    seen: Sequence[int]
+    cells: Sequence[int]
+    own: Sequence[int]
+    more: Sequence[int]
+
+
+class TreeCache:
+    """The layout of a drafter's `cache`: pages, a dummy page, cells, and a dummy cell.
+    It has `num_pages` pages, and `cells` cells of `depth` tokens. Nobody writes the dummy cell."""
+
+    def __init__(self, cache: KVCache, num_pages: int, cells: int, depth: int) -> None:
+        self.cache, self.dummy_page, self.dummy_cell, self.depth = cache, num_pages, cells, depth
+        self._first = (num_pages + 1) * cache.page_size
+        self._stop = self._first + (cells + 1) * depth
+        for kind in (cache.keys, cache.values):
+            kind[:, self._first : self._stop] = 0.0
+        self.cells = torch.arange(cells + 1, dtype=torch.int32, device=cache.keys.device)[:, None]
+
+    @staticmethod
+    def pages(num_pages: int, page_size: int, cells: int, depth: int) -> int:
+        """How many pages the cache must have."""
+        return num_pages + 1 + -(-(cells + 1) * depth // page_size)
+
+    def chain_cache(self) -> ChainCache:
+        """The cells, all free."""
+        keys, values = (
+            kind[:, self._first : self._stop].unflatten(1, (-1, self.depth))[:, : self.dummy_cell]
+            for kind in (self.cache.keys, self.cache.values)
+        )
+        return ChainCache(keys, values)
+
+    def own(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all cells in a layer, each [slots, kv_heads, head_dim]."""
+        where = slice(self._first, self._stop)
+        return self.cache.keys[layer, where], self.cache.values[layer, where]
+
+    def path(self, tree: Tree, row: Row, more: int = 0) -> TreeRow:
+        """A row of path tokens, with `more` that follow the last."""
+        count, positions = len(row.token_ids), range(row.start, row.stop)
+        slots = self.cache.slots(row.pages, row.start, row.stop)
+        seen = range(row.start + 1, row.stop + 1)
+        pages = row.pages[: -(-(row.stop + more) // self.cache.page_size)]
+        own = [self.dummy_cell] * count, [0] * count
+        return TreeRow(tree, pages, row.token_ids, positions, slots, seen, *own, [0] * (count - 1) + [more])
+
+    def chains(self, tree: Tree, tokens: ChainTokens, longest: int, more: Sequence[int] = ()) -> list[TreeRow]:
+        """Rows of chain tokens, at most `longest` tokens each; `more`: how many follow each."""
+        pages = tokens.pages[: -(-(tokens.base + max(tokens.forks)) // self.cache.page_size)]
+        seen = [tokens.base + fork for fork in tokens.forks]
+        own = [depth + 1 for depth in tokens.depths]
+        places = zip(tokens.cells, tokens.depths, strict=True)
+        slots = [self._first + cell * self.depth + depth for cell, depth in places]
+        columns = tokens.tokens, tokens.positions, slots, seen, tokens.cells, own, more or [0] * len(seen)
+        starts = range(0, len(seen), longest)
+        return [TreeRow(tree, pages, *(column[start : start + longest] for column in columns)) for start in starts]
+
+    def next_slots(self, row: TreeRow, index: int) -> list[int]:
+        """Where the tokens after a token of a row are stored."""
+        slot, position, count = row.slots[index], row.positions[index] + 1, row.more[index]
+        if row.own[index]:
+            return list(range(slot + 1, slot + 1 + count))
+        return self.cache.slots(row.pages, position, position + count)
+
+
+class TreeTensors(BatchTensors):
+    """What a step reads of its rows. `features` [tokens, width]: those of the tokens before, for an EAGLE-3 head, whose
+    rows lie at the position before their token's."""
+
+    columns = (*BatchTensors.columns, "seen", "cells", "own")
+
+    def __init__(self, tokens: int, rows: int, longest: int, model: Model) -> None:
+        super().__init__(tokens, rows, longest, model.device)
+        self.features: Tensor | None = None
+        self._ahead = 2 if isinstance(model, Eagle3) else 1  # from a token's row to the position that it predicts
+        if isinstance(model, Eagle3):
+            self.features = torch.zeros(tokens, model.width, dtype=model.dtype, device=model.device)
+
+    def fill_rows(self, rows: Sequence[TreeRow], tables: Tables, cache: TreeCache, warm: bool) -> None:
+        """Write and send the rows and, if `warm`, the noise keys of the token after each token.
+        Padding is stored on the dummy page and sees the first token of it."""
+        tables.tell((row.tree.slot, row.pages) for row in rows)
+        dummy_slot = cache.dummy_page * cache.cache.page_size
+        self.send(
+            [len(row.token_ids) for row in rows],
+            [row.tree.slot for row in rows],
+            tables.dummy,
+            _draws(rows, self._ahead) if warm else (),
+            ids=([token for row in rows for token in row.token_ids], 0),
+            positions=([position for row in rows for position in row.positions], 0),
+            slots=([slot for row in rows for slot in row.slots], dummy_slot),
+            seen=([count for row in rows for count in row.seen], 1),
+            cells=([cell for row in rows for cell in row.cells], cache.dummy_cell),
+            own=([count for row in rows for count in row.own], 0),
+        )
+
+    def fill_next(self, rows: Sequence[TreeRow], numbers: Upload, cache: TreeCache, warm: bool) -> int:
+        """Write and send to `numbers` what the tokens read that follow those of `fill_rows`: all columns but the ids,
+        forward by forward. Returns the number of forwards. A chain that has ended is stored on the dummy page."""
+        more = np.array([count for row in rows for count in row.more])
+        forwards, used, columns = int(more.max()), len(more), len(self.columns) - 1
+        numbers.wait()
+        host = numbers.host[: forwards * columns * self.tokens].reshape(forwards, columns, self.tokens)
+        host[:] = self._upload.host[self.tokens :][: columns * self.tokens].reshape(columns, self.tokens)
+        column = {name: host[:, index] for index, name in enumerate(self.columns[1:])}
+        further = np.arange(1, forwards + 1)[:, None]
+        further, chain = np.where(further <= more, further, 0), self._host["own"][:used] > 0
+        column["positions"][:, :used] += further
+        column["seen"][:, :used] += np.where(chain, 0, further)
+        column["own"][:, :used] += np.where(chain, further, 0)
+        column["slots"][:] = cache.dummy_page * cache.cache.page_size
+        places = [(row, index) for row in rows for index in range(len(row.token_ids))]
+        for at, (row, index) in enumerate(places):
+            if count := row.more[index]:
+                column["slots"][:count, at] = cache.next_slots(row, index)
+                if warm:
+                    first = row.positions[index] + 1 + self._ahead
+                    keys = [halves((row.tree.law.seed, position)) for position in range(first, first + count)]
+                    column["low"][:count, at], column["high"][:count, at] = zip(*keys, strict=True)
+        numbers.send(slice(host.size))
+        return forwards
+
+    def go_on(self, tokens: Tensor, numbers: Tensor) -> None:
+        """Take these tokens int64 [tokens], and what `fill_next` sent for them, as the next inputs."""
+        self.ids.copy_(tokens)
+        self._upload.device[self.tokens :][: len(numbers)].copy_(numbers)
+
+    def tree_context(self, table: Tensor, cache: TreeCache, attention: PagedAttention) -> StaticTreeContext:
+        """A new context that reads these tensors."""
+        column, device = self._device, self.ids.device
+        shared = self._rows(table, cache.cache, column["seen"], causal=False)
+        own = PagedRows(
+            cache.cells,
+            column["cells"].int(),
+            torch.arange(self.tokens + 1, dtype=torch.int32, device=device),
+            column["own"],
+            column["own"] - 1,
+            cache.depth,
+            1,
+            causal=False,
+        )
+        return StaticTreeContext(column["positions"], column["slots"], shared, own, cache, attention, self.features)
+
+
+def _draws(rows: Sequence[TreeRow], ahead: int) -> list[Draw]:
+    """What decides the token after each token, `ahead` of its row's position. Chains of one sequence share it at equal
+    positions."""
+    found: dict[tuple[int, int], Draw] = {}
+    for row in rows:
+        for position in row.positions:
+            place = row.tree.slot, position
+            if place not in found:
+                found[place] = Draw.of(row.tree.law, position + ahead)
+    return [found[row.tree.slot, position] for row in rows for position in row.positions]
+
+
+class StaticTreeContext(TableContext):
+    """The forward context of a static step, as `ssd.draft.tree_attention.TreeContext` for ragged ones.
+    Every token attends to its path and to its cell; log-sum-exp merges the parts."""
+
+    def __init__(
+        self,
+        positions: Tensor,
+        slots: Tensor,
+        shared: PagedRows,
+        own: PagedRows,
+        cache: TreeCache,
+        attention: PagedAttention,
+        features: Tensor | None = None,
+    ) -> None:
+        super().__init__(positions, slots, shared, cache.cache, attention)
+        self._own, self._tree_cache, self.features = own, cache, features
+
+    def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
+        scale = self._scale if rule.scale is None else rule.scale
+        paths = self._cache.keys[layer], self._cache.values[layer]
+        shared = self._attention.part(q, *paths, self._rows, scale, rule)
+        return merge(shared, self._attention.part(q, *self._tree_cache.own(layer), self._own, scale, rule)).flatten(1)
