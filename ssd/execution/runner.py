@@ -17,6 +17,7 @@ from ssd.execution.paged import PagedContext
 from ssd.execution.tables import TableContext, table_context
 from ssd.layers.paged import PagedAttention, TorchAttention
 from ssd.models.interface import ForwardContext, Model
+from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law
 
 Result = TypeVar("Result")
@@ -92,11 +93,17 @@ class Runner:
         return self.run(token_ids, context or self.context(rows), output_indices(rows), meanwhile)
 
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
+        self,
+        rows: Sequence[Row],
+        laws: Sequence[Law],
+        context: BaseContext | None = None,
+        meanwhile: Task = nothing,
+        texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """Run the rows and sample all outputs by the law of each row; -1 for NaN logits.
+        """Run the rows and sample all outputs by the law of each row; -1 for NaN logits. `texts`: the text of each row
+        whose logits are adjusted, None for others; empty if there are none.
 
-        Returns None, having run nothing, if this runner only gives logits for such laws."""
+        Returns None, having run nothing, if this runner only gives logits for such laws and texts."""
         return None
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:

@@ -15,6 +15,7 @@ from ssd.execution.runner import Runner
 from ssd.execution.static import StaticContext, StaticRunner
 from ssd.layers.ranks import Ranks, part_of
 from ssd.models.interface import Model
+from ssd.speculation.adjustment import Text
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Draws, Law, best, checked, perturbed, sound, warmed
 
@@ -73,10 +74,15 @@ class ShardRunner(Runner):
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
+        self,
+        rows: Sequence[Row],
+        laws: Sequence[Law],
+        context: BaseContext | None = None,
+        meanwhile: Task = nothing,
+        texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """As `Runner.sample`. What a filter leaves depends on the logits of all ranks."""
-        if any(law.filters for law in laws):
+        """As `Runner.sample`. What a filter leaves depends on the logits of all ranks; no rank adjusts its part."""
+        if any(law.filters for law in laws) or any(texts):
             return None
         if self._tell is not None:
             self._tell(rows, laws)
@@ -97,6 +103,9 @@ class StaticShardRunner(StaticRunner):
         self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
         self._ids = torch.tensor(self._vocabulary.own, device=model.device)
 
+    def _adjustments(self, sequences: int) -> None:
+        return None
+
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
         scores = logits.float() if draws is None else warmed(logits, draws, self._ids)
         return sound(*self._vocabulary.best(scores))
@@ -108,11 +117,16 @@ class StaticShardRunner(StaticRunner):
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
+        self,
+        rows: Sequence[Row],
+        laws: Sequence[Law],
+        context: BaseContext | None = None,
+        meanwhile: Task = nothing,
+        texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
         """As `ShardRunner.sample`."""
         context = context or self.prepare(rows)
-        if any(law.filters for law in laws) or not isinstance(context, StaticContext):
+        if any(law.filters for law in laws) or any(texts) or not isinstance(context, StaticContext):
             return None
         if self._tell is not None:
             self._tell(rows, laws)

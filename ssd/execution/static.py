@@ -12,13 +12,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ssd.execution.adjustments import AdjustmentTable
 from ssd.execution.batch import BaseContext, Row, output_indices
 from ssd.execution.graph_shapes import MOST_TOKENS, GraphShape, smallest_fitting, target_shapes
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
+from ssd.kernels.gpu import fuses
 from ssd.models.interface import Model
+from ssd.speculation.adjustment import Text, adjusted_rows
 from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, likeliest
 
 
@@ -59,8 +62,8 @@ class Step:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
     `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers`.
-    Each of `draws` then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured graphs, or plain
-    functions."""
+    Each of `draws`, and `adjusted_draw`, then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured
+    graphs, or plain functions."""
 
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, layers, shape
@@ -71,6 +74,7 @@ class Step:
         self.draws: dict[Drawing, Callable[[], None]] = {
             drawing: partial(self._draw, drawing) for drawing in (Drawing.WARM, Drawing.FILTERED)
         }
+        self.adjusted_draw: Callable[[], None] = self._draw_adjusted
 
     def _forward(self) -> None:
         runner = self._runner
@@ -79,11 +83,15 @@ class Step:
         self.greedy = runner.tokens(self.logits)
         self.hidden = context.hidden
 
-    def tokens(self, drawing: Drawing) -> Tensor:
-        """The token after each token of the last run, int64 [tokens]."""
-        if drawing is Drawing.GREEDY:
+    def tokens(self, drawing: Drawing, adjusted: bool = False) -> Tensor:
+        """The token after each token of the last run, int64 [tokens]; `adjusted`: from logits as requests adjust
+        them."""
+        if adjusted:
+            self.adjusted_draw()
+        elif drawing is Drawing.GREEDY:
             return self.greedy
-        self.draws[drawing]()
+        else:
+            self.draws[drawing]()
         return self.drawn
 
     def _draw(self, drawing: Drawing) -> None:
@@ -91,12 +99,20 @@ class Step:
         assert draws is not None
         self.drawn = self._runner.tokens(self.logits, draws)
 
+    def _draw_adjusted(self) -> None:
+        table = self._runner.adjustments
+        assert table is not None
+        logits = adjusted_rows(self.logits, table.of(self.batch.fields))
+        self.drawn = self._runner.tokens(logits, self.batch.draws(Drawing.FILTERED))
+
 
 class StaticRunner(Runner):
     """A runner whose verifications of up to `most_rows` rows of up to `longest` tokens have graph shapes.
 
     They are captured if `capture` and on a GPU. Only hidden states after `layers` can be asked for. Rows have slots
-    below `most_rows`, one for each sequence. The next forward overwrites the logits of the last."""
+    below `most_rows`, one for each sequence. The next forward overwrites the logits of the last.
+
+    `adjustments` is None where logits are not adjusted on the device."""
 
     def __init__(
         self,
@@ -114,7 +130,13 @@ class StaticRunner(Runner):
         super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
+        self.adjustments = self._adjustments(most_rows)
         self.steps = {shape: Step(self, shape, layers) for shape in target_shapes(most_rows, longest, deterministic)}
+
+    def _adjustments(self, sequences: int) -> AdjustmentTable | None:
+        device = self.model.device
+        served = device.type == "cpu" or fuses(device)
+        return AdjustmentTable(sequences, self.model.shape.vocab_size, device) if served else None
 
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
         """The likeliest tokens, or those that are drawn, int64 [n], without waiting for the device."""
@@ -141,31 +163,47 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def sample(
-        self, rows: Sequence[Row], laws: Sequence[Law], context: BaseContext | None = None, meanwhile: Task = nothing
+        self,
+        rows: Sequence[Row],
+        laws: Sequence[Law],
+        context: BaseContext | None = None,
+        meanwhile: Task = nothing,
+        texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
         context = context or self.prepare(rows)
-        if not isinstance(context, StaticContext):
+        if not isinstance(context, StaticContext) or not self._adjusts(rows, texts, context):
             return None
-        drawing = drawing_of(laws)
+        drawing, adjusted = drawing_of(laws), any(texts)
         tokens: list[int] = []
         meanwhile = Once(meanwhile)
         for step, wanted in self._run(context, laws if drawing else ()):
-            found = step.tokens(drawing)
+            found = step.tokens(drawing, adjusted)
             meanwhile()
             tokens += found[wanted].tolist()
         return tokens
 
     @torch.inference_mode()
-    def launch(self, rows: Sequence[Row], laws: Sequence[Law]) -> Tensor | None:
+    def launch(self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None] = ()) -> Tensor | None:
         """Start a verification, and return the tensor int64 [tokens] that its samples will be in.
 
         Returns None if it does not fit one graph shape. The next forward overwrites the tensor."""
         context = self.prepare(rows)
-        if not isinstance(context, StaticContext) or len(context.parts) > 1:
+        if not isinstance(context, StaticContext) or len(context.parts) > 1 or not self._adjusts(rows, texts, context):
             return None
         drawing = drawing_of(laws)
         ((step, _),) = self._run(context, laws if drawing else ())
-        return step.tokens(drawing)
+        return step.tokens(drawing, any(texts))
+
+    def _adjusts(self, rows: Sequence[Row], texts: Sequence[Text | None], context: StaticContext) -> bool:
+        """Tell the device what is asked of the logits; False where it cannot adjust them: those of a prompt, whose row
+        is no committed token with drafts behind it, or of rows in several parts."""
+        if not any(texts):
+            return True
+        whole = all(text is None or row.outputs == len(row.token_ids) for row, text in zip(rows, texts, strict=True))
+        if self.adjustments is None or len(context.parts) > 1 or not whole:
+            return False
+        self.adjustments.tell((row.slot, text) for row, text in zip(rows, texts, strict=True))
+        return True
 
     def _run(self, context: StaticContext, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
         """Launch the steps of a batch in order; yield each with the indices of its wanted outputs."""
@@ -198,6 +236,8 @@ class StaticRunner(Runner):
             self._fill(step, [])
             step.run = captured(step.run)
             step.draws = {drawing: captured(draw) for drawing, draw in step.draws.items()}
+            if self.adjustments is not None:
+                step.adjusted_draw = captured(step.adjusted_draw)
 
 
 def draws_of(row: Row, law: Law) -> list[Draw]:

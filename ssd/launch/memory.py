@@ -30,6 +30,8 @@ _SPARE_PAGES = 2**18
 _TARGET_SHARE, _DRAFT_SHARE = 4, 8
 # On a CPU a cache has pages for this number of tokens of each sequence by default, and for one sequence of any length.
 _USUAL_TOKENS = 2048
+# Of each sequence and id of the vocabulary a target on one GPU keeps how often it was written, and a bias.
+ADJUSTED = 8
 
 
 class NoRoom(UsageError):
@@ -88,7 +90,8 @@ def cache_pages(
     need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes])
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]
-    need = need._replace(working=need.working + draft_probs, page=need.page + states)
+    texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
+    need = need._replace(working=need.working + draft_probs + texts, page=need.page + states)
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
     draft_need = _drafts_need(options, speculation, target, drafts)

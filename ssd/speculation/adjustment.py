@@ -11,6 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssd.kernels.gpu import fuses
+
+# Of the words of a sequence in `AdjustedRows`: how many are numbers, and how many ids of tokens; the bits of its text.
+NUMBERS, RECENT = 5, 16
+IN_PROMPT, ENDS, ONCE = 1, 2, 4
+
 
 class Adjustment(NamedTuple):
     """What a request asks for.
@@ -91,8 +97,62 @@ def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Seq
         counts[index:, columns == token] += 1
     values, in_output = rows[:, columns], counts > 0
     if adjustment.repetition != 1.0:
-        scaled = torch.where(values > 0, values / adjustment.repetition, values * adjustment.repetition)
+        # By a tensor: a GPU divides by a number as it multiplies by its inverse.
+        divided = values / torch.full_like(values, adjustment.repetition)
+        scaled = torch.where(values > 0, divided, values * adjustment.repetition)
         values = torch.where(in_output | written.in_prompt[columns], scaled, values)
     values = values - adjustment.frequency * counts
     values = values - adjustment.presence * in_output
     rows[:, columns] = values
+
+
+class Text(NamedTuple):
+    """The committed `tokens` of a request, the first `prompt` of which it was given, and what it asks for."""
+
+    tokens: Sequence[int]
+    prompt: int
+    adjustment: Adjustment
+
+
+class AdjustedRows(NamedTuple):
+    """A batch of `ids` int64 [n] on a device, in rows that begin at `starts` int64 [rows + 1], whose `sequences` int64
+    [rows] are the indices of what follows.
+
+    `words` int32 [sequences, NUMBERS + RECENT]: the bits of float32 repetition, presence and frequency; how many tokens
+    of output must come before the text may end; 1 if anything is asked at all; and tokens behind `text`, up to the
+    row's first one, -1 where there are no more. The row's other tokens are drafts, which count for what comes after
+    them. `text` int32 [sequences, V] has ONCE for each time that a token is in the output, IN_PROMPT, and ENDS if it
+    ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed."""
+
+    starts: Tensor
+    sequences: Tensor
+    ids: Tensor
+    words: Tensor
+    text: Tensor
+    bias: Tensor
+
+
+def adjusted_rows(logits: Tensor, by: AdjustedRows) -> Tensor:
+    """`adjusted` of the logits [n, V] after each token of a batch, without waiting for the device.
+
+    Ends are held back whatever else is possible: no request may have both `min_tokens` and `allowed`."""
+    if fuses(logits.device):
+        from ssd.kernels.triton_adjustment import adjust
+
+        return adjust(logits, *by, recent=RECENT)
+    place = torch.arange(len(logits), device=logits.device)
+    row = torch.searchsorted(by.starts[1:].contiguous(), place, right=True)
+    slot, begin = by.sequences[row], by.starts[row]
+    words = by.words[slot]
+    repetition, presence, frequency = words[:, :3].contiguous().view(torch.float32).T[..., None]
+    until, active = words[:, 3], words[:, 4:5] > 0
+    recent, told = words[:, NUMBERS:].long(), by.text[slot]
+    drafts = place[:, None] - torch.arange(RECENT - 1, device=place.device)
+    ids = torch.cat((recent, torch.where(drafts > begin[:, None], by.ids[drafts.clamp(min=0)], -1)), dim=1)
+    counts = (told // ONCE).scatter_add_(1, ids.clamp(min=0), (ids >= 0).int())
+    early = until - (recent >= 0).sum(1) - (place - begin) > 0
+    raw, bias = logits.float(), by.bias[slot]
+    rows = torch.where(bias.isneginf() | (early[:, None] & (told & ENDS > 0)), -torch.inf, raw + bias)
+    scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
+    rows = torch.where((counts > 0) | (told & IN_PROMPT > 0), scaled, rows)
+    return torch.where(active, rows - frequency * counts - presence * (counts > 0), raw)

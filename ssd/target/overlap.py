@@ -32,11 +32,12 @@ from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
 from ssd.kernels.gpu import RoundLayout, fuses
 from ssd.speculation.acceptance import coupled_rows
+from ssd.speculation.adjustment import NUMBERS, Text
 from ssd.speculation.sampling import Law, drawing_of
 from ssd.target.proposer import Result
 from ssd.target.scheduler import Scheduled, part_of
 from ssd.target.sequence import Sequence
-from ssd.target.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, laws_of
+from ssd.target.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, laws_of, texts_of
 from ssd.tuning.overlap import OverlapPolicy
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
@@ -54,7 +55,8 @@ class FollowedRow(NamedTuple):
     """A row of one committed token and draft tokens, which a row of the next verification follows.
 
     `first` is where its tokens begin in the batch, `round_key` the epoch, request and round of its outcome. The next
-    row may have `most` draft tokens. Of both rows' draft tokens `left` can be accepted before the text is full."""
+    row may have `most` draft tokens. Of both rows' draft tokens `left` can be accepted before the text is full. `text`:
+    if the logits are adjusted."""
 
     row: Row
     law: Law
@@ -62,6 +64,7 @@ class FollowedRow(NamedTuple):
     round_key: tuple[int, int, int]
     most: int
     left: int
+    text: Text | None = None
 
     @property
     def drafted(self) -> int:
@@ -103,6 +106,7 @@ class DeviceScheduler:
         self._report = self._report.pin_memory() if cuda else self._report
         self._arrived = torch.cuda.Event() if cuda else None
         self._decide: Callable[[], None] = self._make_decision
+        self._note_outcomes: Callable[[], None] = self._add_to_texts
         self._build: dict[GraphShape, Callable[[], None]] = {
             shape: partial(self._make_batch, step) for shape, step in runner.steps.items()
         }
@@ -114,13 +118,15 @@ class DeviceScheduler:
         captured = GraphPool(self._rows.device.device).capture if capture else once
         self._decide = captured(self._decide)
         self._decide()  # what is captured next reads what this leaves
+        if self._runner.adjustments is not None:
+            self._note_outcomes = captured(self._note_outcomes)
         self._build = {shape: captured(build) for shape, build in self._build.items()}
 
     # -- what the host asks for ----------------------------------------------------------------------------------------
 
-    def launch(self, rows: Items[Row], laws: Items[Law]) -> bool:
+    def launch(self, rows: Items[Row], laws: Items[Law], texts: Items[Text | None] = ()) -> bool:
         """Start a verification of which nothing runs yet; False where it has no static shape."""
-        tokens = self._runner.launch(rows, laws)
+        tokens = self._runner.launch(rows, laws, texts)
         if tokens is not None:
             self._running = tokens
         return tokens is not None
@@ -136,6 +142,9 @@ class DeviceScheduler:
         It fits `shape`, and the rows have pages up to their `stop`."""
         size, step = self._runner.cache.page_size, self._runner.steps[shape]
         self._runner.tables.tell((each.row.slot, each.row.pages[: -(-each.stop // size)]) for each in rows)
+        table = self._runner.adjustments if any(each.text for each in rows) else None
+        if table is not None:
+            table.tell((each.row.slot, each.text) for each in rows)
         self._fill(rows)
         self._tokens[: len(self._running)].copy_(self._running)
         self._board.fetch(1 + max(each.row.slot for each in rows))
@@ -143,9 +152,11 @@ class DeviceScheduler:
         self._report.copy_(self._decided.report, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
+        if table is not None:
+            self._note_outcomes()
         self._build[shape]()
         step.run()
-        self._running = step.tokens(drawing_of(each.law for each in rows))
+        self._running = step.tokens(drawing_of(each.law for each in rows), table is not None)
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
         """Wait for the verification before the one that runs. Returns the samples of all its tokens, and the draft
@@ -204,6 +215,23 @@ class DeviceScheduler:
         report = torch.cat((self._tokens, torch.cat((looked_up, found.ids), dim=1).flatten()))
         rows = torch.cat((torch.stack((accepted, token, found.depth), dim=1), found.ids), dim=1)
         self._decided = _Decided(rows, report)
+
+    def _add_to_texts(self) -> None:
+        """Tell what adjusts the next logits of the outcomes, which the host has not seen."""
+        table = self._runner.adjustments
+        assert table is not None
+        if fuses(self._rows.device.device):
+            from ssd.kernels.triton_adjustment import note_outcomes
+
+            note_outcomes(self._rows.device, self._decided.rows, table.words, NUMBERS, _layout())
+            return
+        _, numbers, ids, _, _ = self._rows.device.split(_SIZES, dim=1)
+        accepted, token = self._decided.rows[:, :2].T[..., None]
+        place = torch.arange(LONGEST_ROW, device=ids.device)
+        drafts = torch.nn.functional.pad(ids, (0, 1), value=-1)
+        found = torch.where(place < accepted, drafts, torch.where(place == accepted, token, -1))
+        slot = torch.where(numbers[:, 6] > 0, numbers[:, 0], len(table.words) - 1)
+        table.words[slot, NUMBERS:] = found.int()
 
     def _make_batch(self, step: Step) -> None:
         """The tensors that `ssd.execution.tables.BatchTensors.fill` would write, of what was decided."""
@@ -302,11 +330,12 @@ class OverlappedVerification:
         began = self._ended if self._overlapped else time.perf_counter()
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
-        laws = laws_of(batch) if len(batch) == running and self._policy.pays else None
-        rows = self._followed(batch, laws, firsts) if laws else []
+        laws = laws_of(batch, adjusted=True) if len(batch) == running and self._policy.pays else None
+        texts = texts_of(batch)
+        rows = self._followed(batch, laws, firsts, texts) if laws else []
         shape = self._device.shape([1 + row.most for row in rows]) if rows else None
         if not self._overlapped and (
-            shape is None or not self._device.launch([part.row for part in batch], laws or [])
+            shape is None or not self._device.launch([part.row for part in batch], laws or [], texts)
         ):
             return None
         self._plain.announce(batch)
@@ -326,10 +355,12 @@ class OverlappedVerification:
         samples = [tokens[first : first + length] for first, length in zip(firsts, lengths, strict=True)]
         return VerifiedBatch(batch, samples, NO_LOGITS, began, time.perf_counter(), in_flight)
 
-    def _followed(self, batch: Items[Scheduled], laws: Items[Law], firsts: Items[int]) -> list[FollowedRow]:
+    def _followed(
+        self, batch: Items[Scheduled], laws: Items[Law], firsts: Items[int], texts: Items[Text | None]
+    ) -> list[FollowedRow]:
         """The rows as the device is told of them; none where the host must see an outcome first."""
         rows: list[FollowedRow] = []
-        for part, law, first in zip(batch, laws, firsts, strict=True):
+        for part, law, first, text in zip(batch, laws, firsts, texts or [None] * len(batch), strict=True):
             sequence = part.sequence
             decodes = part.complete and len(part.row.token_ids) == part.sampled and sequence.round > 0
             asked = self._ask(sequence) if decodes and sequence.acceptable > 0 else None
@@ -337,7 +368,8 @@ class OverlappedVerification:
                 return []
             epoch, most = asked
             round_key = epoch, sequence.request, sequence.round
-            rows.append(FollowedRow(part.row, law, first, round_key, min(most, _MOST_IDS), sequence.acceptable))
+            most = min(most, _MOST_IDS)
+            rows.append(FollowedRow(part.row, law, first, round_key, most, sequence.acceptable, text))
         if sum(1 + row.most for row in rows) > self._max_tokens:
             return []
         try:

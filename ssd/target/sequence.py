@@ -92,6 +92,9 @@ class Sequence:
         self.filters = self.law.filters
         # True if the law alone draws each sample from the logits.
         self.drawn_by_law = self.adjustment is None and not self.ratio_rule
+        # True if a device may adjust the logits (`ssd.speculation.adjustment.adjusted_rows`).
+        one_sided = not (params.allowed_token_ids and params.min_tokens) and params.structured is None
+        self.adjusted_on_device = self.adjustment is not None and not self.ratio_rule and one_sided
         self.slot = -1  # -1 while it waits
         self.computed = self.cached = 0  # of the `computed` tokens of the prompt, how many came from the prefix cache
         self.round = 0  # numbers outcomes; 0 is the prefill's

@@ -27,11 +27,12 @@ from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
 from ssd.speculation.acceptance import rejection
-from ssd.speculation.adjustment import Written, adjusted
+from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
 from ssd.speculation.sampling import Law, argmax, perturbed, probabilities, warmth
 from ssd.target.proposer import Result
 from ssd.target.scheduler import Scheduled
+from ssd.target.sequence import Sequence
 
 NO_LOGITS = torch.empty(0)
 
@@ -139,17 +140,17 @@ class PlainVerification:
     def _run(self, batch: list[Scheduled], host_work: Task) -> VerifiedBatch:
         began = time.perf_counter()
         self.announce(batch)
-        rows, laws = [part.row for part in batch], laws_of(batch)
+        rows, laws = [part.row for part in batch], laws_of(batch, adjusted=True)
         if any(part.sequence.grammar is not None for part in batch):
             host_work = partial(_work_out_masks, batch, host_work)
         context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
-        own = None if laws is None else self.runner.sample(rows, laws, context, host_work)
+        own = None if laws is None else self.runner.sample(rows, laws, context, host_work, texts_of(batch))
         logits = self.runner.forward(rows, context, host_work) if own is None else NO_LOGITS
         if self._features is not None:
             self._features.write(batch, context)
         self.trace.enter(State.SAMPLE)
         ended = time.perf_counter()
-        samples = self._sampler.samples(logits, batch, laws) if own is None else by_row(batch, own)
+        samples = self._sampler.samples(logits, batch, laws_of(batch)) if own is None else by_row(batch, own)
         return VerifiedBatch(batch, samples, logits, began, ended)
 
 
@@ -246,16 +247,28 @@ class Sampler:
         return [*drafted, own[-1]] if cut is None else cut
 
 
-def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
-    """The law of each row if laws alone draw every sample from its logits; else None.
+def laws_of(batch: Items[Scheduled], adjusted: bool = False) -> list[Law] | None:
+    """The law of each row if laws alone draw every sample from its logits; else None. `adjusted`: from logits that may
+    first be adjusted on a device.
 
     Then nobody needs all the logits together, and the runner may draw the samples."""
     for part in batch:
         if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
             return None
-        if part.complete and not part.sequence.drawn_by_law:
+        if part.complete and not (part.sequence.drawn_by_law or (adjusted and part.sequence.adjusted_on_device)):
             return None
     return [part.sequence.law if part.complete else Law() for part in batch]
+
+
+def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
+    """The text of each row whose logits a device adjusts, None for others; empty if there are none."""
+    found = [_text(part.sequence) if part.complete else None for part in batch]
+    return found if any(found) else []
+
+
+def _text(sequence: Sequence) -> Text | None:
+    wish = sequence.adjustment
+    return None if wish is None else Text(sequence.tokens, sequence.prompt_length, wish)
 
 
 def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:

@@ -103,7 +103,9 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
         "verify": Function(step._forward, model.shape.layers),
         "draw": Function(step.draws[Drawing.WARM], 0),
         "filtered draw": Function(step.draws[Drawing.FILTERED], 0),
+        "adjusted draw": Function(step.adjusted_draw, 0),
         "decide": Function(device._make_decision, 0),
+        "note outcomes": Function(device._add_to_texts, 0),
         "build": Function(lambda: device._make_batch(step), 0),
     }
 

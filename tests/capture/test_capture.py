@@ -38,7 +38,7 @@ CEILINGS = {
     ("gpt2", "filtered tree step"): (17, 13),
     ("gpt2", "next depth"): (17, 16),
 }
-BETWEEN = {"draw": 3, "filtered draw": 4, "decide": 1, "build": 1}
+BETWEEN = {"draw": 3, "filtered draw": 4, "adjusted draw": 5, "decide": 1, "note outcomes": 1, "build": 1}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -230,7 +230,14 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "law", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.1, "seed": 5, "top_k": 9}], ids=str
+    "law",
+    [
+        {},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 1.1, "seed": 5, "top_k": 9},
+        {"temperature": 0.9, "seed": 5, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    ],
+    ids=str,
 )
 def test_an_engine_says_the_same_in_static_shapes(deterministic: bool, law: dict[str, object]) -> None:
     """Prompts in chunks, drafts of any quality, arrivals, preemptions: every request gets what it gets alone."""

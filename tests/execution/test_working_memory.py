@@ -16,7 +16,7 @@ from ssd.config.params import Speculation
 from ssd.draft.static_shapes import TreeRunner
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.execution.static import StaticRunner
-from ssd.launch.memory import working
+from ssd.launch.memory import ADJUSTED, working
 from ssd.models.llama import Llama
 from ssd.models.weights import dummy
 from ssd.speculation.sampling import Drawing
@@ -90,6 +90,8 @@ def test_a_target_works_in_what_is_set_aside(model: Llama) -> None:
     runner.warm_up(longest)
     kept = sum(step.logits.nbytes for step in runner.steps.values())
     assert kept == model.dtype.itemsize * sum(shape.tokens for shape in shapes) * VOCAB
+    table = runner.adjustments
+    assert table is not None and table._text.nbytes + table._bias.nbytes == ADJUSTED * (SEQUENCES + 1) * VOCAB
     step = runner.steps[shapes[-1]]
     most = step.shape.tokens
     aside = working(most, most, WIDTH, INNER, VOCAB) + model.dtype.itemsize * most * VOCAB

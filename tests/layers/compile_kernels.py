@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ssd.kernels.triton_adjustment import adjust_kernel, recent_kernel
 from ssd.kernels.triton_rounds import build_kernel, decide_kernel
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
@@ -111,11 +112,16 @@ def main() -> None:
         compiled(kernel.__name__, kernel, constants, "bf16", "bf16", **types)
     filters = {"top_k": "*i64", "top_p": "*fp32", "min_p": "*fp32", "out": "*fp32"}
     compiled("lowest_kernel", lowest_kernel, {"DIGIT": 4, "BLOCK": 512}, "bf16", "fp32", 8, **filters)
+    texts = dict.fromkeys(("starts", "sequences", "ids"), "*i64") | dict.fromkeys(("words", "text"), "*i32")
+    sizes = {"NUMBERS": 5, "RECENT": 16, "BLOCK_R": 16, "BLOCK": 1024}
+    compiled("adjust_kernel", adjust_kernel, sizes, "bf16", "fp32", **texts, bias="*fp32")
     words = {"NUMBERS": 4, "MOST": 15}
     entry = {"ENTRIES": 64, "WORDS": 27, "IDS": 12, "KEY": 1, "DEPTH": 9, "CHECKSUM": 10, "ENTRY_IDS": 11}
     entry |= {"LOOKAHEAD": 16, "SALT": 0x5353445F424F4132, "BLOCK_E": 64, "BLOCK_W": 32, "BLOCK_M": 16}
     integers = dict.fromkeys(("rows", "tokens", "board", "weights", "decided", "report"), "*i64")
     compiled("decide_kernel", decide_kernel, words | entry, "bf16", "bf16", **integers)
+    told = {"WORDS": 21, "AT": 5, "IDS": 15, "BLOCK_M": 16}
+    compiled("recent_kernel", recent_kernel, words | told, "bf16", "bf16", **integers, words="*i32")
     columns = ("rows", "decided", "ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")
     columns += ("top_k", "top_p", "min_p")
     places = {"PAGE": 16, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}

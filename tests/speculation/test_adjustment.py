@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd.speculation.adjustment import Adjustment, Written, adjusted
+from ssd.execution.adjustments import AdjustmentTable
+from ssd.execution.batch import Row
+from ssd.execution.kv_cache import KVCache
+from ssd.execution.tables import BatchTensors
+from ssd.models.interface import Shape
+from ssd.speculation import adjustment as module
+from ssd.speculation.adjustment import NUMBERS, Adjustment, Text, Written, adjusted, adjusted_rows
 
 VOCAB = 12
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=9)
@@ -114,3 +121,74 @@ def test_before_the_minimum_the_text_may_end_if_nothing_else_is_allowed() -> Non
         [1, 4],
         [1, 5],
     ]
+
+
+# -- batches on a device ----------------------------------------------------------------------------------------------
+
+SLOTS, CPU = 3, torch.device("cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["torch", "triton"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adjusted by torch's operations, or by a kernel of ours (Triton's interpreter)."""
+    if request.param:
+        monkeypatch.setattr(module, "fuses", lambda _: True)
+
+
+def wish_of(dice: Random) -> Adjustment:
+    """All that a device adjusts."""
+    allowed = torch.tensor(dice.sample(range(VOCAB + 3), 6)) if dice.random() < 0.3 else None
+    return Adjustment(
+        dice.choice((1.0, 1.3, 0.7)),
+        dice.choice((0.0, 0.6, -1.5)),
+        dice.choice((0.0, 0.3, -0.9)),
+        {dice.randrange(VOCAB + 3): dice.uniform(-9, 9) for _ in range(dice.randint(0, 4))},
+        0 if allowed is not None else dice.choice((0, 4, 9, 50)),
+        frozenset(dice.sample(range(VOCAB + 3), 2)),
+        allowed,
+    )
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_batch_has_the_bits_of_each_row_by_itself(seed: int, dtype: torch.dtype) -> None:
+    """Texts that grow by a few tokens or by many, or are others; drafts, and outcomes that the host has not seen."""
+    dice, table = Random(seed), AdjustmentTable(SLOTS, VOCAB, CPU)
+    cache, batch = KVCache(Shape(VOCAB, VOCAB, 1, 1, 1, 1, 99), 9, 4, dtype, CPU), BatchTensors(24, 5, 16, CPU)
+    texts = [text_of(dice) for _ in range(SLOTS)]
+    for _ in range(5):
+        texts = [text_of(dice) if dice.random() < 0.15 else text for text in texts]
+        for text in texts:
+            assert isinstance(text.tokens, list)
+            text.tokens.extend(tokens(dice, dice.choice((0, 1, 3, 40, 40))))
+        asked = [text if dice.random() < 0.8 else None for text in texts]
+        unseen = [tokens(dice, dice.choice((0, 0, 1, 6))) for _ in texts]
+        firsts = [(ids or text.tokens)[-1] for ids, text in zip(unseen, texts, strict=True)]
+        rows = [
+            Row([first, *tokens(dice, dice.randint(0, 6))], 0, range(9), 1, slot) for slot, first in enumerate(firsts)
+        ]
+        table.tell(enumerate(asked))
+        for slot, ids in enumerate(unseen):
+            table.words[slot, NUMBERS:][: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        batch.fill(rows, range(SLOTS), cache, SLOTS)
+        logits = torch.cat([random_logits(1, dice.randrange(2**32)) for _ in range(24)]).to(dtype)
+        expected = list(logits.float().split([*map(size_of, rows), 24 - sum(map(size_of, rows))]))
+        for slot, (row, text, ids) in enumerate(zip(rows, asked, unseen, strict=True)):
+            if text is not None:
+                told = written(list(text.tokens[: text.prompt]), [*text.tokens[text.prompt :], *ids])
+                expected[slot] = adjusted(expected[slot], text.adjustment, told, row.token_ids[1:])
+        assert torch.equal(adjusted_rows(logits, table.of(batch.fields)), torch.cat(expected))
+
+
+def text_of(dice: Random) -> Text:
+    prompt = tokens(dice, dice.randint(1, 5))
+    return Text(prompt, len(prompt), wish_of(dice))
+
+
+def size_of(row: Row) -> int:
+    return len(row.token_ids)
+
+
+def tokens(dice: Random, count: int) -> list[int]:
+    return [dice.randrange(VOCAB) for _ in range(count)]

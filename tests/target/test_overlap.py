@@ -100,6 +100,36 @@ def test_ids_and_hits_are_those_of_the_host(
     assert len(seen) > 5 and max(seen) == count
 
 
+ADJUSTED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 0.8, "repetition_penalty": 0.9, "frequency_penalty": -0.2, "logit_bias": {7: 2.0}},
+    {"temperature": 0.7, "top_k": 20, "min_tokens": 25, "stop_token_ids": tuple(range(0, 131, 3))},
+    {"temperature": 0.9, "allowed_token_ids": tuple(range(3, 131, 2)), "presence_penalty": 0.4},
+]
+
+
+@pytest.mark.parametrize("triton", [False, True], ids=["torch", "triton"])
+def test_adjusted_requests_are_overlapped(world: World, triton: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts what it has written, drafts and outcomes that the host has not seen; one asks for nothing."""
+    if triton:
+        monkeypatch.setattr("ssd.speculation.adjustment.fuses", lambda _: True)
+        monkeypatch.setattr("ssd.target.overlap.fuses", lambda _: True)
+    tokens = 12 if triton else 40
+    asked: list[dict[str, Any]] = [{}, *ADJUSTED[:3]] if triton else [*ADJUSTED]
+    laws = [SamplingParams(seed=n, max_tokens=tokens, **kind) for n, kind in enumerate(asked)]
+    found = []
+    for overlap in (False, True):
+        pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), world.static(), overlap)
+        seen = followed(pair) if overlap else []
+        found.append(pair.run(PROMPTS[:4], laws))
+    assert found[0].ids == found[1].ids == world.truth(PROMPTS[:4], laws)
+    plain = [SamplingParams(seed=n, max_tokens=tokens, temperature=law.temperature) for n, law in enumerate(laws)]
+    assert all(one != other for one, other in zip(found[1].ids[1:], world.truth(PROMPTS[:4], plain)[1:], strict=True))
+    assert counted(found[0]) == counted(found[1])
+    assert sum(metrics.accepted_tokens for metrics in found[1].metrics) > 0
+    assert len(seen) > 5 and max(seen) == 4
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
     """Requests of all kinds that come, end early, are aborted or lose their pages, drafts that lag, start over or are
@@ -112,6 +142,10 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
         {"stop_token_ids": tuple(range(0, 131, 17))},
         {"temperature": 0.8, "top_k": 7},
         {"logprobs": 2},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"temperature": 0.8, "repetition_penalty": 0.8, "logit_bias": {5: 4.0, 9: -3.0}, "min_tokens": 9},
+        {"allowed_token_ids": tuple(range(0, 131, 2)), "stop_token_ids": tuple(range(0, 131, 17))},
+        {"min_tokens": 5, "allowed_token_ids": tuple(range(0, 131, 3)), "stop_token_ids": (0, 3)},
         {"speculation": Speculation("ar")},
         {"speculation": Speculation("sd", 3)},
         {"speculation": Speculation("ssd", 2, (2,), backup="none")},
@@ -201,7 +235,7 @@ def test_tokens_whose_logits_are_no_numbers_end_only_their_own_text(world: World
         {"speculation": Speculation("sd", 3)},
         {"temperature": 0.8, "top_k": 7},
         {"temperature": 0.8, "speculation": Speculation("ssd", 4, (3,), sampler="rejection")},
-        {"frequency_penalty": 0.5},
+        {"min_tokens": 3, "allowed_token_ids": tuple(range(0, 131, 2))},
         {"logprobs": 1},
     ],
     ids=str,
