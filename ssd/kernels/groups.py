@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -89,6 +90,17 @@ class Groups:
         offsets = None if self.offsets is None else change(self.offsets)
         codes, steps, units = change(self.codes), change(self.steps), tuple(map(change, self.units))
         return replace(self, codes=codes, steps=steps, offsets=offsets, units=units)
+
+    def uncut(self, piece: tuple[slice, ...]) -> Groups:
+        """The same weight in groups small enough that none is cut by these slices of outputs and inputs."""
+        start, stop, _ = (*piece, slice(None), slice(None))[1].indices(self.shape[1])
+        repeats = self.group // math.gcd(self.group, start, stop)
+
+        def finer(of: Tensor) -> Tensor:
+            return of.repeat_interleave(repeats, 1)
+
+        offsets = None if self.offsets is None else finer(self.offsets)
+        return self if repeats == 1 else replace(self, steps=finer(self.steps), offsets=offsets, units=())
 
     def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
         """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""

@@ -72,24 +72,21 @@ class LayerNorm:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (Shazeer, arXiv 2002.05202)."""
-    if cpu.serve(gate_up):
-        return cpu.silu_mul(gate_up)
-    if fuses(gate_up.device):
-        from ssd.layers.triton_fused import gated
-
-        return gated(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return cpu.silu_mul(gate_up) if cpu.serve(gate_up) else _gated(gate_up, gelu=False)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """(gate, up) [n, 2 * size] -> gelu(gate) * up [n, size], GELU by tanh (arXiv 1606.08415)."""
+    return _gated(gate_up, gelu=True)
+
+
+def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
     if fuses(gate_up.device):
         from ssd.layers.triton_fused import gated
 
-        return gated(gate_up, gelu=True)
+        return gated(gate_up, gelu)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
+    return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
 
 
 class Residual:

@@ -274,6 +274,8 @@ def from_checkpoint(
     def read_groups(name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
         kept = packed or (dtype == torch.float32 and device.type == "cpu")
         groups = quantised(name, shape) if kept else None
+        if groups is not None and packed:
+            groups = groups.uncut(piece)
         return None if groups is None else groups[piece]
 
     return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored, groups=read_groups)

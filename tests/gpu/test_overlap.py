@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,16 +23,20 @@ PROMPTS = [tiny.token_ids(length, length) for length in (3, 40, 17)]
 
 
 @pytest.mark.parametrize("capture", [True, False])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"temperature": 0.8}, {"temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.4}],
+    ids=str,
+)
 def test_ids_and_hits_are_those_of_the_host(
-    device: torch.device, pair: tuple[Path, Path], temperature: float, capture: bool
+    device: torch.device, pair: tuple[Path, Path], asked: dict[str, Any], capture: bool
 ) -> None:
     target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
     runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
     runner.warm_up(5)
     sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
     settings = config(Speculation("ssd", 4, (3,), backup="none"), deterministic=True, **sizes)
-    laws = params(len(PROMPTS), 60, temperature, ignore_eos=True)
+    laws = params(len(PROMPTS), 60, ignore_eos=True, **asked)
     found = [Pair(settings, runner).run(PROMPTS, laws)]
     for overlap in (False, True):
         beside = Draft(settings, Runner(draft, PAGES, PAGE))

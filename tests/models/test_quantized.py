@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -15,7 +16,11 @@ from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.kernels.groups import Groups
+from ssd.layers import linear
+from ssd.layers import quantized as quantized_layers
+from ssd.layers.quantized import PackedProduct
 from ssd.layers.ranks import Ranks
+from ssd.models import weights
 from ssd.models.checkpoint import inspect
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import from_checkpoint
@@ -277,6 +282,63 @@ def test_ranks_read_their_part(name: str, tmp_path: Path) -> None:
         return side_by_side(2, rank)[0]
 
     assert torch.equal(of(directory), of(floats))
+
+
+@pytest.fixture
+def packed_layers(monkeypatch: pytest.MonkeyPatch) -> list[PackedProduct]:
+    """Weights stay packed as on a GPU, and are multiplied by Triton's interpreter. The products that were made."""
+    made: list[PackedProduct] = []
+
+    class Noted(PackedProduct):
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            super().__init__(*args, **fields)
+            made.append(self)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            with alone:  # the interpreter is for one thread
+                return super().__call__(x)
+
+    alone = Lock()
+    monkeypatch.setattr(quantized_layers, "PackedProduct", Noted)
+    for module in (linear, weights):
+        monkeypatch.setattr(module, "fuses", lambda device: True)
+    return made
+
+
+# How many products two layers have with packed weights: four a layer, but one has a part that is not of few bits.
+ON_GPU = {"awq": 7, "packed-asym": 7, "w8a8-groups": 7, "fp8-channels": 7, "deepseek": 7, "mixed": 9}
+
+
+@pytest.mark.parametrize(("name", "stay"), ON_GPU.items())
+def test_on_a_gpu_logits_are_those_of_the_dequantized_weights(
+    name: str, stay: int, packed_layers: list[PackedProduct], tmp_path: Path
+) -> None:
+    """Through whole layers, of a prompt and of a verification."""
+    directory, floats, _ = quantized(name, tmp_path)
+    runner, ids = tiny.runner(directory), tiny.token_ids(9, 1)
+    assert len(packed_layers) == stay
+    first, rest = (
+        runner.forward([Row(part, start, range(8), len(part))]) for part, start in ((ids[:6], 0), (ids[6:], 6))
+    )
+    expected = tiny.oracle_logits(tiny.oracle(floats), ids)
+    assert (torch.cat((first, rest)) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["awq", "packed-asym", "fp8-channels", "deepseek"])
+def test_on_gpus_ranks_pack_their_part(name: str, packed_layers: list[PackedProduct], tmp_path: Path) -> None:
+    directory, floats, _ = quantized(name, tmp_path)
+    ids = tiny.token_ids(7, 1)
+
+    def rank(ranks: Ranks) -> Tensor:
+        return part(directory, ranks).forward([Row(ids, 0, range(8), len(ids))])
+
+    found = side_by_side(2, rank)[0]
+    assert len(packed_layers) == 2 * ON_GPU[name]
+    assert (found - tiny.oracle_logits(tiny.oracle(floats), ids)).abs().max() < 1e-4
+    parts = sum(product._outputs * product._inputs for product in packed_layers)
+    packed_layers.clear()
+    tiny.runner(directory)
+    assert parts == sum(product._outputs * product._inputs for product in packed_layers), "each has its part alone"
 
 
 def test_a_quantized_draft_gives_the_ids_of_ar(tmp_path: Path) -> None:

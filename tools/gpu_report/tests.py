@@ -12,7 +12,8 @@ from tools.processes import ROOT
 
 DEVICE_VARIABLE = "SSD_TEST_DEVICE"
 _ENDED = re.compile(r"(tests/gpu/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b")
-_WORDS = 300
+# Characters of pytest's last lines that are kept.
+_MOST_SAID = 3000
 
 
 def rows(job: Job) -> Iterator[Row]:
@@ -30,6 +31,6 @@ def rows(job: Job) -> Iterator[Row]:
             found += 1
             yield {"name": ended[1].rpartition("::")[2], "state": ended[2].lower(), "ok": ended[2] == "PASSED"}
     if process.wait() and not found:
-        raise RuntimeError("".join(tail)[-2000:])
+        raise RuntimeError("".join(tail)[-_MOST_SAID:])
     if process.returncode:
-        yield {"name": "why", "said": "".join(tail)[-10 * _WORDS :], "ok": False}
+        yield {"name": "why", "said": "".join(tail)[-_MOST_SAID:], "ok": False}
