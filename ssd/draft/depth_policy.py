@@ -41,6 +41,6 @@ class DepthPolicy:
         waiting = [tree for tree in trees if tree.answers is not None]
         if waiting:
             return MAX_LOOKAHEAD if all(tree.speculation.mode == "sd" for tree in waiting) else 1
-        if not self._rounds or not self._depth_s.count:
+        if not self._rounds or not self._depth_s.value:
             return 1
         return max(1, int((self._began + min(self._rounds) - now) / self._depth_s.value))

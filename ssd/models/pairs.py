@@ -124,13 +124,13 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
     if all(file.is_file() for file in files):
         if read_bounded(files[0], MAX_TOKENIZER) == read_bounded(files[1], MAX_TOKENIZER):
             return draft
-        return translated(draft, sizes[0], vocabulary_of(target.directory))
+        return translated(draft, sizes[0], vocabulary_of(target.directory), f"target {target.directory}")
     if sizes[0] != sizes[1]:
         raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
     return draft
 
 
-def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None) -> Checkpoint:
+def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, target: str = "the target") -> Checkpoint:
     """Return `draft` in the ids of a target with `size` ids of a `vocabulary`: the very same where that is its own one,
     or where it or the target has no tokenizer. Raises UsageError where they share too little."""
     ours = None if vocabulary is None else vocabulary_of(draft.directory)
@@ -142,7 +142,7 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None) -> C
             raise UsageError(f"it reads tensors of a model with the same tokenizer, but {differing} differs")
         found = translation(vocabulary, size, ours, draft.count("vocab_size"))
     except UsageError as error:
-        raise UsageError(f"draft {draft.directory} does not fit the target: {error}") from None
+        raise UsageError(f"draft {draft.directory} does not fit {target}: {error}") from None
     config = draft.config | {"vocab_size": size, DRAFT_VOCAB: len(found.shared)}
     return replace(draft, config=config, translation=found)
 

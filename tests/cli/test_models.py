@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from ssd.cli.main import main
+from ssd.models import pairs
 from tests.models import ggufs, heads, tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
@@ -72,12 +73,14 @@ def test_families_that_are_not_built_in(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_draft_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
-    target, other = (tiny.tokenizer(tiny.llama(tmp_path / str(n), vocab_size=n), n) for n in (300, 280))
-    same = described(target, "--draft", target)
-    assert same["draft_fits"] is True and same["draft_why_not"] is None
-    found = described(target, "--draft", other)
-    assert found["draft_fits"] is False and "different tokenizers" in found["draft_why_not"]
-    assert "does not fit: " in run(target, "--draft", other).output
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", vocab_size=300))
+    for draft in (target, tiny.renumbered(target, tmp_path / "another vocabulary")):
+        found = described(target, "--draft", draft)
+        assert found["draft_fits"] is True and found["draft_why_not"] is None
+    bound = tiny.edit(tiny.renumbered(target, tmp_path / "bound"), **{pairs.SHARED: ["model.embed_tokens.weight"]})
+    found = described(target, "--draft", bound)
+    assert found["draft_fits"] is False and "with the same tokenizer" in found["draft_why_not"]
+    assert "does not fit: " in run(target, "--draft", bound).output
 
 
 def test_torch_is_not_loaded(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_too_little_in_common_is_refused_with_share_and_example(target: Path, tm
     (stranger / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UsageError) as caught:
         pairs.check_pair(inspect(target), inspect(stranger))
-    assert "stranger does not fit the target: they share 20.0% of the smaller vocabulary (2 of 10" in str(caught.value)
+    assert f"stranger does not fit target {target}: they share 20.0% of the smaller vocabulary (2 of 10" in str(
+        caught.value
+    )
     assert "at least 25% are needed; the draft has no '<|endoftext|>', for one" in str(caught.value)
 
 
