@@ -80,9 +80,9 @@ class Gateway:
             self._manager.abort(client.requests[message.id])
 
     def _owner(self) -> str:
-        """Returns the name of the key that the message's peer has shown, if drafts are paired with clients by it."""
+        """Returns the name of the key that the message's peer has shown, if there may be a draft with the same name."""
         config = self._manager.config
-        if config.link is None or not config.link.own or config.server.zmq_keys is None:
+        if config.link is None or config.server.zmq_keys is None:
             return ""
         key = curve.user_of(self._reader.frame)
         return (key and curve.name_of(Path(config.server.zmq_keys), key)) or ""

@@ -37,13 +37,21 @@ class InternalMessage(Message, frozen=True):
 class Hello(InternalMessage, frozen=True):
     """First message of a peer to the target: its role, and the model it was started for.
     A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false. From then on both sides
-    use host memory. A draft `reads` only requests of the client with this name; None: all."""
+    use host memory. A draft `reads` only requests of the clients with these names; None: all."""
 
     role: Literal["frontend", "draft"]
     vocab_size: Count
     digest: Name
     imports: bool = True
-    reads: Name | None = None
+    reads: list[Name] | None = None
+
+
+class Readers(InternalMessage, frozen=True):
+    """From a receiver whose drafts have changed: what they read now (see `Hello`), and the requests that are `lost`
+    with a draft that has left."""
+
+    reads: list[Name] | None
+    lost: list[RequestId]
 
 
 class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +168,7 @@ class Step(InternalMessage, frozen=True):
 class Admit(InternalMessage, frozen=True):
     """Begins or rebuilds a sequence from its committed `token_ids`, all that a draft needs.
     `round` is the verification in flight, which carries no draft tokens. The tokens after the first `prompt_length` are
-    `structured`, if that is given."""
+    `structured`, if that is given. `owner`: the name of the client's key, for a receiver; no draft hears of it."""
 
     request: RequestId
     slot: Count
@@ -175,6 +183,7 @@ class Admit(InternalMessage, frozen=True):
     cache_salt: CacheSalt = ""
     prompt_length: Count = 0
     structured: Structured | None = None
+    owner: str = ""
 
 
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -342,7 +351,7 @@ def internal(union: Any) -> public.Direction:
     return public.Direction(INTERNAL_VERSION, msgspec.msgpack.Decoder(union))
 
 
-PEER_TO_TARGET = internal(Hello | Submit | Abort)
+PEER_TO_TARGET = internal(Hello | Readers | Submit | Abort)
 TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
 TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin)
 RANK_STEP = internal(RankStep)

@@ -37,6 +37,7 @@ from ssd.ipc.link import (
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     Hello,
+    Readers,
     Ready,
     Refused,
     Rejoin,
@@ -45,7 +46,8 @@ from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.vocabularies import vocabulary_of
-from ssd.receiver.requests import LATE, Requests
+from ssd.receiver.requests import LATE, MOST_DEBT, Requests
+from ssd.receiver.sessions import MOST_SESSIONS, Session, Sessions
 
 log = logging.getLogger("ssd.receiver")
 
@@ -54,6 +56,7 @@ _RATE, _BURST = 2000.0, 200.0
 _WAITING_FRAMES = 64  # of a peer, read but not looked at
 _MORE_BYTES = 256 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
+_BARRED_S = 30.0  # for which a draft that was of no use is left alone while there are others
 
 
 def main(child: Child) -> None:
@@ -64,39 +67,19 @@ def main(child: Child) -> None:
 
 
 @dataclass
-class Session:
-    """The draft that is connected: its `peer` on the socket, its `key` (empty without keys).
-
-    `joined`: the target knows of it. `rtt` is the mean round trip in seconds, `jitter` its mean deviation."""
-
-    peer: bytes
-    key: str
-    name: str
-    number: int
-    joined: bool = False
-    rtt: float = 0.0
-    jitter: float = 0.0
-
-    def measured(self, seconds: float) -> None:
-        """Note a round trip: means of it and of its deviation, as TCP keeps them (RFC 6298)."""
-        if self.rtt == 0:
-            self.rtt, self.jitter = seconds, seconds / 2
-        else:
-            self.jitter += (abs(seconds - self.rtt) - self.jitter) / 4
-            self.rtt += (seconds - self.rtt) / 8
-
-
-@dataclass
 class Allowance:
-    """Bounds the frames that are read: `_RATE` a second, after a pause `_BURST` at once."""
+    """Bounds the frames that are read: `_RATE` a second, after a pause `_BURST` at once, and so much for each of
+    `drafts`. The socket takes turns among them."""
 
+    drafts: int = 1
     left: float = _BURST
     at: float = field(default_factory=time.monotonic)
 
     def taken(self) -> bool:
         """Take one, if there is one left."""
         now = time.monotonic()
-        self.left, self.at = min(_BURST, self.left + _RATE * (now - self.at)), now
+        most, more = self.drafts * _BURST, self.drafts * _RATE * (now - self.at)
+        self.left, self.at = min(most, self.left + more), now
         if self.left < 1:
             return False
         self.left -= 1
@@ -104,7 +87,9 @@ class Allowance:
 
 
 class Receiver:
-    """Owns the listening socket, the connection to the target while a draft is joined, and the board's writer."""
+    """Owns the listening socket, the connection to the target while a draft is joined, and the board's writer.
+
+    To the target all drafts are one."""
 
     def __init__(self, child: Child) -> None:
         config = child.config
@@ -115,13 +100,13 @@ class Receiver:
         self._fingerprint = fingerprint(self._vocabulary)
         self._link = _listening(child.context, config.link.bind, config.link.keys)
         self._target: zmq.Socket[bytes] | None = None
-        self._session: Session | None = None
+        self._sessions = Sessions(config.link.own)
         self._number = random.getrandbits(24)
-        self._requests = Requests(self._board, child.epoch, config.vocab_size)
         self._allowance = Allowance()
+        self._barred: dict[str, float] = {}  # keys of drafts that are left alone, and until when
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
-        self._entries = self._late = self._bytes = 0
+        self._entries = self._late = self._bytes = self._tokens = 0
         self._log_at = time.monotonic() + _LOG_S
 
     @property
@@ -157,24 +142,25 @@ class Receiver:
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
-            if self._session is not None:
-                self._tell(Beat(time.monotonic_ns()))
+            for session in self._sessions:
+                self._tell(session, Beat(time.monotonic_ns()))
             self._show()
         if now >= self._log_at:
             self._log_at = now + _LOG_S
             self._report()
 
     def _show(self) -> None:
-        """Put what is measured where the target finds it."""
-        session = self._session
-        rtt, jitter = (0, 0) if session is None else (int(1e9 * session.rtt), int(1e9 * session.jitter))
-        counted = self._entries, self._late, self._bytes, self._requests.tokens
-        self._board.show_link(LinkFigures(rtt, jitter, *counted, self._requests.ahead))
+        """Put what is measured where the target finds it: of several drafts, of the one that is farthest away."""
+        found = max(self._sessions.joined, key=lambda session: session.rtt, default=None)
+        far = (0, 0) if found is None else (int(1e9 * found.rtt), int(1e9 * found.jitter))
+        tokens = self._tokens + sum(session.requests.tokens for session in self._sessions)
+        counted = self._entries, self._late, self._bytes, tokens
+        self._board.show_link(LinkFigures(*far, *counted, 0 if found is None else found.requests.ahead))
 
     def _report(self) -> None:
         """Log what has come over the link since the last report."""
         if self._counted:
-            rtt = 0.0 if self._session is None else self._session.rtt
+            rtt = max((session.rtt for session in self._sessions), default=0.0)
             counts = ", ".join(f"{count} {what}" for what, count in sorted(self._counted.items()))
             log.info("link: round trip %.1f ms, %s", 1000 * rtt, counts)
             self._counted.clear()
@@ -183,41 +169,51 @@ class Receiver:
 
     def _read_target(self) -> None:
         """Pass on what the target tells its draft."""
-        session = self._session
-        if self._target is None or session is None:
+        if self._target is None:
             return
         for _, _, message in sockets.drained(self._target, TARGET_TO_DRAFT):
             if isinstance(message, Ready):
                 continue
             if isinstance(message, Refused):
                 raise SsdError(message.message)
-            if not all(self._tell(part) for part in self._requests.told(message, session.rtt + session.jitter)):
-                return
+            for session, part in self._sessions.routed(message):
+                told = session.requests.told(part, session.rtt + session.jitter)
+                if self._sessions.of(session.peer) is session and all(self._tell(session, one) for one in told):
+                    self._judge(session)
             if isinstance(message, Rejoin):
-                self._hello()
+                self._sessions.clear()
+                if self._target is not None:
+                    self._hello()
+            if self._target is None:
+                return
+
+    def _judge(self, session: Session) -> None:
+        """Leave a draft alone that is of no use while others are: the target's breaker knows only all of them."""
+        if session.requests.debt < MOST_DEBT or len(self._sessions.joined) < 2:
+            return
+        why = "its tokens are not accepted"
+        self._send(session.peer, NotAccepted(why, again=True), session.number)
+        if session.key:
+            self._barred[session.key] = time.monotonic() + _BARRED_S
+        self._end(session, why)
 
     def _hello(self) -> None:
         assert self._target is not None
-        hello = Hello("draft", self._config.vocab_size, self._config.digest, reads=self._reads())
+        hello = Hello("draft", self._config.vocab_size, self._config.digest, reads=self._sessions.readers)
         sockets.send(self._target, hello, self._child.epoch)
 
-    def _reads(self) -> str | None:
-        """Whose requests the draft may read: those of the client with its own name, or all (None)."""
-        link, session = self._config.link, self._session
-        assert link is not None and session is not None
-        if not link.own:
-            return None
-        return (curve.name_of(Path(link.keys), session.key) if link.keys else None) or ""
+    def _change(self, lost: list[int]) -> None:
+        """Tell the target that there are other drafts now, and which requests have none any more."""
+        assert self._target is not None
+        sockets.send(self._target, Readers(self._sessions.readers, lost), self._child.epoch)
 
     # -- the draft --------------------------------------------------------------------------------------------------
 
-    def _tell(self, message: Message) -> bool:
-        """Send to the draft. Where it is gone or does not read, the session ends."""
-        session = self._session
-        assert session is not None
+    def _tell(self, session: Session, message: Message) -> bool:
+        """Send to a draft. Where it is gone or does not read, its session ends."""
         sent = self._send(session.peer, message, session.number)
         if sent != "sent":
-            self._end("it is gone" if sent == "gone" else "it does not read what the target tells it")
+            self._end(session, "it is gone" if sent == "gone" else "it does not read what the target tells it")
         return sent == "sent"
 
     def _send(self, peer: bytes, message: Message, number: int = 0, version: int = LINK_VERSION) -> sockets.Sent:
@@ -225,16 +221,19 @@ class Receiver:
         self._bytes += sum(map(len, frames))
         return sockets.offer_frames(self._link, [peer, *frames])
 
-    def _end(self, why: str) -> None:
-        """End the session: for the target the draft is gone."""
-        session, self._session = self._session, None
-        assert session is not None
-        self._requests.clear()
-        if self._target is not None:
+    def _end(self, session: Session, why: str) -> None:
+        """End a session: for the target its requests have no draft, and after the last session there is none."""
+        lost = self._sessions.remove(session)
+        self._allowance.drafts = max(1, len(self._sessions))
+        self._tokens += session.requests.tokens
+        if not session.joined:
+            return
+        log.warning("the draft %s on another machine was lost: %s", session.name, why)
+        if self._sessions.joined:
+            self._change(lost)
+        elif self._target is not None:
             self._target.close(linger=0)
             self._target = None
-        if session.joined:
-            log.warning("the draft %s on another machine was lost: %s", session.name, why)
 
     def _read_link(self) -> None:
         while int(self._link.getsockopt(zmq.EVENTS)) & zmq.POLLIN and self._allowance.taken():
@@ -255,10 +254,10 @@ class Receiver:
             self._counted["frames that are no message"] += 1
             log.debug("dropped a frame: %s", error)
             return
-        session = self._session
+        session = self._sessions.of(peer)
         if isinstance(message, Offer):
             self._offered(peer, key, message)
-        elif session is None or (peer, number) != (session.peer, session.number):
+        elif session is None or number != session.number:
             self._counted["frames of no session"] += 1
             self._send(peer, NotAccepted("there is no such session", again=True))
         elif isinstance(message, Joined):
@@ -271,12 +270,10 @@ class Receiver:
         self._send(peer, NotAccepted(why, again), version=version)
 
     def _offered(self, peer: bytes, key: str, offer: Offer) -> None:
-        """Begin a session, unless another draft is there, or it speaks another vocabulary: it is told the target's."""
-        session, config = self._session, self._config
+        """Begin a session, unless there are too many, or it speaks another vocabulary: it is told the target's."""
+        config = self._config
+        assert config.link is not None
         name = repr(offer.name[:64])
-        if session is not None and (session.key != key or not key) and session.peer != peer and self._is_there(session):
-            self._send(peer, NotAccepted("another draft is connected", again=True))
-            return
         ours, theirs = (self._fingerprint, config.vocab_size), (offer.vocabulary, offer.vocab_size)
         if all(ours) and all(theirs) and ours[0] != theirs[0]:
             log.info("the draft %s speaks another vocabulary", name)
@@ -285,22 +282,31 @@ class Receiver:
         if not (ours[0] and theirs[0]) and ours[1] != theirs[1]:
             self._refuse(peer, f"vocabularies of {ours[1]} (target) and {theirs[1]} (draft) tokens, and no tokenizers")
             return
-        if self._session is not None:
-            self._end("it has connected anew")
+        if time.monotonic() < self._barred.get(key, 0.0):
+            self._send(peer, NotAccepted("its tokens were not accepted", again=True))
+            return
+        if (before := self._sessions.rival(peer, key)) is not None:
+            self._end(before, "it has connected anew")
+        if len(self._sessions) >= MOST_SESSIONS:
+            self._send(peer, NotAccepted(f"{MOST_SESSIONS} other drafts are connected", again=True))
+            return
         self._number = (self._number + 1) % 2**32
-        self._session = Session(peer, key, name, self._number)
-        self._tell(
-            Terms(config.target_name, config.vocab_size, config.max_num_seqs, config.max_model_len, config.speculation)
-        )
-
-    def _is_there(self, session: Session) -> bool:
-        return self._session is session and self._tell(Beat(time.monotonic_ns()))
+        client = key and config.link.keys and curve.name_of(Path(config.link.keys), key)
+        requests = Requests(self._board, self._child.epoch, config.vocab_size)
+        session = Session(peer, key, name, self._number, requests, client or "")
+        self._sessions.add(session)
+        self._allowance.drafts = len(self._sessions)
+        terms = config.max_num_seqs, config.max_model_len, config.speculation
+        self._tell(session, Terms(config.target_name, config.vocab_size, *terms))
 
     def _joined(self, session: Session) -> None:
         if session.joined:
             return
         session.joined = True
         log.warning("the draft %s on another machine is connected", session.name)
+        if self._target is not None:
+            self._change([])
+            return
         identity = b"draft-%d-%d" % (self._child.epoch, session.number)
         self._target = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         self._hello()
@@ -310,9 +316,9 @@ class Receiver:
         if published.echo:
             session.measured(max(1, time.monotonic_ns() - published.echo - published.held) / 1e9)
         for trunk in published.trunks:
-            self._counted[self._requests.expect(trunk)] += 1
+            self._counted[session.requests.expect(trunk)] += 1
         for entry in published.entries:
-            found = self._requests.publish(entry)
+            found = session.requests.publish(entry)
             self._counted[found] += 1
             self._entries += 1
             self._late += found.endswith(LATE)

@@ -22,6 +22,10 @@ log = logging.getLogger("ssd.receiver")
 _SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
 # How far a draft looks ahead: so many times what is committed in a round trip. And at most (`Launch.in_flight`).
 _REACH, _MOST_IN_FLIGHT = 2, 48
+# A draft's debt: so much for each row whose draft tokens were verified, less the accepted ones (`ssd.target.breaker`).
+_VERIFIED = 0.125
+MOST_DEBT = 3.0
+"""A draft that owes so much is of no use."""
 LATE = " of an earlier round"
 
 
@@ -35,6 +39,7 @@ class Requests:
         self._outcomes_at = 0.0
         self._rtt = 0.0
         self.tokens = 0  # that were committed with a draft
+        self.debt = 0.0
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -97,6 +102,7 @@ class Requests:
         request = self._known.get(row.request)
         if request is None:
             return False
+        self.debt = max(0.0, self.debt + _VERIFIED * bool(request.flight) - row.accepted)
         if not request.outcome(row):
             log.warning("request %d goes on without a draft: %r does not follow", row.request, row)
             del self._known[row.request]

@@ -129,7 +129,7 @@ class DraftSession:
         self.tracked, self.seen = TrackedRequests(), Seen()
         self._breaker = Breaker()
         self._hears = self._told_to_rejoin = False
-        self._reads: str | None = None
+        self._reads: Items[str] | None = None
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress as a wait in vain ended
         self._announced: DraftState = "down"
@@ -154,11 +154,11 @@ class DraftSession:
 
     # -- what the draft is told -----------------------------------------------------------------------------------
 
-    def join(self, epoch: int, reads: str | None = None) -> bool:
+    def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
         """Begin with a draft that said hello, and tell it of the running sequences one by one.
 
-        From now on only its epoch counts. It `reads` only requests of this owner; None: all. Returns False, and ignores
-        the draft, if a younger one joined."""
+        From now on only its epoch counts. It `reads` only requests of these owners; None: all. Returns False, and
+        ignores the draft, if a younger one joined."""
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
@@ -170,6 +170,13 @@ class DraftSession:
         self.tracked.clear()
         self.announce()
         return True
+
+    def change(self, reads: Items[str] | None, lost: Items[int]) -> None:
+        """Note what is read from now on (see `join`), and forget requests that the draft has `lost`: it may be told of
+        them again."""
+        self._reads = reads
+        for request in lost:
+            self.tracked.remove(request)
 
     def tell(self, message: Message) -> None:
         """Post to the draft. After a lost message its picture is wrong: it must start over when it reads again."""
@@ -194,6 +201,7 @@ class DraftSession:
                 cache_salt=sequence.params.cache_salt,
                 prompt_length=sequence.prompt_length,
                 structured=sequence.params.structured,
+                owner=sequence.owner,
                 **sequence.law._asdict(),
             )
         )
@@ -202,7 +210,7 @@ class DraftSession:
         return self._hears
 
     def _may_read(self, sequence: Sequence) -> bool:
-        return self._reads is None or (bool(self._reads) and sequence.owner == self._reads)
+        return self._reads is None or sequence.owner in self._reads
 
     def release(self, requests: Items[int], ended: bool = True) -> None:
         """Tell the draft to forget requests that `ended`, or go on without it."""

@@ -17,7 +17,7 @@ from ssd.ipc.arenas import TargetArenas
 from ssd.ipc.board import BoardReader
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Readers, Step, Submit
 from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import State
@@ -155,6 +155,9 @@ class Target:
         for peer, epoch, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)
+            elif isinstance(message, Readers):
+                if peer == self._draft and self._board is not None:
+                    self._board.session.change(message.reads, message.lost)
             elif peer != self._frontend:
                 log.warning("dropped a message of %r, which is not the frontend", peer)
             elif isinstance(message, Submit):

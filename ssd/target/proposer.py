@@ -152,7 +152,7 @@ class BoardProposer(Proposer):
     def plan(self) -> str:
         return self._plan
 
-    def join(self, epoch: int, reads: str | None = None) -> bool:
+    def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
         """A draft said hello; see `DraftSession.join`."""
         return self.session.join(epoch, reads)
 

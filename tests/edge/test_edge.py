@@ -150,6 +150,27 @@ def test_its_draft_reads_its_own_requests_only(world: World) -> None:
     world.until_hits()
 
 
+def test_a_second_edge_has_a_draft_of_its_own(world: World) -> None:
+    upstream, model = world.config.upstream, world.config.draft
+    assert upstream is not None and model is not None
+    for name in ("keys", "draft_keys"):
+        folder = getattr(upstream, name).replace("laptop", "phone")
+        upstream = replace(upstream, **{name: folder})
+    server = ServerOptions(http=False)
+    config = edge_config(upstream, world.direct.describe(), model, None, EngineOptions(), server)
+    asked = params(speculation=SPECULATION, temperature=0.8)
+    expected = [found.token_ids for found in world.direct.generate(PROMPTS, asked)]
+    with Engine(config) as edge, Client(edge.address) as client:
+        deadline, hits = time.monotonic() + PATIENCE_S, [0, 0]
+        while not all(hits):
+            assert time.monotonic() < deadline, "a draft is of no use"
+            for index, one in enumerate((world.client, client)):
+                found = one.generate(PROMPTS, asked)
+                assert [answer.token_ids for answer in found] == expected
+                hits[index] = sum(answer.metrics.hits for answer in found)
+    world.until_hits()
+
+
 def test_a_lost_connection_costs_no_request_and_no_token(world: World) -> None:
     asked = params(max_tokens=100, temperature=0.8, logprobs=1)
     direct = world.direct.generate(PROMPTS, asked)

@@ -91,9 +91,11 @@ class World:
         self.link.close()
 
     @contextmanager
-    def draft(self, model: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    def draft(self, model: Path | None = None, keys: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A draft that has joined."""
-        command = child_command("ssd.cli.main", "draft", "--connect", self.link.address, "--keys", str(self.edge))
+        command = child_command(
+            "ssd.cli.main", "draft", "--connect", self.link.address, "--keys", str(keys or self.edge)
+        )
         process = subprocess.Popen(
             [*command, "--model", str(model or self.model)],
             stdout=subprocess.PIPE,

@@ -19,9 +19,8 @@ from ssd.config.remote import RemoteDraft
 from ssd.draft.remote import RemoteDrafter
 from ssd.errors import UsageError
 from ssd.ipc import keys
-from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys
-from ssd.ipc.link import LINK_VERSION, RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
+from ssd.ipc.link import LINK_VERSION, RECEIVER_TO_DRAFT, Beat, Entry, Joined, Offer, Published, Terms
 from ssd.ipc.messages import Admit, Outcomes
 from ssd.ipc.public import Message, pack, unpack
 from tests.faults.remote import TIMES, World, kill
@@ -170,22 +169,22 @@ def test_a_lying_draft_costs_its_own_speculation_only(world: World, expected: li
     assert world.engine.pids["draft"] == receiver
     with world.draft():
         world.until_hits(expected)
-        assert offered(world) == NotAccepted("another draft is connected", again=True)
+
+
+def test_two_drafts_share_the_requests_and_one_that_leaves_takes_none_along(
+    world: World, expected: list[list[int]]
+) -> None:
+    with world.draft():
+        with world.draft(keys=world.other):
+            world.until_hits(expected)
+            liar = Liar(world)  # in the place of the first: it has the same key
+            deadline = time.monotonic() + PATIENCE_S
+            while liar.told < 8:
+                assert world.ids()[0] == expected
+                assert time.monotonic() < deadline
+            liar.close()
+            world.until_hits(expected)
         world.until_hits(expected)
-
-
-def offered(world: World) -> Any:
-    """What another draft, with a key of its own, hears."""
-    connection = Connection(world.bind, client_keys(world.other), RECEIVER_TO_DRAFT)
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while (framed := connection.take_framed()) is None:
-            assert time.monotonic() < deadline
-            connection.offer(Offer("other", "", 300))
-            connection.wait(False, time.monotonic() + 0.1)
-        return framed[1]
-    finally:
-        connection.close()
 
 
 def refusal(world: World, **changes: Any) -> str:

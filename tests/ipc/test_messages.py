@@ -43,6 +43,9 @@ TO_CLIENT: list[p.Message] = [
 ]
 TO_TARGET: list[p.Message] = [
     m.Hello("draft", 49152, "digest", imports=False),
+    m.Hello("draft", 49152, "digest", reads=["laptop"]),
+    m.Readers(["laptop", "phone"], [1, 2**63 - 1]),
+    m.Readers(None, []),
     m.Submit(1, [1, 2], PARAMS),
     m.Abort(1),
 ]
@@ -359,4 +362,4 @@ def test_the_links_version_is_of_these_messages() -> None:
     parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation]
     written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
     found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-    assert (n.LINK_VERSION, found) == (194, "4261e547351c5e09")
+    assert (n.LINK_VERSION, found) == (195, "3f67497558f9d222")

@@ -18,7 +18,18 @@ from ssd.config.params import Speculation
 from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader, Key, size_bytes
 from ssd.ipc.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
-from ssd.ipc.messages import PEER_TO_TARGET, Admit, Hello, Launch, Launched, Outcomes, Rejoin, Release, Verified
+from ssd.ipc.messages import (
+    PEER_TO_TARGET,
+    Admit,
+    Hello,
+    Launch,
+    Launched,
+    Outcomes,
+    Readers,
+    Rejoin,
+    Release,
+    Verified,
+)
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
 from ssd.receiver.process import Receiver
@@ -65,11 +76,29 @@ class World:
             if isinstance(message, kind):
                 return number, message
 
-    def join(self) -> None:
+    def offer(self) -> None:
         self.say(Offer("draft", "", VOCABULARY))
         self.number, terms = self.heard(Terms)
         assert terms.max_num_seqs == SLOTS
         self.say(Joined())
+
+    def another(self) -> World:
+        """Another draft that joins the same receiver."""
+        other = World(self.receiver, self.target, self.board, sockets.dealer(self.draft.context, self.receiver.address))
+        other.offer()
+        assert other.told() == Readers(None, [])
+        other.peer = self.peer
+        return other
+
+    def told(self) -> Message:
+        """What the target is told next."""
+        self.turn(lambda: bool(self.target.poll(0)))
+        received = sockets.receive(self.target, PEER_TO_TARGET)
+        assert received is not None
+        return received[2]
+
+    def join(self) -> None:
+        self.offer()
         self.turn(lambda: bool(self.target.poll(0)))
         received = sockets.receive(self.target, PEER_TO_TARGET)
         assert received is not None
@@ -182,7 +211,8 @@ def test_what_is_measured_of_the_link_is_on_the_board(world: World) -> None:
     world.tell(Outcomes([Verified(5, 3, 0, 8, -1)]))
     world.say(Published([entry(token=8)]))
     assert world.lookup() is None
-    world.heard(Beat)
+    for _ in range(2):  # one may have been on its way
+        world.heard(Beat)
     found = world.board.link()
     assert found is not None and 0 < found.jitter < found.rtt < PATIENCE_S * 1e9
     assert (found.entries, found.late, found.tokens) == (2, 1, 1) and found.bytes > 100
@@ -237,6 +267,38 @@ def test_the_target_loses_a_draft_that_is_gone_and_gets_the_next(world: World) -
     world.draft = sockets.dealer(world.draft.context, world.receiver.address)
     world.join()
     assert world.number != number and world.peer != first
+
+
+def test_two_drafts_have_a_request_each_and_no_word_in_the_other(world: World) -> None:
+    world.join()
+    other = world.another()
+    world.tell(admit(5, slot=1))
+    other.tell(admit(6, slot=0))
+    for liar in (world, other):
+        liar.say(Published([entry(request=5, ids=[1, 2]), entry(request=6, ids=[7])]))
+    assert (world.lookup(request=5), other.board.lookup(0, Key(EPOCH, 6, 3, 20, 0, 9))) == ([1, 2], [7])
+    both = Outcomes([Verified(6, 3, 0, 8, -1), Verified(5, 3, 0, 8, -1)])
+    assert sockets.send(world.target, both, 1, world.peer)
+    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 8, -1)])
+    assert other.heard(Outcomes)[1] == Outcomes([Verified(6, 3, 0, 8, -1)])
+    other.draft.close(linger=0)
+    assert world.told() == Readers(None, [6])  # it has no draft any more
+    assert world.heard(Beat)
+    world.tell(admit(6, slot=0))  # and gets the one that is left
+
+
+def test_a_draft_of_no_use_is_left_alone_where_there_is_another(world: World) -> None:
+    world.join()
+    other = world.another()
+    world.tell(admit())
+    for index in range(25):  # 24 times two tokens that are wrong
+        world.say(Published([entry(round=3 + index, base=20 + index)]))
+        assert world.lookup(round=3 + index, base=20 + index) == [1, 2]
+        assert sockets.send(world.target, Outcomes([Verified(5, 3 + index, 0, 9, 2)]), 1, world.peer)
+        assert world.heard(Launched)
+    assert world.heard(NotAccepted)[1] == NotAccepted("its tokens are not accepted", again=True)
+    assert world.told() == Readers(None, [5])
+    other.tell(admit())
 
 
 def test_a_draft_may_be_gone_in_the_middle_of_what_it_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
