@@ -93,6 +93,13 @@ class World:
     @contextmanager
     def draft(self, model: Path | None = None, keys: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A draft that has joined."""
+        with self.started(model, keys) as process:
+            joined(process)
+            yield process
+
+    @contextmanager
+    def started(self, model: Path | None = None, keys: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+        """A draft that may still load."""
         command = child_command(
             "ssd.cli.main", "draft", "--connect", self.link.address, "--keys", str(keys or self.edge)
         )
@@ -103,7 +110,6 @@ class World:
             env=environment() | {"OMP_NUM_THREADS": "1"},
         )
         try:
-            joined(process)
             yield process
         finally:
             process.kill()
