@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from tests.faults.remote import World, kill
 
 _LONGEST_STALL_S = 2.0
+_BETWEEN_KILLS_S = 20.0  # of the receiver: after more than five deaths in a minute it stays off
 
 
 class Faults:
@@ -31,6 +32,7 @@ class Faults:
         self.done: Counter[str] = Counter()
         self._stack = ExitStack()
         self._sent: list[bytes] = []
+        self._killed_at = 0.0
         self._draft = self._stack.enter_context(world.draft())
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -50,12 +52,14 @@ class Faults:
             "garbage": (self._garbage, 10),
             "stop": (self._stop, 4),
             "kill the draft": (self._kill, 1),
-            "kill the receiver": (lambda: kill(self._world.engine.pids["draft"]), 1),
+            "kill the receiver": (self._kill_receiver, 1),
         }
         names, weights = list(kinds), [weight for _, weight in kinds.values()]
         while self.done.total() < self._most:
             time.sleep(self._random.uniform(0.05, 0.4))
             (name,) = self._random.choices(names, weights)
+            if name == "kill the receiver" and time.monotonic() < self._killed_at + _BETWEEN_KILLS_S:
+                continue
             with suppress(KeyError, ProcessLookupError):  # the receiver is being replaced
                 kinds[name][0]()
             self.done[name] += 1
@@ -72,6 +76,10 @@ class Faults:
         os.kill(self._draft.pid, signal.SIGSTOP)
         time.sleep(self._random.uniform(0.1, 1.5))
         os.kill(self._draft.pid, signal.SIGCONT)
+
+    def _kill_receiver(self) -> None:
+        self._killed_at = time.monotonic()
+        kill(self._world.engine.pids["draft"])
 
     def _kill(self) -> None:
         """Kill the draft; another one comes, which is not waited for."""
