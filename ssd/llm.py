@@ -16,7 +16,16 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from ssd.client import Client, Completion, Prompt, StreamChunk
-from ssd.config.engine import Activations, AttentionName, DType, EngineConfig, Executor, LoadFormat, Quantize
+from ssd.config.engine import (
+    Activations,
+    AttentionName,
+    CacheDType,
+    DType,
+    EngineConfig,
+    Executor,
+    LoadFormat,
+    Quantize,
+)
 from ssd.config.params import Backup, Mode, Sampler, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc.public import ChatMessage
@@ -76,7 +85,8 @@ class LLM:
       of models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.
     - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
-      `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache.
+      `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache,
+      `kv_cache_dtype`: "fp8" stores it in 8 bits on a GPU.
     - `deterministic`: results do not depend on batch shapes. `attention`, `enforce_eager`: kernels and CUDA graphs.
     - `shutdown_timeout`, `step_timeout`: seconds. `telemetry`: record for `ssd top` and `ssd trace`.
 
@@ -114,6 +124,7 @@ class LLM:
         mps: bool = False,
         deterministic: bool = False,
         attention: AttentionName = "auto",
+        kv_cache_dtype: CacheDType = "auto",
         enforce_eager: bool = False,
         load_format: LoadFormat = "auto",
         synthetic_acceptance_length: float | None = None,

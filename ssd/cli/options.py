@@ -34,7 +34,7 @@ _HEADINGS = {
     "Speculation": "fan_out budget backup sampler saguaro_c speculative_config",
     "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
     "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
-    "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes gpu_memory_utilization",
+    "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes kv_cache_dtype gpu_memory_utilization",
     "Processors": "tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager deterministic",
     "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
     "draft_bind draft_keys insecure served_model_name generation_config metrics_compat otlp_traces_endpoint "
@@ -189,6 +189,7 @@ _ENGINE = {
     "mps": "Start CUDA's MPS for a target and a draft on the same GPU, and stop it with the engine.",
     "deterministic": "Make results independent of batch shapes. Slower.",
     "attention": "Attention backend on a GPU. auto: triton if it is installed, and for prompts flash-attn.",
+    "kv_cache_dtype": "fp8: the target's keys and values in 8 bits, on a GPU. auto: in the type of the model.",
     "enforce_eager": "Capture no CUDA graphs: slower, less memory, quick to start.",
     "load_format": "dummy: random weights. mock: no model, scripted tokens, to test clients.",
     "synthetic_acceptance_length": "With --load-format dummy: let a round of sd commit so many tokens at this -k, -f.",

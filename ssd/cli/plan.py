@@ -34,7 +34,7 @@ _PLACED = (
     *("target", "draft", "revision", "draft_revision"),
     *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
     *("device", "draft_device", "target_cpus", "draft_cpus", "tensor_parallel_size"),
-    *("deterministic", "attention", "enforce_eager"),
+    *("deterministic", "attention", "kv_cache_dtype", "enforce_eager"),
 )
 _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]], int]  # arguments of `ssd.bench.outputs.grid`
 

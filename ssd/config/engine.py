@@ -20,6 +20,7 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
+CacheDType = Literal["auto", "fp8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
@@ -126,6 +127,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mps: bool = False
     deterministic: bool = False
     attention: AttentionName = "auto"
+    kv_cache_dtype: CacheDType = "auto"
     enforce_eager: bool = False
     load_format: LoadFormat = "auto"
     shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
@@ -144,7 +146,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Places: the target has `tensor_parallel_size` ranks, all here, or with the `executor` "ray" only rank 0. Its cores
       are divided equally over the ranks here. An empty list of cores leaves the placement to the operating system. With
       `elastic_cores` either model also computes on the other's cores while the other one rests.
-    - GPUs: `attention` is the backend. With `enforce_eager` no CUDA graphs are captured.
+    - GPUs: `attention` is the backend. With `kv_cache_dtype` "fp8" the target's keys and values take 8 bits. With
+      `enforce_eager` no CUDA graphs are captured.
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
       models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.failpoints`)."""
@@ -188,6 +191,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.tensor_parallel_size > 1 or self.executor == "ray":
             self._check_ranks()
+        if self.emulate is not None and self.kv_cache_dtype != "auto":
+            raise UsageError("emulated times are those of a KV cache in the model's own type")
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):
             raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
         if self.synthetic is not None and (self.load_format != "dummy" or self.cascade):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels.attention import slots_of
+from ssd.layers.paged import to_fp8
 from ssd.models.interface import Shape
 
 Span = slice | Tensor
@@ -24,7 +25,8 @@ def last(span: Span, count: int) -> Span:
 class KVCache:
     """Owns `keys` and `values`, each [layers, num_pages * page_size, kv_heads, head_dim].
 
-    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`."""
+    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. `dtype` uint8: numbers are
+    rounded to FP8 (`ssd.layers.paged.to_fp8`)."""
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (shape.layers, num_pages * page_size, shape.kv_heads, shape.head_dim)
@@ -71,5 +73,7 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [n, kv_heads, head_dim] at `slots` int64 [n]."""
+        if self.keys.dtype == torch.uint8:
+            keys, values = to_fp8(keys), to_fp8(values)
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)

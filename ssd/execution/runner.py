@@ -55,12 +55,20 @@ def attention_backend(name: str, device: torch.device, page_size: int, determini
 
 
 class Runner:
-    """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend.
+    """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend. With `fp8_cache` keys
+    and values are stored in 8 bits, and read by page tables alone.
 
     `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
     def __init__(
-        self, model: Model, num_pages: int, page_size: int, deterministic: bool = False, attention: str = "auto"
+        self,
+        model: Model,
+        num_pages: int,
+        page_size: int,
+        deterministic: bool = False,
+        attention: str = "auto",
+        *,
+        fp8_cache: bool = False,
     ) -> None:
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)  # where kernels are launched that are not torch's
@@ -68,14 +76,16 @@ class Runner:
         self._deterministic = deterministic
         self.attention = attention_backend(attention, model.device, page_size, deterministic)
         try:
-            self.cache = KVCache(model.shape, num_pages, page_size, model.dtype, model.device)
+            stored = torch.uint8 if fp8_cache else model.dtype
+            self.cache = KVCache(model.shape, num_pages, page_size, stored, model.device)
         except RuntimeError as error:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
 
     @property
     def paged(self) -> PagedAttention | None:
         """The backend that reads page tables; None if the attention paths of `ssd.execution.paged` serve."""
-        return None if isinstance(self.attention, TorchAttention) else self.attention
+        wide = self.cache.keys.dtype != torch.uint8
+        return None if wide and isinstance(self.attention, TorchAttention) else self.attention
 
     @property
     def table_pages(self) -> int:

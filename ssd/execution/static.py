@@ -126,8 +126,10 @@ class StaticRunner(Runner):
         longest: int,
         layers: Collection[int] = (),
         capture: bool = True,
+        fp8_cache: bool = False,
     ) -> None:
-        super().__init__(model, num_pages + 1, page_size, deterministic, attention)  # the last one is the dummy's
+        # The last page is the dummy's.
+        super().__init__(model, num_pages + 1, page_size, deterministic, attention, fp8_cache=fp8_cache)
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
         self.adjustments = self._adjustments(most_rows)

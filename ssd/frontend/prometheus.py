@@ -243,7 +243,7 @@ class PrometheusExporter(Collector, Observer):
             "model_name": self._model,
             "block_size": str(config.page_size),
             "num_gpu_blocks": str(config.num_pages),  # vLLM's name, wherever they lie
-            "cache_dtype": config.dtype,
+            "cache_dtype": config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             "enable_prefix_caching": "True",
         }
         info = GaugeMetricFamily(f"{prefix}:cache_config_info", "The target's KV cache.", labels=list(shown))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssd.config.engine import ITEM_BYTES
 from ssd.errors import UsageError
 from ssd.launch import memory
 from ssd.launch.defaults import chosen
@@ -79,7 +78,10 @@ def describe(options: EngineOptions) -> Description:
         weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], "none"),
         sequences=options.max_num_seqs,
         tokens=tokens,
-        cache_bytes=options.max_num_seqs * tokens * found.kv_values_per_token * ITEM_BYTES[options.dtype],
+        cache_bytes=options.max_num_seqs
+        * tokens
+        * found.kv_values_per_token
+        * memory.cache_item_bytes(options, options.dtype),
         draft=draft,
         draft_fits=None if draft is None else why_not is None,
         draft_why_not=why_not,

@@ -72,7 +72,8 @@ def cache_pages(
     `shared` is what target and draft exchange, which lies beside the target where the draft is on a GPU too: bytes of
     draft probabilities, and hidden state numbers per token. Raises UsageError where there is no room."""
     size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
-    page = size * ModelSizes.of(target.model).kv_values_per_token * ITEM_BYTES[target.dtype]
+    item = cache_item_bytes(options, target.dtype)
+    page = size * ModelSizes.of(target.model).kv_values_per_token * item
     usual = _usual_pages(options, wanted)
     found = given // page if given is not None else min(usual, free // _TARGET_SHARE // page)
     most_of_draft = wanted
@@ -87,7 +88,7 @@ def cache_pages(
         return found, most_of_draft
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
     shapes = target_shapes(seqs, row, options.deterministic)
-    need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes])
+    need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes], item)
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]
     texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
@@ -98,6 +99,11 @@ def cache_pages(
     budget = Budget(places.present, options.gpu_memory_utilization)
     on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)
     return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
+
+
+def cache_item_bytes(options: ChosenOptions, dtype: DType) -> int:
+    """Return the bytes of a number in the target's KV cache, whose weights are in `dtype`."""
+    return 1 if options.kv_cache_dtype == "fp8" else ITEM_BYTES[dtype]
 
 
 def _usual_pages(options: ChosenOptions, wanted: int) -> int:
@@ -148,9 +154,12 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     return total
 
 
-def _need(sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int]) -> Need:
+def _need(
+    sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int], stored: int | None = None
+) -> Need:
     """Return what one of a model's `ranks` keeps on its GPU. A forward has logits for `rows` tokens; static shapes,
-    in memory of their own, keep the logits of `kept` tokens each."""
+    in memory of their own, keep the logits of `kept` tokens each. `stored`: bytes of a number in the KV cache, by
+    default of one of the model."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
     return Need(
         weights=device_bytes(sized.model, item) // ranks,
@@ -159,7 +168,7 @@ def _need(sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Seq
             for tokens, outputs in ((options.max_num_batched_tokens, rows), (largest, largest))
         )
         + item * (rows + sum(kept)) * sizes.vocab_size,
-        page=options.page_size * sizes.kv_values_per_token * item // min(ranks, sizes.kv_heads),
+        page=options.page_size * sizes.kv_values_per_token * (stored or item) // min(ranks, sizes.kv_heads),
     )
 
 

@@ -61,6 +61,8 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         served = replace(served, sampling=_sampling(target))
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
+    if options.kv_cache_dtype == "fp8" and options.device == "cpu":
+        raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
     quantize_draft = draft_quantize(options, drafts)
     draft_type: DType = "float32" if quantize_draft == "int8" else options.draft_dtype or draft_dtype(options)
     features = _features(options, drafts, target)

@@ -28,7 +28,7 @@ class FlashAttention(TritonAttention):
         super().__init__(device)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        few = rows.longest <= _FEW or not rows.causal
+        few = rows.longest <= _FEW or not rows.causal or keys.dtype != q.dtype
         if few or q.dtype.itemsize != 2 or q.shape[-1] > _MOST_DIM or q.shape[-1] % 8:
             return super().attend(q, keys, values, rows, scale, rule)
         paged = (-1, rows.page_size, *keys.shape[1:])

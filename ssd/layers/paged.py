@@ -54,8 +54,19 @@ class PagedRows:
         return F.pad(counts.cumsum(0), (1, 0)).int()
 
 
+def to_fp8(x: Tensor) -> Tensor:
+    """Numbers as FP8 (e4m3), uint8 of the same shape: the nearest, at most 448 in size; a NaN stays one."""
+    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def of_cache(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values of a cache as `dtype`; uint8 are FP8."""
+    return (stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored).to(dtype)
+
+
 class PagedAttention(Protocol):
-    """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say.
+    """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say. These have
+    the type of q, or are FP8 (`to_fp8`), which is exact in it.
 
     Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for
     the device, and its launches depend on shapes alone, so that a CUDA graph can hold it."""
@@ -94,5 +105,7 @@ class TorchAttention:
         slots = torch.where(hidden, pages[:, :1] * rows.page_size, slots)
         wide = torch.promote_types(q.dtype, torch.float32)
         mask = very_low(hidden, wide)[:, None, None]
-        out, totals = attend_own(q.to(wide), keys[slots].to(wide), values[slots].to(wide), scale, mask, rule)
+        out, totals = attend_own(
+            q.to(wide), of_cache(keys[slots], wide), of_cache(values[slots], wide), scale, mask, rule
+        )
         return out.to(q.dtype), totals

@@ -111,6 +111,7 @@ class TritonAttention:
             BLOCK_N=tiling.block_n,
             BLOCK_D=tiling.block_d,
             WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            FP8=keys.dtype == torch.uint8,
             num_warps=4,
             num_stages=2,
         )

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ssd.layers.triton_kernels import to_fp8
+
 _BLOCK = 1024
 
 
@@ -130,6 +132,7 @@ def turn_kernel(
     TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     """One head of a token's queries, keys and values: norms and turns it, and puts it where attention reads it."""
     token = tl.program_id(0).to(tl.int64)
@@ -140,7 +143,10 @@ def turn_kernel(
     numbers = tl.load(from_ + at, mask=held, other=0.0)
     slot = tl.load(slots + token).to(tl.int64)
     if head >= HEADS + KV_HEADS:
-        tl.store(values + slot * kv_stride + (head - HEADS - KV_HEADS) * DIM + at, numbers, mask=held)
+        value = numbers
+        if FP8:
+            value = to_fp8(numbers.to(tl.float32))
+        tl.store(values + slot * kv_stride + (head - HEADS - KV_HEADS) * DIM + at, value, mask=held)
         return
     # Number i is paired with number i + TURNED / 2.
     turns = at < TURNED
@@ -162,7 +168,10 @@ def turn_kernel(
     if head < HEADS:
         tl.store(q + (token * HEADS + head) * DIM + at, turned, mask=held)
     else:
-        tl.store(keys + slot * kv_stride + (head - HEADS) * DIM + at, turned, mask=held)
+        key = turned
+        if FP8:
+            key = to_fp8(turned.to(tl.float32))
+        tl.store(keys + slot * kv_stride + (head - HEADS) * DIM + at, key, mask=held)
 
 
 def turn(
@@ -177,9 +186,9 @@ def turn(
 ) -> Tensor:
     """Queries [n, heads, dim], turned, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
 
-    Keys, turned, and values go to `slots` int64 [n] of `keys` and `values` [slots, kv_heads, dim]. `table`: cosines and
-    signed sines [n, 1, turned]. With `norms`, weights float32 [dim] for queries and keys, heads are normed first, as by
-    `rms_norm`."""
+    Keys, turned, and values go to `slots` int64 [n] of `keys` and `values` [slots, kv_heads, dim], in FP8 if these are.
+    `table`: cosines and signed sines [n, 1, turned]. With `norms`, weights float32 [dim] for queries and keys, heads
+    are normed first, as by `rms_norm`."""
     n, every, dim = projected.shape
     heads = every - 2 * kv_heads
     q = torch.empty(n, heads, dim, dtype=projected.dtype, device=projected.device)
@@ -202,6 +211,7 @@ def turn(
         TURNED=table[0].shape[-1],
         BLOCK=triton.next_power_of_2(dim),
         NORMED=norms is not None,
+        FP8=keys.dtype == torch.uint8,
         num_warps=1,
     )
     return q

@@ -8,6 +8,29 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def of_fp8(byte: tl.tensor) -> tl.tensor:
+    """FP8 (e4m3) in uint8 -> float32: its fields are moved to where float32 has its own, whose bias is 127, not 7."""
+    word = byte.to(tl.int32)
+    bits = ((word & 0x80) << 24) | ((word & 0x7F) << 20)
+    number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    return tl.where((word & 0x7F) == 0x7F, float("nan"), number)
+
+
+@triton.jit
+def to_fp8(x: tl.tensor) -> tl.tensor:
+    """float32 -> the nearest FP8 (e4m3) in uint8, at most 448 in size; of two as near the even one."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    held = tl.minimum(size, 0x43E00000)  # 448
+    normal = ((held + 0x7FFFF + ((held >> 20) & 1)) >> 20) - 960  # 3 bits behind the point; the bias 127 becomes 7
+    # Added to 2^14, a number below 2^-6 is rounded to whole 2^-9.
+    small = (held.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(held < 0x3C800000, small, normal)
+    code = tl.where(size > 0x7F800000, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
 # Specialising on these would compile further variants in the middle of somebody's answer.
 @triton.jit(
     do_not_specialize=["window", "queries", "table_stride", "blocks"],
@@ -45,6 +68,7 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     """Attend with a block of a row's queries, those that share a key head, to one split of the row's keys.
 
@@ -52,7 +76,7 @@ def attend_kernel(
     the result and `totals` [queries, HEADS] the log-sum-exp. With several, `out` [SPLITS, queries, HEADS, DIM] are
     float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has `CHUNK`
     keys, or, if that is 0, an equal part of what the queries see. `WIDE`: multiply in float32, as the interpreter has
-    no bfloat16."""
+    no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0) // blocks
     kv_head = tl.program_id(1)
@@ -107,6 +131,8 @@ def attend_kernel(
         held = inside[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + place[:, None] + d[None, :], mask=held, other=0.0)
         v = tl.load(values + place[:, None] + d[None, :], mask=held, other=0.0)
+        if FP8:
+            k, v = of_fp8(k).to(q.dtype.element_ty), of_fp8(v).to(q.dtype.element_ty)
         if WIDE:
             k = k.to(tl.float32)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale

@@ -47,7 +47,7 @@ def load(
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
     runner: Runner
     static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
-    static["capture"] = not config.enforce_eager
+    static |= {"capture": not config.enforce_eager, "fp8_cache": config.kv_cache_dtype == "fp8"}
     if ranks.size > 1:
         if device.type == "cuda":
             runner = StaticShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell, **static)

@@ -72,10 +72,13 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
     draft = config.draft if config.link is None else "another machine"
     pair = [config.digest, draft, drafts, config.emulate, config.synthetic, config.load_format]
     types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.activations]
+    stored = [] if config.kv_cache_dtype == "auto" else [config.kv_cache_dtype]  # older files keep their names
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]
     processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    described = repr((pair, types, places, ways, kernels, __version__, processor and processor[0], os.cpu_count()))
+    described = repr(
+        (pair, types, *stored, places, ways, kernels, __version__, processor and processor[0], os.cpu_count())
+    )
     return cache_dir() / "tables" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
 
 

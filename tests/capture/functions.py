@@ -96,11 +96,14 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
     _on_triton(runner)
     step = runner.steps[SHAPE]
     step.logits = torch.empty(SHAPE.tokens, model.shape.vocab_size, dtype=torch.bfloat16, device=META)
+    narrow = StaticRunner(model, 600, PAGE, attention="torch", most_rows=ROWS, longest=SHAPE.tokens, fp8_cache=True)
+    _on_triton(narrow)
     reader = BoardReader(memory_file("capture", size_bytes(ROWS)), ROWS, model.shape.vocab_size)
     with kernels_in(Counts()):
         device = DeviceScheduler(runner, DeviceBoard(reader, META))
     return {
         "verify": Function(step._forward, model.shape.layers),
+        "verify, FP8 cache": Function(narrow.steps[SHAPE]._forward, model.shape.layers),
         "draw": Function(step.draws[Drawing.WARM], 0),
         "filtered draw": Function(step.draws[Drawing.FILTERED], 0),
         "adjusted draw": Function(step.adjusted_draw, 0),

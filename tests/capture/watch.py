@@ -26,6 +26,7 @@ META = torch.device("meta")
 # The host waits for the device, or the shape of the result depends on numbers.
 _WAITS = {"_local_scalar_dense", "item", "nonzero", "nonzero_static", "unique_dim", "_unique2", "unique_consecutive"}
 _WAITS |= {"masked_select", "equal", "is_nonzero", "repeat_interleave", "_assert_async"}
+_INDEXES = {"index", "index_put", "index_put_"}  # by masks too
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.from_numpy)
 # Make a tensor, and launch nothing.
 _MADE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_reshape_alias", "lift_fresh"}
@@ -79,7 +80,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
-        if name in _WAITS or (name.startswith("index") and any(_chooses(part) for part in given[1:])):
+        if name in _WAITS or (name in _INDEXES and any(_chooses(part) for part in given[1:])):
             raise Fault(f"{func} waits for numbers of the device{_where()}")
         host = [part for part in given if part.device != META]
         if host or (kwargs.get("device") is not None and torch.device(kwargs["device"]) != META):

@@ -104,6 +104,23 @@ def test_graphs_give_the_logits_of_plain_launches(
         static.forward(batch((40, 41), (35, 33), seed=5)[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cache_in_8_bits_is_read_as_it_was_written(dtype: torch.dtype) -> None:
+    """By the kernels, captured, and by torch, which may round a number next to a tie the other way."""
+    first, rows = batch(*BATCHES[3])
+    found = []
+    for attention, capture in (("auto", True), ("auto", False), ("torch", False)):
+        sizes = {"most_rows": 6, "longest": 8, "capture": capture, "fp8_cache": True}
+        static = StaticRunner(llama(dtype), PAGES, PAGE, attention=attention, **sizes)
+        static.cache.keys.fill_(0x7F)  # a NaN
+        static.cache.values.fill_(0x7F)
+        static.warm_up(8)
+        static.forward(first)
+        found.append(static.forward(rows).clone())
+    assert error(found[0], found[1]) <= 1e-3
+    assert error(found[0], found[2]) <= 5e-2
+
+
 def test_what_is_drawn_on_the_device_is_what_the_logits_say() -> None:
     static, (first, rows) = runner(torch.bfloat16), batch(*BATCHES[2])
     static.forward(first)

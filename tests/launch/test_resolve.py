@@ -145,6 +145,20 @@ def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> Non
         config(device="cuda", draft_device="cuda:1", draft=(TARGET,), max_model_len=2048)
 
 
+def test_a_cache_in_8_bits_has_more_pages(cards: list[Gpu]) -> None:
+    pages = {
+        kind: config(
+            device="cuda", dtype="bfloat16", mode="ar", kv_cache_dtype=kind, gpu_memory_utilization=0.4
+        ).num_pages
+        for kind in ("auto", "fp8")
+    }
+    assert pages["fp8"] in (2 * pages["auto"], 2 * pages["auto"] + 1)
+    given = {"device": "cuda", "dtype": "bfloat16", "mode": "ar", "kv_cache_memory_bytes": GIB}
+    assert config(**given, kv_cache_dtype="fp8").num_pages == GIB // (PAGE_BYTES * 1)
+    with pytest.raises(UsageError, match="--kv-cache-dtype fp8 needs a target on a GPU"):
+        config(kv_cache_dtype="fp8")
+
+
 def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:
     cards[1] = cards[0]
     one, two = (config(device="cuda", mode="ar", tensor_parallel_size=size).num_pages for size in (1, 2))

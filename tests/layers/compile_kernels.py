@@ -87,6 +87,7 @@ def _spilled(code: str, capability: int) -> int:
 
 def main() -> None:
     sizes = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "WIDE": False}
+    sizes |= {"FP8": False}
     plain = sizes | {"WINDOWED": False, "CAPPED": False, "SPLITS": 16, "CHUNK": 0, "BLOCK_M": 32, "BLOCK_N": 64}
     fixed = plain | {"SPLITS": 4, "CHUNK": 256, "BLOCK_M": 64, "WINDOWED": True, "CAPPED": True}
     wide = plain | {"SPLITS": 1, "BLOCK_N": 32, "DIM": 64, "BLOCK_D": 64}
@@ -96,9 +97,11 @@ def main() -> None:
         ("32 bits", wide, "fp32", "fp32"),
     ):
         compiled(f"attend, {name}", attend_kernel, constants, element, result)
+    eight = dict.fromkeys(("keys", "values"), "*u8")
+    compiled("attend, FP8 cache", attend_kernel, plain | {"FP8": True}, "bf16", "fp32", **eight)
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled("merge", merge_kernel, merged, "fp32", "bf16")
-    heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True}
+    heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True, "FP8": False}
     sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
     for kernel, constants, types in (
         (norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "ADDED": True, "BEHIND": True}, {}),
@@ -110,6 +113,7 @@ def main() -> None:
         (warm_kernel, {"LISTED": True, "FILTERED": True, "BLOCK": 2048}, {**sampling, "out": "*fp32"}),
     ):
         compiled(kernel.__name__, kernel, constants, "bf16", "bf16", **types)
+    compiled("turn_kernel, FP8 cache", turn_kernel, heads | {"FP8": True}, "bf16", "bf16", **eight)
     filters = {"top_k": "*i64", "top_p": "*fp32", "min_p": "*fp32", "out": "*fp32"}
     compiled("lowest_kernel", lowest_kernel, {"DIGIT": 4, "BLOCK": 512}, "bf16", "fp32", 8, **filters)
     texts = dict.fromkeys(("starts", "sequences", "ids"), "*i64") | dict.fromkeys(("words", "text"), "*i32")
