@@ -41,6 +41,7 @@ class DepthPolicy:
         waiting = [tree for tree in trees if tree.answers is not None]
         if waiting:
             return MAX_LOOKAHEAD if all(tree.speculation.mode == "sd" for tree in waiting) else 1
-        if not self._rounds or not self._depth_s.value:
+        if not self._rounds or not self._depth_s.count:
             return 1
-        return max(1, int((self._began + min(self._rounds) - now) / self._depth_s.value))
+        left_s = self._began + min(self._rounds) - now
+        return max(1, min(int(left_s / max(1e-9, self._depth_s.value)), MAX_LOOKAHEAD))

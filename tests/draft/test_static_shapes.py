@@ -220,6 +220,7 @@ def policy(*rounds: float, depth_s: float = 1.0) -> DepthPolicy:
 def test_a_step_ends_before_the_next_outcome() -> None:
     assert [policy(10.0, 6.5, 9.0).depths([], now) for now in (0.0, 1.0, 4.4, 5.6, 7.0)] == [6, 5, 2, 1, 1]
     assert policy(2.0, *[9.0] * 8).depths([], 0.0) == 9, "the last eight rounds"
+    assert policy(1.0, depth_s=0.0).depths([], 0.0) == 16, "a clock that does not move"
     assert DepthPolicy().depths([], 0.0) == policy().depths([], 0.0) == 1, "as long as nothing is known"
 
 
