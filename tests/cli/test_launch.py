@@ -304,7 +304,7 @@ def test_a_unix_socket_serves_every_name_and_is_gone_afterwards(tmp_path: Path) 
 )
 def test_a_request_that_has_not_come_whole_ends_with_the_engine(begun: bytes, sign: bytes, rest: bytes) -> None:
     """With an answer, and without a word in the log."""
-    with running() as (process, said):
+    with running("--port", "0") as (process, said):
         client = socket.create_connection(("127.0.0.1", int(said["http"].rpartition(":")[2])), PATIENCE_S)
         client.sendall(begun)
         assert client.recv(65536).split()[1] == sign, "it reads"
