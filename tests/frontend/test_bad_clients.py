@@ -166,9 +166,9 @@ def test_a_message_has_four_mebibytes_at_most() -> None:
 
 def asked(connection: Connection, message: Message) -> Answer | EngineDeadError:
     while not connection.offer(message):
-        connection.wait(sending=True)
+        connection.wait(sending=True, deadline=None)
     while (answer := connection.take()) is None:
-        connection.wait(sending=False)
+        connection.wait(sending=False, deadline=None)
     return answer
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 from http.client import HTTPConnection
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -146,10 +147,10 @@ def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
 ) -> None:
     opened = RequestManager.open
 
-    def only_once(self: RequestManager, message: Generate, *more: object) -> Request:
+    def only_once(self: RequestManager, message: Generate, *more: Any, **named: Any) -> Request:
         if message.id == 1:
             raise ValueError("a bug")
-        return opened(self, message, *more)  # type: ignore[arg-type]
+        return opened(self, message, *more, **named)
 
     monkeypatch.setattr(RequestManager, "open", only_once)
     connection = begin(scripted, n=2, prompt=[5])

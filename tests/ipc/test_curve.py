@@ -104,9 +104,9 @@ def test_frames_may_be_as_large_as_without_encryption(server: Server) -> None:
 def test_a_larger_frame_ends_the_connection(server: Server) -> None:
     connection = Connection(server.address, curve.client_keys(server.client))
     while not connection.offer(Generate(1, "x" * sockets.PUBLIC_BYTES)):
-        connection.wait(sending=True)
+        connection.wait(sending=True, deadline=None)
     while (answer := connection.take()) is None:
-        connection.wait(sending=False)
+        connection.wait(sending=False, deadline=None)
     assert isinstance(answer, EngineDeadError)
     connection.close()
 
