@@ -34,10 +34,15 @@ def main(child: Child) -> None:
         emulate=config.emulate,
     )
 
+    said = False
+
     def settled(words: str) -> None:
+        nonlocal said
         log.warning("%s", words)
-        child.trace.enter(State.IDLE)
-        child.ready()
+        if not said:
+            child.trace.enter(State.IDLE)
+            child.ready()
+        said = True
 
     RemoteDrafter(options, child.beat, settled, texts=True).serve()
 

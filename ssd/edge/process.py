@@ -215,6 +215,8 @@ class Relay:
         if isinstance(answer, Chunk):
             if answer.token_ids:
                 self._pass_on(asked)
+                if asked.submit.request not in self._asked:  # its tokens were others
+                    return
                 asked.last = answer
                 if answer.token_ids[-1] not in asked.ends:
                     self._pass_on(asked)
@@ -229,7 +231,11 @@ class Relay:
             self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=answer.message))
             return
         final = Emission(asked.submit.request, [], finish_reason=answer.finish_reason, metrics=answer.metrics)
-        if asked.last is not None and (emission := self._fresh(asked, asked.last)) is not None:
+        emission = None if asked.last is None else self._fresh(asked, asked.last)
+        if asked.seen < len(asked.given):
+            self._end_otherwise(asked)
+            return
+        if emission is not None:
             tokens = emission.token_ids, emission.logprobs, emission.prompt_logprobs
             final = replace(final, **dict(zip(("token_ids", "logprobs", "prompt_logprobs"), tokens, strict=True)))
         self._end(asked, final)
@@ -254,8 +260,7 @@ class Relay:
         again = max(0, min(len(ids), len(asked.given) - begin))
         asked.seen += len(ids)
         if ids[:again] != asked.given[begin : begin + again]:
-            why = "the engine was lost, and answers differently now"
-            self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
+            self._end_otherwise(asked)
             return None
         if again == len(ids):
             return None
@@ -264,6 +269,11 @@ class Relay:
         return Emission(
             asked.submit.request, ids[again:], logprobs, prompt_logprobs=None if begin else chunk.prompt_logprobs
         )
+
+    def _end_otherwise(self, asked: Asked) -> None:
+        """End a request whose client has tokens that are not those of the answer any more."""
+        why = "the engine was lost, and answers differently now"
+        self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
 
     def _end(self, asked: Asked, emission: Emission) -> None:
         """Tell the frontend of a request's end, once."""

@@ -48,7 +48,6 @@ class Tracing(Observer):
         )
         span.set_attributes(
             {
-                "gen_ai.operation.name": "text_completion",
                 "gen_ai.request.model": self._model,
                 "gen_ai.request.max_tokens": params.max_tokens,
                 "gen_ai.request.temperature": params.temperature,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 log = logging.getLogger("ssd.kernels")
@@ -25,9 +26,20 @@ def file_name(level: str) -> str:
     return f"cpu-{level}.so"
 
 
+def _load_openmp() -> None:
+    """Load torch's copy of OpenMP, which the kernels share with it; the system may have none."""
+    torch = find_spec("torch")
+    for place in (torch and torch.submodule_search_locations) or ():
+        file = Path(place) / "lib" / "libgomp.so.1"
+        if file.exists():
+            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+
+
 def find(flags: list[str], folder: Path | None = None) -> Path | None:
     """Return the packaged kernels for a processor with these flags; None if there are none that load."""
     folder = folder or Path(__file__).parent / FOLDER
+    if folder.is_dir():
+        _load_openmp()
     for level, (_, needed) in LEVELS.items():
         file = folder / file_name(level)
         if {*needed} <= {*flags} and file.exists():

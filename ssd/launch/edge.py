@@ -21,6 +21,10 @@ def next_port(address: str) -> str:
     """Return the address whose port is one more: where `ssd edge` looks for the draft link. Raises UsageError."""
     tcp_host("--connect", address)
     host, _, port = address.rpartition(":")
+    if int(port) == 65535:
+        raise UsageError(
+            f"--connect {address} has the last port, and the draft link none after it: give --draft-connect"
+        )
     return f"{host}:{int(port) + 1}"
 
 
@@ -39,7 +43,7 @@ def edge_config(
 
     Tokenizer and chat template are those of `target`, where that is given, else the draft's. Raises UsageError."""
     keys = None if upstream.draft_keys is None else Path(upstream.draft_keys)
-    draft = remote_draft(upstream.draft_connect, keys, model, target, asked)
+    draft = remote_draft(upstream.draft_connect, keys, model, target, asked, ("--draft-connect", "--draft-keys"))
     texts = checkpoint.inspect(Path(draft.target or draft.model), weights=False)
     pages = -(-found.max_model_len // _PAGE_SIZE) + 1
     return EngineConfig(

@@ -124,7 +124,7 @@ def bundles(config: EngineConfig) -> list[dict[str, float]]:
     if on_gpus := len(devices - {None}):
         here["GPU"] = on_gpus
     if gpus.number(config.device) is not None:
-        each = {"CPU": 1, "GPU": 1}
+        here["CPU"], each = 1, {"CPU": 1, "GPU": 1}  # the cores are for the ranks of all the GPUs there
     return [here, *(dict(each) for _ in range(1, config.tensor_parallel_size))]
 
 

@@ -22,14 +22,19 @@ _BUILT_IN = {"smollm2-draft": "smollm2"}
 
 
 def remote_draft(
-    connect: str, folder: Path | None, model: str, target: str | None, asked: EngineOptions
+    connect: str,
+    folder: Path | None,
+    model: str,
+    target: str | None,
+    asked: EngineOptions,
+    flags: tuple[str, str] = ("--connect", "--keys"),
 ) -> RemoteDraft:
     """Find and check what `ssd draft` was asked for: type and device of the draft are in `asked`.
 
-    Raises UsageError for what cannot work."""
+    `flags` are the names of the options for `connect` and `folder`. Raises UsageError for what cannot work."""
     options = chosen(asked)
-    if not is_loopback(tcp_host("--connect", connect)) and folder is None:
-        raise UsageError(f"--connect {connect} is another machine: give --keys, the folder that ssd keys made there")
+    if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
+        raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
     if folder is not None:
         client_keys(folder)
     draft = checkpoint.inspect(hub.ensure(model))

@@ -56,6 +56,7 @@ _RATE, _BURST = 2000.0, 200.0
 _WAITING_FRAMES = 64  # of a peer, read but not looked at
 _MORE_BYTES = 256 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
+_MOST_COUNTED = 2**16  # of anything in a frame
 _BARRED_S = 30.0  # for which a draft that was of no use is left alone while there are others
 
 
@@ -189,7 +190,8 @@ class Receiver:
 
     def _judge(self, session: Session) -> None:
         """Leave a draft alone that is of no use while others are: the target's breaker knows only all of them."""
-        if session.requests.debt < MOST_DEBT or len(self._sessions.joined) < 2:
+        assert self._config.link is not None
+        if session.requests.debt < MOST_DEBT or self._config.link.own or len(self._sessions.joined) < 2:
             return
         why = "its tokens are not accepted"
         self._send(session.peer, NotAccepted(why, again=True), session.number)
@@ -282,7 +284,7 @@ class Receiver:
         if not (ours[0] and theirs[0]) and ours[1] != theirs[1]:
             self._refuse(peer, f"vocabularies of {ours[1]} (target) and {theirs[1]} (draft) tokens, and no tokenizers")
             return
-        if time.monotonic() < self._barred.get(key, 0.0):
+        if time.monotonic() < self._barred.get(key, 0.0) and self._sessions.joined:
             self._send(peer, NotAccepted("its tokens were not accepted", again=True))
             return
         if (before := self._sessions.rival(peer, key)) is not None:
@@ -313,8 +315,9 @@ class Receiver:
 
     def _published(self, session: Session, published: Published) -> None:
         """Put entries on the board that the target may look for, and count progress."""
-        if published.echo:
-            session.measured(max(1, time.monotonic_ns() - published.echo - published.held) / 1e9)
+        now = time.monotonic_ns()
+        if published.echo and 0 < (rtt := now - published.echo - published.held) <= SILENT_MS * 10**6:
+            session.measured(rtt / 1e9)
         for trunk in published.trunks:
             self._counted[session.requests.expect(trunk)] += 1
         for entry in published.entries:
@@ -322,7 +325,9 @@ class Receiver:
             self._counted[found] += 1
             self._entries += 1
             self._late += found.endswith(LATE)
-        self._board.count(published.progress, published.steps, published.nanoseconds, published.grown)
+        counted = (min(count, _MOST_COUNTED) for count in (published.progress, published.steps, published.grown))
+        progress, steps, grown = counted
+        self._board.count(progress, steps, session.worked(published.nanoseconds, now), grown)
 
 
 def _listening(context: zmq.Context[Any], address: str, folder: str | None) -> zmq.Socket[bytes]:

@@ -31,6 +31,16 @@ class Session:
     joined: bool = False
     rtt: float = 0.0
     jitter: float = 0.0
+    heard_ns: int = 0
+    unclaimed_ns: int = 0
+
+    def worked(self, nanoseconds: int, now_ns: int) -> int:
+        """Returns the time that a draft says it has computed, at most what has gone by."""
+        if self.heard_ns:
+            self.unclaimed_ns += now_ns - self.heard_ns
+        found = min(nanoseconds, self.unclaimed_ns)
+        self.heard_ns, self.unclaimed_ns = now_ns, self.unclaimed_ns - found
+        return found
 
     def measured(self, seconds: float) -> None:
         """Note a round trip: means of it and of its deviation, as TCP keeps them (RFC 6298)."""

@@ -56,18 +56,22 @@ def test_kubernetes_would_take_it(name: str, document: dict[str, Any]) -> None:
 
 
 def test_the_names_in_them_fit_together() -> None:
-    kinds = {document["kind"]: document for _, document in ALL}
-    service, deployment = kinds["Service"]["spec"], kinds["Deployment"]
+    kinds = {document["kind"]: document for _, document in ALL if document["kind"] != "Service"}
+    services = {document["metadata"]["name"]: document for _, document in ALL if document["kind"] == "Service"}
+    deployment = kinds["Deployment"]
     (template,) = pods(deployment)
-    leader = pods(kinds["LeaderWorkerSet"])[0]
-    for labels in (template["metadata"]["labels"], leader["metadata"]["labels"]):
-        assert service["selector"].items() <= labels.items()
+    workloads = {"ssd": template, "ssd-large": pods(kinds["LeaderWorkerSet"])[0]}
+    for name, service in services.items():
+        selector = service["spec"]["selector"].items()
+        chosen = [other for other, pod in workloads.items() if selector <= pod["metadata"]["labels"].items()]
+        assert chosen == [name], "a service with pods of two models would answer with either"
+    service = services["ssd"]["spec"]
     assert deployment["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
     (container,) = template["spec"]["containers"]
     (port,) = service["ports"]
     assert port["targetPort"] in {port["name"] for port in container["ports"]}
     monitor = kinds["ServiceMonitor"]["spec"]
-    assert monitor["selector"]["matchLabels"].items() <= kinds["Service"]["metadata"]["labels"].items()
+    assert monitor["selector"]["matchLabels"].items() <= services["ssd"]["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] == port["name"]
     assert endpoint["authorization"]["credentials"] == container["env"][0]["valueFrom"]["secretKeyRef"]

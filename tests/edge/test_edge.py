@@ -227,6 +227,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         check_upstream("tcp://cloud.example:5555", None)
     with pytest.raises(UsageError, match="give an address such as"):
         next_port("cloud:5555")
+    with pytest.raises(UsageError, match="give --draft-connect"):
+        next_port("tcp://cloud.example:65535")
     assert next_port("tcp://[::1]:5555") == "tcp://[::1]:5556"
     own = ServerOptions(http=False, draft_bind="tcp://127.0.0.1:5556", draft_prompts="own")
     with pytest.raises(UsageError, match="--draft-prompts own goes by the names of keys"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ssd.kernels import build
+from ssd.kernels import build, prebuilt
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -30,6 +31,25 @@ def test_it_is_compiled_once(fresh: Path) -> None:
     made = first.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library() == first and first.stat().st_mtime_ns == made
+
+
+def test_the_best_kernels_of_a_wheel_that_this_processor_can_run_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "some.c"
+    source.write_text("int one(void) { return 1; }\n")
+    for level in ("v3", "v4"):
+        file = tmp_path / prebuilt.file_name(level)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True)
+    needs = {level: list(flags) for level, (_, flags) in prebuilt.LEVELS.items()}
+    assert prebuilt.find(needs["v3"], tmp_path) == tmp_path / "cpu-v3.so"
+    assert prebuilt.find(needs["v4-vnni"], tmp_path) == tmp_path / "cpu-v4.so", "there are none for v4-vnni"
+    assert prebuilt.find(needs["v3"][1:], tmp_path) is None
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "cpu-v4.so").write_text("of another system")
+    assert prebuilt.find(needs["v4"], foreign) is None
+    assert "the packaged kernels do not load" in caplog.text
 
 
 def test_other_sources_make_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

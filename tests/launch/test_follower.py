@@ -49,7 +49,17 @@ def test_a_rank_runs_the_same_files_and_the_same_version_only(config: EngineConf
         ({"device": "cuda", "draft_device": "cuda:0", "draft": "d", "target_cpus": ()}, [{"CPU": 1, "GPU": 1}] * 2),
         (
             {"device": "cuda", "draft_device": "cuda:1", "draft": "d", "target_cpus": (0,), "draft_cpus": (1,)},
-            [{"CPU": 2, "GPU": 2}, {"CPU": 1, "GPU": 1}],
+            [{"CPU": 1, "GPU": 2}, {"CPU": 1, "GPU": 1}],
+        ),
+        (  # eight ranks fit on a machine of 32 cores and eight GPUs
+            {
+                "device": "cuda",
+                "draft_device": "cuda:0",
+                "draft": "d",
+                "target_cpus": tuple(range(24)),
+                "draft_cpus": tuple(range(24, 32)),
+            },
+            [{"CPU": 1, "GPU": 1}] * 2,
         ),
     ],
     ids=str,

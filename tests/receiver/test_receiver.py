@@ -218,6 +218,19 @@ def test_what_is_measured_of_the_link_is_on_the_board(world: World) -> None:
     assert (found.entries, found.late, found.tokens) == (2, 1, 1) and found.bytes > 100
 
 
+def test_impossible_times_and_counts_are_not_those_of_the_link_nor_of_steps(world: World) -> None:
+    world.join()
+    world.tell(admit())
+    most = 2**40
+    world.say(Published([entry()], echo=1, progress=most, steps=3, nanoseconds=most, grown=most))
+    assert world.lookup() == [1, 2]
+    for _ in range(2):  # one may have been on its way
+        world.heard(Beat)
+    assert world.board.link() is None, "nobody's clock has begun so long ago"
+    told = world.board.telemetry()
+    assert told.steps == 3 and told.step_seconds < PATIENCE_S and told.progress <= 2**17
+
+
 def test_a_request_that_cannot_be_followed_is_dropped(world: World) -> None:
     world.join()
     world.tell(admit())
