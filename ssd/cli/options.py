@@ -37,8 +37,8 @@ _HEADINGS = {
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes kv_cache_dtype gpu_memory_utilization",
     "Processors": "tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager deterministic",
     "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
-    "draft_bind draft_keys insecure served_model_name generation_config metrics_compat otlp_traces_endpoint "
-    "strict_fields cache_report tool_call_parser reasoning_parser",
+    "draft_bind draft_keys draft_prompts insecure served_model_name generation_config metrics_compat "
+    "otlp_traces_endpoint strict_fields cache_report tool_call_parser reasoning_parser",
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
     "slow_reader_seconds max_grammar_bytes grammar_timeout shutdown_timeout step_timeout",
 }
