@@ -10,8 +10,9 @@ import click
 from ssd.cli.launch import serve, server_options
 from ssd.client import Client
 from ssd.config.engine import DType, Quantize, Upstream
-from ssd.launch.edge import check_upstream, edge_config, next_port
+from ssd.launch.edge import edge_config, next_port
 from ssd.launch.options import EngineOptions
+from ssd.launch.remote import check_door
 from ssd.launch.server import ServerOptions
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -45,7 +46,7 @@ def edge(
 
     The other machine only verifies. Prints `http: URL` and `ready: ADDRESS`; Ctrl-C ends it. docs/edge.md has both
     machines' commands."""
-    check_upstream(connect, keys)
+    check_door(connect, keys)
     upstream = Upstream(
         connect=connect,
         keys=None if keys is None else str(keys),

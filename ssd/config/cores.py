@@ -26,8 +26,8 @@ def placement(
     target = parsed("--target-cpus", target_cpus, allowed)
     draft = parsed("--draft-cpus", draft_cpus, allowed)
     if len(allowed) == 1:
-        all_there_are = len(os.sched_getaffinity(0)) == 1
-        return target or (() if all_there_are else allowed), draft or (() if all_there_are else allowed)
+        only = () if len(os.sched_getaffinity(0)) == 1 else allowed
+        return target or only, draft or only
     if not has_draft:
         return target or allowed, ()
     if target is None and draft is None:

@@ -190,7 +190,7 @@ class DraftEngine:
         self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
-        depths = self._depths.depths(self.trees.values(), began)
+        depths = self._depths.depths(self.trees.values(), began) if self.drafter.goes_on else 1
         found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._post, depths)
         self._publish(paths, growing, found)
         self._note_step(time.perf_counter() - began, depths, paths, found)

@@ -46,32 +46,32 @@ class Vocabulary:
         return ids.gather(1, winner[:, None])[:, 0].long(), value
 
 
-class ShardRunner(Runner):
-    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has all logits.
+class _Shard(Runner):
+    """What the runners of a rank have in common: forwards of which the other ranks are told, and whose logits rank 0
+    gets. It comes before the runner that computes them."""
 
-    Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
-
-    def __init__(
-        self,
-        model: Model,
-        num_pages: int,
-        page_size: int,
-        deterministic: bool = False,
-        attention: str = "auto",
-        *,
-        ranks: Ranks,
-        tell: Tell | None = None,
-    ) -> None:
-        super().__init__(model, num_pages, page_size, deterministic, attention)
+    def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
+        """`sizes` and `fields` are those of the runner behind."""
+        super().__init__(model, *sizes, **fields)
         self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
-        ids = self._vocabulary.own
-        self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
         """As `Runner.forward` at rank 0; of no use at the others. All logits are sent to rank 0."""
         if self._tell is not None:
             self._tell(rows, None)
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
+
+
+class ShardRunner(_Shard):
+    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has all logits.
+
+    Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
+
+    def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
+        """`sizes` and `fields` are those of `Runner`."""
+        super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
+        ids = self._vocabulary.own
+        self._noise = NoiseCache(len(ids), model.device, first=ids.start)
 
     def sample(
         self,
@@ -86,21 +86,20 @@ class ShardRunner(Runner):
             return None
         if self._tell is not None:
             self._tell(rows, laws)
-        logits = super().forward(rows, context, meanwhile)
+        logits = Runner.forward(self, rows, context, meanwhile)  # this rank's part
         by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
         return checked(*self._vocabulary.best(scores))
 
 
-class StaticShardRunner(StaticRunner):
+class StaticShardRunner(_Shard, StaticRunner):
     """A `ShardRunner` whose verifications have graph shapes, collectives and draws included.
 
     All ranks must warm up, each by itself: they capture the same graphs in the same order."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
         """`sizes` and `fields` are those of `StaticRunner`."""
-        super().__init__(model, *sizes, **fields)
-        self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
+        super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
         self._ids = torch.tensor(self._vocabulary.own, device=model.device)
 
     def _adjustments(self, sequences: int) -> None:
@@ -109,12 +108,6 @@ class StaticShardRunner(StaticRunner):
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
         scores = logits.float() if draws is None else warmed(logits, draws, self._ids)
         return sound(*self._vocabulary.best(scores))
-
-    def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
-        """As `ShardRunner.forward`."""
-        if self._tell is not None:
-            self._tell(rows, None)
-        return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
     def sample(
         self,

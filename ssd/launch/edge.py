@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ssd.config.engine import EngineConfig, Upstream
 from ssd.errors import UsageError
-from ssd.ipc.curve import client_keys
-from ssd.ipc.listening import is_loopback
 from ssd.ipc.public import Description
 from ssd.launch.options import EngineOptions
 from ssd.launch.remote import remote_draft
@@ -28,14 +28,6 @@ def next_port(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-def check_upstream(connect: str, folder: Path | None) -> None:
-    """Raise UsageError for an address of another machine without keys, and for keys that are none."""
-    if not is_loopback(tcp_host("--connect", connect)) and folder is None:
-        raise UsageError(f"--connect {connect} is another machine: give --keys, the folder that ssd keys made there")
-    if folder is not None:
-        client_keys(folder)
-
-
 def edge_config(
     upstream: Upstream, found: Description, model: str, target: str | None, asked: EngineOptions, server: ServerOptions
 ) -> EngineConfig:
@@ -51,13 +43,7 @@ def edge_config(
         target_name=found.model,
         draft=draft.model,
         draft_name=draft.name,
-        upstream=Upstream(
-            connect=upstream.connect,
-            keys=upstream.keys,
-            draft_connect=upstream.draft_connect,
-            draft_keys=upstream.draft_keys,
-            lender=draft.target,
-        ),
+        upstream=replace(upstream, lender=draft.target),
         speculation=found.speculation,
         draft_dtype=draft.dtype,
         draft_quantize=draft.quantize,

@@ -21,6 +21,16 @@ _SHARE = 4  # of the free memory, the part that the KV cache may take
 _BUILT_IN = {"smollm2-draft": "smollm2"}
 
 
+def check_door(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
+    """Raise UsageError for an address of another machine without keys, and for keys that are none.
+
+    `flags` are the names of the two options."""
+    if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
+        raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
+    if folder is not None:
+        client_keys(folder)
+
+
 def remote_draft(
     connect: str,
     folder: Path | None,
@@ -33,10 +43,7 @@ def remote_draft(
 
     `flags` are the names of the options for `connect` and `folder`. Raises UsageError for what cannot work."""
     options = chosen(asked)
-    if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
-        raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
-    if folder is not None:
-        client_keys(folder)
+    check_door(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))
     if pairs.is_head(draft):
         raise UsageError(f"{model} is an EAGLE-3 head, which reads the target's hidden states: it must be beside it")

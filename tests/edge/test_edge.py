@@ -22,8 +22,9 @@ from ssd.config.engine import EngineConfig, Upstream
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import UsageError
 from ssd.ipc import keys
-from ssd.launch.edge import check_upstream, edge_config, next_port
+from ssd.launch.edge import edge_config, next_port
 from ssd.launch.options import EngineOptions
+from ssd.launch.remote import check_door
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
@@ -224,7 +225,7 @@ def test_texts_are_made_with_the_tokenizer_of_the_engines_model(world: World, tm
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is another machine: give --keys"):
-        check_upstream("tcp://cloud.example:5555", None)
+        check_door("tcp://cloud.example:5555", None)
     with pytest.raises(UsageError, match="give an address such as"):
         next_port("cloud:5555")
     with pytest.raises(UsageError, match="give --draft-connect"):

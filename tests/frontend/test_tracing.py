@@ -66,8 +66,8 @@ def answered(engine: HttpEngine, headers: dict[str, str] | None = None) -> None:
     body = b'{"model": "scripted", "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.5}'
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json", **(headers or {})})
     request = target.next_submit().request
-    metrics = Metrics(mode="ssd", rounds=2, drafted_tokens=6, accepted_tokens=4, hits=1, queue_time_ms=1e-3)
-    told = Metrics(**{**{f: getattr(metrics, f) for f in metrics.__struct_fields__}, "time_to_first_token_ms": 2e-3})
+    speculated = {"mode": "ssd", "rounds": 2, "drafted_tokens": 6, "accepted_tokens": 4, "hits": 1}
+    told = Metrics(**speculated, queue_time_ms=1e-3, time_to_first_token_ms=2e-3)
     target._send(Step([Emission(request, [5, 6], finish_reason="length", metrics=told)], Load()))
     assert connection.getresponse().status == 200
     connection.close()
