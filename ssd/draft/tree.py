@@ -26,13 +26,12 @@ from ssd.speculation import outcome as outcomes
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
 from ssd.speculation.sampling import Law
+from ssd.tuning.ahead import ABSORBED
 from ssd.tuning.chances import Chances, Node
 from ssd.tuning.learner import Mean
 
 # Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
 _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
-# Tokens of a chain that are worth making the trunk longer by.
-_ABSORBED = 4
 
 
 class Guess(NamedTuple):
@@ -247,7 +246,7 @@ class Tree:
             return None
         token = self.guesses[end].token
         chain = next((c for c in self.chains if c.fork == end and c.tokens[0] == token), None)
-        return chain if chain is not None and chain.cell is not None and chain.computed >= _ABSORBED else None
+        return chain if chain is not None and chain.cell is not None and chain.computed >= ABSORBED else None
 
     def absorb(self, chain: Chain) -> None:
         """Make a chain the end of the trunk. The caller has moved its keys and values to the pages."""

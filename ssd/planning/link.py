@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from ssd.config.params import MAX_LOOKAHEAD
 from ssd.planning.grid import Pair
 from ssd.speculation.fan_out import fan_out_at, hit_rate
 from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
+from ssd.tuning.ahead import ABSORBED, MOST_IN_FLIGHT, chain_length, trunk_length
 
-# As the receiver asks for (`ssd.receiver.requests`) and the draft does (`ssd.draft.tree`).
-_REACH, _MOST_IN_FLIGHT, _ABSORBED = 2, 48, 4
 _TOKENS, _SEED = 8192, 20260303
 _EPOCHS = 32  # states of the draft that the receiver still knows
 
@@ -55,7 +53,7 @@ class _Text:
         random, since = Random(seed), 0
         prepared = _prepared(pair, lookahead, fan_out)
         self._covered: dict[int, bool] = {}
-        self._next = [0] * (tokens + _MOST_IN_FLIGHT + 256)
+        self._next = [0] * (tokens + MOST_IN_FLIGHT + 256)
         for position in range(len(self._next)):
             rate = pair.acceptance[min(since, len(pair.acceptance) - 1)]
             since = since + 1 if random.random() < rate else 0
@@ -158,7 +156,7 @@ class _Draft:
             self._begin(length, state.reach(length))
             state = self.states[-1]
         self._length = length
-        self._reach = 0 if outcome.flight < 0 else min(_MOST_IN_FLIGHT, outcome.flight + _REACH * self.ahead)
+        self._reach = 0 if outcome.flight < 0 else trunk_length(outcome.flight, self.ahead)
         if outcome.flight >= 0:
             self._fork(min(state.line, length + self._reach))
         self._publish()
@@ -183,7 +181,7 @@ class _Draft:
         else:
             grown = self._steps - self._started[self._end]
             state.line = max(state.line, self._end + min(self.longest, grown) + (grown >= 0))
-            if self._end < self._length + self._reach and grown >= _ABSORBED:
+            if self._end < self._length + self._reach and grown >= ABSORBED:
                 self._fork(self._end + grown)
         self._publish()
 
@@ -231,7 +229,7 @@ class _Target:
 
     def __init__(self, pair: Pair, texts: Sequence[_Text], rtt: float, lookahead: int, ahead: int) -> None:
         self._pair, self._rtt, self._lookahead, self._ahead = pair, rtt, lookahead, ahead
-        longest = min(MAX_LOOKAHEAD, lookahead + ahead)
+        longest = chain_length(lookahead, ahead)
         self._rows = [_Row(text, _Draft(pair, text, rtt / 2, longest, ahead), lookahead) for text in texts]
 
     def run(self, tokens: int) -> LinkForecast:

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD, Speculation
+from ssd.config.params import MAX_CHAINS, Speculation
 from ssd.ipc.board import BoardWriter, Key
 from ssd.ipc.link import Entry, Trunk
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.receiver.request import Request, Shown
+from ssd.tuning.ahead import chain_length, trunk_length
 from ssd.tuning.learner import Mean
 
 log = logging.getLogger("ssd.receiver")
 
 # Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
 _SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
-# How far a draft looks ahead: so many times what is committed in a round trip. And at most (`Launch.in_flight`).
-_REACH, _MOST_IN_FLIGHT = 2, 48
 # A draft's debt: so much for each row whose draft tokens were verified, less the accepted ones (`ssd.target.breaker`).
 _VERIFIED = 0.125
 MOST_DEBT = 3.0
@@ -79,7 +78,7 @@ class Requests:
         """What the draft is asked for: longer chains, and more of them, the longer they are on their way."""
         if speculation.mode != "ssd":
             return speculation
-        longest = min(MAX_LOOKAHEAD, speculation.num_speculative_tokens + self.ahead)
+        longest = chain_length(speculation.num_speculative_tokens, self.ahead)
         budget = min(MAX_CHAINS, speculation.budget + 2 * self.ahead)
         return replace(speculation, num_speculative_tokens=longest, budget=budget)
 
@@ -123,7 +122,7 @@ class Requests:
         """What a request verifies now, in tokens, and how far the draft should look ahead."""
         request = self._known[number]
         flight = request.flight or []
-        return Launch(number, request.round, min(_MOST_IN_FLIGHT, len(flight) + _REACH * self.ahead), flight)
+        return Launch(number, request.round, trunk_length(len(flight), self.ahead), flight)
 
     # -- what the draft says ----------------------------------------------------------------------------------------
 
