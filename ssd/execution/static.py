@@ -68,7 +68,9 @@ class Step:
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, layers, shape
         self.batch = BatchTensors(*shape.sizes, runner.model.device)
-        self.logits = self.greedy = self.drawn = torch.empty(0)
+        self.logits = self.greedy = torch.empty(0)
+        # One tensor for every draw: a replayed graph writes where it was captured, and sets no attribute.
+        self.drawn = torch.zeros(shape.tokens, dtype=torch.int64, device=runner.model.device)
         self.hidden: dict[int, Tensor] = {}
         self.run: Callable[[], None] = self._forward
         self.draws: dict[Drawing, Callable[[], None]] = {
@@ -97,13 +99,13 @@ class Step:
     def _draw(self, drawing: Drawing) -> None:
         draws = self.batch.draws(drawing)
         assert draws is not None
-        self.drawn = self._runner.tokens(self.logits, draws)
+        self.drawn.copy_(self._runner.tokens(self.logits, draws))
 
     def _draw_adjusted(self) -> None:
         table = self._runner.adjustments
         assert table is not None
         logits = adjusted_rows(self.logits, table.of(self.batch.fields))
-        self.drawn = self._runner.tokens(logits, self.batch.draws(Drawing.FILTERED))
+        self.drawn.copy_(self._runner.tokens(logits, self.batch.draws(Drawing.FILTERED)))
 
 
 class StaticRunner(Runner):
