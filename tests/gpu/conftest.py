@@ -3,7 +3,9 @@ about kernels of a GPU runs without one, to try the tests."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,22 @@ collect_ignore = ["test_attention.py", "test_static.py"] if DEVICE == "cpu" else
 def pytest_sessionstart() -> None:
     if DEVICE != "cpu" and not torch.cuda.is_available():
         pytest.exit("tests/gpu needs a CUDA device, and torch finds none", returncode=1)
+
+
+@pytest.fixture
+def alone() -> None:
+    """A test that takes this has the device to itself (`turn`)."""
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share the device with the tests of other processes (`pytest -n`), or wait for them and have it `alone`."""
+    folder = tmp_path_factory.getbasetemp().parent
+    with open(folder / "queue", "w") as queue, open(folder / "device", "w") as device:
+        fcntl.flock(queue, fcntl.LOCK_EX)  # first come, first served: a test that wants it alone waits for few
+        fcntl.flock(device, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(autouse=True)

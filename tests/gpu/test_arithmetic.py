@@ -9,6 +9,7 @@ import torch
 
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.speculation.noise import gumbels, hash_lanes
@@ -17,8 +18,8 @@ from tests.models import tiny
 PAGE = 4
 
 
-def runner(directory: Path, device: torch.device, dtype: torch.dtype, deterministic: bool = False) -> Runner:
-    return Runner(registry.load(inspect(directory), dtype, device, 256), 256, PAGE, deterministic)
+def runner(directory: Path, device: torch.device, dtype: torch.dtype) -> Runner:
+    return Runner(registry.load(inspect(directory), dtype, device, 256), 256, PAGE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -45,15 +46,18 @@ def test_logits_are_those_of_the_cpu(
 def test_a_deterministic_verification_has_the_bits_of_single_steps(
     dtype: torch.dtype, device: torch.device, pair: tuple[Path, Path]
 ) -> None:
+    """All of them run in the one shape of a deterministic engine: a GPU then takes the same kernels."""
     if device.type == "cpu":
         dtype = torch.float32  # a CPU is deterministic in no other
-    found, ids, prompt = runner(pair[0], device, dtype, True), tiny.token_ids(16, 4), tiny.token_ids(10, 5)
+    model = registry.load(inspect(pair[0]), dtype, device, 256)
+    static = StaticRunner(model, 256, PAGE, True, most_rows=2, longest=8)
+    static.warm_up(8)
+    ids, prompt = tiny.token_ids(16, 4), tiny.token_ids(10, 5)
     once, again = range(8), range(8, 16)
-    for pages in (once, again):
-        found.forward([Row(prompt, 0, pages)])
-    alone = torch.cat([found.forward([Row([token], 10 + at, once)]) for at, token in enumerate(ids)])
-    rows = [found.forward([Row(ids[start : start + 8], 10 + start, again, 8)]) for start in (0, 8)]
-    assert torch.equal(torch.cat(rows), alone)
+    static.forward([Row(prompt, 0, once, slot=0), Row(prompt, 0, again, slot=1)])
+    alone = [static.forward([Row([token], 10 + at, once, slot=0)]).clone() for at, token in enumerate(ids)]
+    rows = [static.forward([Row(ids[at : at + 8], 10 + at, again, 8, slot=1)]).clone() for at in (0, 8)]
+    assert torch.equal(torch.cat(rows), torch.cat(alone))
 
 
 def test_noise_has_the_same_bits_everywhere(device: torch.device) -> None:

@@ -29,8 +29,10 @@ from tests.models import heads, tiny
 
 SIZE = 64 * 2**20
 WORDS = SIZE // 8
+KEPT = SIZE // 2  # bytes that the driver may keep after a first use; a tensor that leaks is larger
 ROOT = Path(__file__).parents[2]
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5}
+EXACT = {"dtype": "float32", "draft_dtype": "float32"}  # in 16 bits a draft is no longer its target
 FELL_BACK = "shares memory of the host"
 
 
@@ -97,7 +99,8 @@ class Sharing:
 
 
 @pytest.fixture
-def sharing(device: torch.device) -> Iterator[Sharing]:
+def sharing(device: torch.device, alone: None) -> Iterator[Sharing]:
+    """Its tests measure the free memory of the device, so they run alone."""
     found = Sharing(device)
     if device.type == "cuda":  # what a context and these kernels take is taken
         torch.zeros(WORDS, dtype=torch.int64, device=device).fill_(1).sum().item()
@@ -106,11 +109,11 @@ def sharing(device: torch.device) -> Iterator[Sharing]:
 
 
 def comes_back(sharing: Sharing, free: int) -> bool:
-    """Whether as much is free as before: the driver may take a moment after a death."""
-    deadline = time.monotonic() + 30
-    while sharing.left() < free and time.monotonic() < deadline:
+    """Return True once as much is free as before: the driver may take a moment after a death."""
+    deadline, least = time.monotonic() + 30, free - KEPT if sharing.device.type == "cuda" else free
+    while sharing.left() < least and time.monotonic() < deadline:
         time.sleep(0.05)
-    return sharing.left() >= free
+    return sharing.left() >= least
 
 
 def total(shared: HostTensor | Exported | Imported) -> int:
@@ -133,7 +136,7 @@ def test_what_one_process_writes_the_other_reads(sharing: Sharing) -> None:
 def test_a_reader_that_is_killed_while_it_writes_leaves_nothing(sharing: Sharing) -> None:
     shared, opens = sharing.ours()
     free = sharing.left()
-    for value in range(20 if sharing.device.type == "cuda" else 2):  # a memory file has little to leave behind
+    for value in range(4 if sharing.device.type == "cuda" else 2):  # a memory file has little to leave behind
         peer = sharing.peer(opens)
         peer.ask({"scribble": value})
         peer.kill()
@@ -169,7 +172,7 @@ def test_laws_cross_on_the_device(
     """Of a draft that is the target nearly all is accepted, which a law of anything else would not be; at temperature
     0 the ids are those of `ar`."""
     target = str(pair[0])
-    places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}
+    places = {"device": str(device), "draft_device": str(device), **EXACT}
     drawn = [SamplingParams(temperature=1.0, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in range(4)]
     options = {"mode": "sd", "sampler": "rejection", "num_speculative_tokens": 3, "deterministic": True}
     with LLM(target, target, **places, **SIZES, **options) as llm:
@@ -191,6 +194,7 @@ def share_of_right(llm: LLM, expected: list[int]) -> float:
         accepted += answer.metrics.accepted_tokens
         if drafted >= TOKENS:
             break
+    assert drafted, "the draft brought nothing in 200 answers"
     return accepted / drafted
 
 
@@ -206,7 +210,7 @@ def test_hidden_states_cross_on_the_device(
     student = heads.PlainHead(head, Plain(target), torch.float32)
     student.train([[*PROMPT, *alone]], steps=60, depth=4)
     student.save(head)
-    places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}
+    places = {"device": str(device), "draft_device": str(device), **EXACT}
     options = {"mode": "sd", "num_speculative_tokens": 3, "backup": "jit", "deterministic": True}
     with LLM(str(target), str(head), **places, **SIZES, **options) as llm:
         expected = llm.generate([PROMPT], PLAIN)[0].token_ids
