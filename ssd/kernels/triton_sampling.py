@@ -332,6 +332,16 @@ def lowest(logits: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, min_p:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lowest_kernel[(rows,)](
-        logits, inverse, top_k, top_p, min_p, out, logits.stride(0), size, DIGIT=_DIGIT, BLOCK=_TILE, num_warps=8
+        logits,
+        inverse,
+        top_k,
+        top_p,
+        min_p,
+        out,
+        logits.stride(0),
+        size,
+        DIGIT=_DIGIT,
+        BLOCK=_TILE,
+        **_EXACT | {"num_warps": 8},
     )
     return out

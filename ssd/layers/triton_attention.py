@@ -15,8 +15,10 @@ from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
-# Most queries (tokens times heads) of a program; keys that it reads at a time; the same in 32 bits or for wide heads.
+# Most queries (tokens times heads) of a program, and keys that it reads at a time; fewer for heads wider than 128.
 _MOST_QUERIES, _KEYS, _FEWER_KEYS = 64, 64, 32
+# Queries and keys of a tile in 32 bits, which tensor cores do not multiply: larger tiles spill registers.
+_TILE_32 = 16
 # Fewest keys of a split in deterministic mode, where splits must not depend on the batch; most splits.
 _CHUNK, _MOST_SPLITS = 256, 64
 # Programs that keep a multiprocessor busy.
@@ -50,9 +52,11 @@ class TritonAttention:
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
         """The tiling, by shapes alone. In deterministic mode a query's sums are divided the same way in all shapes."""
         group = heads // kv_heads
-        queries = _MOST_QUERIES if self._deterministic else min(rows.longest * group, _MOST_QUERIES)
+        most, block_n = _MOST_QUERIES, _FEWER_KEYS if dim > 128 else _KEYS
+        if dtype.itemsize > 2:
+            most, block_n = _TILE_32, _TILE_32
+        queries = most if self._deterministic else min(rows.longest * group, most)
         block_m = max(16, _power_of_two(max(queries, group)))
-        block_n = _FEWER_KEYS if dtype.itemsize > 2 or dim > 128 else _KEYS
         blocks = -(-rows.longest // (block_m // group))
         if self._deterministic:
             chunk = max(_CHUNK, _power_of_two(-(-rows.reach // _MOST_SPLITS)))

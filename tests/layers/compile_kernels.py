@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -19,12 +20,15 @@ from triton.compiler import ASTSource
 from ssd.kernels.triton_adjustment import adjust_kernel, recent_kernel
 from ssd.kernels.triton_rounds import build_kernel, decide_kernel
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel, noise_kernel, warm_kernel
+from ssd.layers.paged import PagedRows
+from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 CAPABILITIES = (90, 80)
 _SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
+_SPILLED_WIDE = 256  # in tiles of 64 queries in 16 bits with heads of 256; half as many queries would miss wgmma
 _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Programming Guide, compute capabilities)
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
@@ -39,6 +43,7 @@ def compiled(
     element: str,
     result: str,
     warps: int = 4,
+    most_spilled: int = _SPILLED,
     **types: str,
 ) -> None:
     """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
@@ -70,8 +75,29 @@ def compiled(
         code = made.asm["ptx"]
         found = [unit for unit in ("wgmma", "mma.sync") if unit in code][:1]
         found += ["copies ahead"] if "cp.async" in code else []
-        assert _spilled(code, capability) <= _SPILLED, title
+        spilled = _spilled(code, capability)
+        assert spilled <= most_spilled, (title, spilled)
         print(f"sm_{capability} {title}: {', '.join(found)}".removesuffix(": "))
+
+
+def attention(dtype: torch.dtype, dim: int, deterministic: bool = False, **others: Any) -> None:
+    """Compile attention with the tiles that a GPU of 132 multiprocessors takes for rows of 8 queries and 4,096 keys.
+
+    `others`: constants that differ from those of a plain cache and rule, and `types` of pointers."""
+    elements = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    none = torch.zeros(1, dtype=torch.int32)
+    rows = PagedRows(torch.zeros(1, 256, dtype=torch.int32), none, none, none, none, 16, longest=8)
+    tiling = TritonAttention(torch.device("cuda"), deterministic, processors=132).tiling(rows, 32, 8, dim, dtype)
+    constants = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": dim, "WIDE": False, "FP8": False}
+    constants |= {"WINDOWED": False, "CAPPED": False, "SPLITS": tiling.splits, "CHUNK": tiling.chunk}
+    constants |= {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n, "BLOCK_D": tiling.block_d}
+    types = others.pop("types", {})
+    words = [f"{8 * dtype.itemsize} bits", f"heads of {dim}"]
+    words += ["deterministic"] if deterministic else []
+    words += list(others)
+    spilled = _SPILLED_WIDE if dim > 128 and tiling.block_m == 64 else _SPILLED
+    title, constants = f"attend, {', '.join(words)}", constants | others
+    compiled(title, attend_kernel, constants, elements[dtype], "fp32", most_spilled=spilled, **types)
 
 
 def _spilled(code: str, capability: int) -> int:
@@ -86,19 +112,13 @@ def _spilled(code: str, capability: int) -> int:
 
 
 def main() -> None:
-    sizes = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "WIDE": False}
-    sizes |= {"FP8": False}
-    plain = sizes | {"WINDOWED": False, "CAPPED": False, "SPLITS": 16, "CHUNK": 0, "BLOCK_M": 32, "BLOCK_N": 64}
-    fixed = plain | {"SPLITS": 4, "CHUNK": 256, "BLOCK_M": 64, "WINDOWED": True, "CAPPED": True}
-    wide = plain | {"SPLITS": 1, "BLOCK_N": 32, "DIM": 64, "BLOCK_D": 64}
-    for name, constants, element, result in (
-        ("verification", plain, "bf16", "fp32"),
-        ("deterministic, window, cap", fixed, "fp16", "fp32"),
-        ("32 bits", wide, "fp32", "fp32"),
-    ):
-        compiled(f"attend, {name}", attend_kernel, constants, element, result)
     eight = dict.fromkeys(("keys", "values"), "*u8")
-    compiled("attend, FP8 cache", attend_kernel, plain | {"FP8": True}, "bf16", "fp32", **eight)
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (128, 256):
+            for deterministic in (False, True):
+                attention(dtype, dim, deterministic)
+    attention(torch.float16, 64, True, WINDOWED=True, CAPPED=True)
+    attention(torch.bfloat16, 128, FP8=True, types=eight)
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled("merge", merge_kernel, merged, "fp32", "bf16")
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True, "FP8": False}
