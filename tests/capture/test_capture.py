@@ -42,7 +42,7 @@ CEILINGS = {
     ("gpt2", "filtered tree step"): (17, 13),
     ("gpt2", "next depth"): (17, 16),
 }
-BETWEEN = {"draw": 3, "filtered draw": 4, "adjusted draw": 5, "decide": 1, "note outcomes": 1, "build": 1}
+BETWEEN = {"draw": 4, "filtered draw": 5, "adjusted draw": 6, "decide": 1, "note outcomes": 1, "build": 1}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

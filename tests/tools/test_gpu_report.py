@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -17,7 +18,10 @@ import tools.gpu_report.__main__ as gpu_report
 from tests.faults.engine import gone
 from tools import processes
 from tools.gpu_report.audit import difference, row_of
-from tools.gpu_report.writing import Part, markdown
+from tools.gpu_report.job import Job
+from tools.gpu_report.programmes import CALLS, EVERYTHING, Step
+from tools.gpu_report.writing import Part, markdown, parts_of
+from tools.soak import tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,64 +33,102 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
         [*command, "--out", str(tmp_path), "--seconds", "1700"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
-    parts = {part["name"]: part for part in report["parts"]}
-    assert [part["state"] for part in parts.values()] == ["done"] * len(gpu_report.PLAN)
-    rows = {name: {row["name"]: row for row in part["rows"]} for name, part in parts.items()}
-    assert len(rows["tests"]) >= 8
-    assert rows["forward"]["copy"]["gb_s"] > 0 and rows["forward"]["tiny, batch 4, K = 7"]["of_copy"] > 0
+    parts = parts_of(tmp_path, EVERYTHING)
+    assert [part.state for part in parts] == ["done"] * len(EVERYTHING)
+    rows = {part.name: {row["name"]: row for row in part.rows} for part in parts}
+    assert rows["tests"]["passed"]["count"] == rows["tests"]["passed"]["of"] >= 8
+    verified = rows["forward"]["tiny, bf16, context 64, batch 4, K = 7"]
+    assert rows["forward"]["copy"]["gb_s"] > 0 and verified["of_copy"] > 0
     assert rows["audit"]["K = 7"]["positions"] == 72
     assert rows["ids"]["ssd, T = 1, float32, deterministic"]["equal"] == 4
     kills = rows["ids"]["3 kills of the draft"]
     assert (kills["kills"], kills["altered"]) == (3, 0) and kills["answers"] >= 4
-    assert {row["name"].rpartition(" ")[2] for row in parts["modes"]["rows"]} == {"ar", "sd", "ssd"}
-    assert set(rows["assisted"]) == {"transformers, generate", "transformers, assisted generation"}
+    assert {name.rpartition(" ")[2] for name in rows["modes"] if "batch" in name} == {"ar", "sd", "ssd"}
+    assert rows["assisted"]["not run"]["why"] == "a made pair has no files with weights"
     text = (tmp_path / "report.md").read_text()
     assert "Nothing is wrong in what was run." in text and "| K = 7 | 72 |" in text
+    assert "==== ids" in (tmp_path / "log.txt").read_text()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.txt", "report.md", "rows.jsonl"]
 
 
-def test_a_part_that_does_not_end_is_ended_and_what_it_found_is_kept(
+def test_a_pair_with_weights_is_measured_too(tmp_path: Path) -> None:
+    """The step that needs files, transformers' own generation, with a pair on the disk."""
+    target, draft = tiny.pair(tmp_path)
+    command = [sys.executable, "-m", "tools.gpu_report", "--tiny", "--device", "cpu", "--only", "assisted"]
+    pair = ["--target", str(target), "--draft", str(draft)]
+    subprocess.run([*command, *pair, "--out", str(tmp_path / "out")], cwd=ROOT, check=True, capture_output=True)
+    (part,) = parts_of(tmp_path / "out", [step for step in EVERYTHING if step.part == "assisted"])
+    assert {row["name"] for row in part.rows} == {"transformers, generate", "transformers, assisted generation"}
+
+
+SLOW = """import signal, subprocess, time
+def rows(job):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(['sleep', '600'])
+    yield {'name': 'child', 'pid': child.pid}
+    yield {'name': 'child', 'pid': child.pid, 'again': True}
+    time.sleep(600)
+"""
+BROKEN = """import sys
+def rows(job):
+    yield {'name': 'found', 'of': 1}
+    print('a word of the step')
+    sys.exit('no such device')
+"""
+
+
+def test_a_step_that_does_not_end_or_breaks_loses_nothing_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all that it has started. Its limit is over as soon as both rows are written."""
-    (tmp_path / "slow.py").write_text(
-        "import signal, subprocess, time\n"
-        "def rows(job):\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "    child = subprocess.Popen(['sleep', '600'])\n"
-        "    yield {'name': 'child', 'pid': child.pid}\n"
-        "    yield {'name': 'child', 'pid': child.pid, 'again': True}\n"
-        "    time.sleep(600)\n"
-    )
+    """A step's limit is over as soon as both rows of the first are on the disk; what it has started ends with it."""
+    for name, text in (("slow", SLOW), ("broken", BROKEN)):
+        (tmp_path / f"{name}.py").write_text(text)
     script = tmp_path / "report.py"
     script.write_text(
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
-        "import slow; sys.modules['tools.gpu_report.slow'] = slow\n"
+        "import slow, broken\n"
+        "sys.modules |= {'tools.gpu_report.slow': slow, 'tools.gpu_report.broken': broken}\n"
         "from tools.gpu_report.__main__ import main; main()\n"
     )
+    out = tmp_path / "out"
+    out.mkdir()
 
     class Started(subprocess.Popen[bytes]):
         def wait(self, timeout: float | None = None) -> int:
-            deadline, found = time.monotonic() + 60, tmp_path / "slow.rows"
-            while self.poll() is None and not (found.exists() and found.read_text().count("\n") == 2):
+            deadline, kept = time.monotonic() + 60, out / "rows.jsonl"
+            while self.poll() is None and "again" not in kept.read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             return super().wait(timeout)
 
     monkeypatch.setattr(processes, "command", lambda _, *arguments: [sys.executable, str(script), *arguments])
     monkeypatch.setattr(subprocess, "Popen", Started)
-    job = gpu_report.Job("cpu", ("cpu",), True, "", "", "random", 0.0)
     began = time.monotonic()
-    state, rows = gpu_report._started("slow", job, began, tmp_path)
-    assert state == "stopped at its limit" and time.monotonic() - began < 60
-    ((row),) = rows
+    job = Job("cpu", ("cpu",), True, "", "", True, "random", str(out), began + 60.0)
+    plan = (Step("slow", 0.5), Step("broken", 30.0))
+    slow, broken = gpu_report._report(job, plan, tmp_path, out)
+    assert slow.state == "stopped at its limit" and time.monotonic() - began < 60
+    ((row),) = slow.rows
     assert row["again"] and gone(row["pid"], within_s=5)
+    assert broken.state == "failed: no such device" and broken.rows == [{"name": "found", "of": 1}]
+    assert "a word of the step" in (out / "log.txt").read_text()
+
+
+def test_calls_fit_a_machine_that_is_lent_for_minutes() -> None:
+    """Every part is there and takes the options; a call ends within ten minutes, a programme within fifteen."""
+    for call, steps in CALLS.items():
+        assert len({step.title for step in steps}) == len(steps)
+        assert sum(step.expected for step in steps) < 600, call
+        for step in steps:
+            takes = inspect.signature(importlib.import_module(f"tools.gpu_report.{step.part}").rows).parameters
+            assert set(step.options) <= set(takes), (call, step.title)
+            assert 0 < step.expected <= step.seconds, (call, step.title)
 
 
 def test_what_a_part_dies_of_is_in_the_report() -> None:
     parts: list[Any] = [
-        Part("audit", "About.", "failed: no such model", 1.0),
-        Part("ids", "About.", "done", 2.0, [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}]),
+        Part("audit", "Predicted.", "failed: no such model", 1.0),
+        Part("ids", "Predicted.", "done", 2.0, [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}]),
     ]
     text = markdown({"gpus": ["one"]}, parts)
     assert "Wrong: audit: failed: no such model; ids: sd" in text and "| sd | 3 | False |" in text

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -16,7 +19,8 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
 from ssd.target.loading import load
-from tools.gpu_report.job import Job, Row
+from tools.gpu_report.job import Job, Row, config_folder
+from tools.inflate.sizes import LIKE
 
 # A near-tie: best tokens that are no further apart than so many times the usual difference of a logit. And how large
 # that may be, as a share of the logits' own size.
@@ -42,13 +46,23 @@ class Difference(NamedTuple):
 NOTHING = Difference(0, 0.0, 0.0, ())
 
 
-def rows(job: Job) -> Iterator[Row]:
-    """Yield a row for each K. Single steps write texts greedily; rows of K + 1 tokens read them again.
+def rows(job: Job, *, model: str | None = None, texts: int = 100) -> Iterator[Row]:
+    """Yield a row for each K. Single steps write `texts` greedily; rows of K + 1 tokens read them again.
 
-    Both use the engine's runner in its default mode."""
-    count, tokens = (3, 24) if job.tiny else (100, 64)
+    Both use the engine's runner in its default mode. `model`: of these sizes and random weights, in place of the
+    target."""
+    with tempfile.TemporaryDirectory() as folder:
+        if model is not None and not job.tiny:
+            made = config_folder(Path(folder), model, LIKE[model].config(2048))
+            job = msgspec.structs.replace(job, target=made, made=True)
+        yield from _audited(job, texts)
+
+
+def _audited(job: Job, texts: int) -> Iterator[Row]:
+    count, tokens = (3, 24) if job.tiny else (texts, 64)
     options = EngineOptions(
         target=job.target,
+        load_format=job.load_format,
         mode="ar",
         device=job.device,
         dtype="bfloat16",
@@ -58,12 +72,12 @@ def rows(job: Job) -> Iterator[Row]:
     )
     config = resolve(options)
     runner, _ = load(config)
-    tokenizer = Tokenizer(hub.ensure(job.target))
+    tokenizer = None if job.made else Tokenizer(hub.ensure(job.target))
     found = dict.fromkeys(_LOOKAHEADS, NOTHING)
     half = config.num_pages // 2
     pages = range(half), range(half, 2 * half)
     for prompt in job.asked(count):
-        ids = (tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt))[:_MOST_PROMPT]
+        ids = (tokenizer.encode(prompt) if tokenizer and isinstance(prompt, str) else list(prompt))[:_MOST_PROMPT]
         text, logits = written(runner, ids, tokens, pages[0])
         for lookahead in _LOOKAHEADS:
             found[lookahead] += difference(logits, reread(runner, text, len(ids), lookahead, pages[1]))

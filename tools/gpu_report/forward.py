@@ -3,126 +3,172 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ssd.execution.batch import Row as Tokens
+from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
+from ssd.kernels.groups import Grouped, Groups
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.layers.linear import Linear
+from ssd.models import registry, weights
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.sizes import ModelSizes, weights
+from ssd.models.sizes import ModelSizes
+from ssd.models.sizes import weights as weights_of
+from ssd.registered import entries
 from ssd.target.loading import load
-from tools.gpu_report.job import Job, Row, config_folder
-from tools.inflate.sizes import LIKE, Like, Sizes
+from tools.gpu_report.job import TINY, Job, Row, config_folder
+from tools.gpu_report.timing import copy_bandwidth, timed
+from tools.inflate.sizes import LIKE, Like
 
-TINY = Like("llama", 1100, Sizes(64, 2, 4, 2, 16, 128))
 _LOOKAHEAD = 7
+_GROUP = 64
+_BITS = {"bf16": 16, "fp8": 8, "int4": 4}
+_SHOWN_KERNELS = 12
 
 
-class _Extent(NamedTuple):
-    shapes: dict[str, Like]
-    batches: tuple[int, ...]
-    context: int
-    copied: int
-    repeats: int
+def rows(
+    job: Job,
+    *,
+    models: Sequence[str] = ("llama-1b", "llama-8b", "qwen3-32b"),
+    kinds: Sequence[str] = ("bf16",),
+    batches: Sequence[int] = (1, 4, 16),
+    contexts: Sequence[int] = (1024,),
+    cache: str = "auto",
+    profile: bool = False,
+) -> Iterator[Row]:
+    """Yield the copy bandwidth, then a verification of K = 7 for every model, kind of weights, context and batch.
 
-
-def rows(job: Job) -> Iterator[Row]:
-    """Yield the copy bandwidth, then a verification of K = 7 for every shape and batch.
-
-    `of_copy`: the share of that bandwidth at which it reads its weights and keys. `host_ms`: when the call returned."""
-    known = {name: LIKE[name] for name in ("llama-1b", "llama-8b", "qwen3-32b")}
-    extent = _Extent(known, (1, 4, 16), 1024, 2**32, 20)
+    `of_copy`: the share of that bandwidth at which it reads its weights and keys. `host_ms`: when the call returned.
+    `cache`: the KV cache's type. `profile`: a row for the kernels that take longest at batch 1."""
+    likes, copied, repeats = {name: LIKE[name] for name in models}, 2**32, 20
     if job.tiny:
-        extent = _Extent({"tiny": TINY}, (1, 4), 64, 2**24, 3)
-    bandwidth = copy_bandwidth(torch.device(job.device), extent.copied, extent.repeats)
-    yield {"name": "copy", "gb_s": bandwidth / 1e9, "bytes": extent.copied}
-    for name, like in extent.shapes.items():
-        if job.left() > 0:
-            yield from _verified(job, name, like, extent, bandwidth)
-
-
-def copy_bandwidth(device: torch.device, size: int, repeats: int) -> float:
-    """Return bytes a second of a copy of `size` bytes on the device, counting both reads and writes."""
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds, _ = timed(lambda: target.copy_(source), device, repeats)
-    return 2 * size / seconds
-
-
-def timed(work: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, float]:
-    """Return medians: seconds until the device is done, and until the call returns. The first call is not counted."""
-    whole, called = [], []
-    for turn in range(repeats + 2):
-        _wait(device)
-        began = time.perf_counter()
-        work()
-        returned = time.perf_counter() - began
-        _wait(device)
-        if turn >= 2:
-            called.append(returned)
-            whole.append(time.perf_counter() - began)
-    return statistics.median(whole), statistics.median(called)
+        likes, batches, contexts, copied, repeats = {"tiny": TINY}, (1, 4), (64,), 2**24, 3
+    device = torch.device(job.device)
+    bandwidth = copy_bandwidth(device, copied, repeats)
+    yield {"name": "copy", "gb_s": bandwidth / 1e9, "bytes": copied}
+    for name, like in likes.items():
+        for kind in kinds:
+            if job.left() <= 0:
+                return
+            runner, checkpoint, page = _runner(job, like, kind, max(batches), max(contexts), cache)
+            sizes, bits = ModelSizes.of(checkpoint), _BITS[kind]
+            for context in contexts:
+                for batch in batches:
+                    tokens = _batch(batch, context, page)
+                    seconds, called = timed(partial(runner.forward, tokens), device, repeats)
+                    stored = 1 if cache == "fp8" else 2
+                    keys = stored * batch * context * sizes.kv_values_per_token
+                    read = _read_bytes(checkpoint, bits) + keys
+                    yield {
+                        "name": f"{name}, {kind}, context {context}, batch {batch}, K = {_LOOKAHEAD}",
+                        "ms": 1e3 * seconds,
+                        "host_ms": 1e3 * called,
+                        "gb": read / 1e9,
+                        "gb_s": read / seconds / 1e9,
+                        "of_copy": read / seconds / bandwidth,
+                    }
+            if profile:
+                yield from _profiled(job, name, partial(runner.forward, _batch(1, contexts[0], page)))
+            del runner
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def read_once(checkpoint: Checkpoint) -> int:
     """Return how many numbers every forward reads: all weights, but not an embedding that is not the head."""
     sizes = ModelSizes.of(checkpoint)
-    return weights(checkpoint) - (0 if sizes.tied else sizes.vocab_size * sizes.width)
+    return weights_of(checkpoint) - (0 if sizes.tied else sizes.vocab_size * sizes.width)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _verified(job: Job, name: str, like: Like, extent: _Extent, bandwidth: float) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        directory = config_folder(Path(folder), name, like.config(2 * extent.context))
-        options = EngineOptions(
-            target=directory,
-            mode="ar",
-            load_format="dummy",
-            device=job.device,
-            dtype="bfloat16",
-            max_num_seqs=max(extent.batches),
-            max_model_len=2 * extent.context,
-            num_speculative_tokens=_LOOKAHEAD,
-        )
-        config = resolve(options)
-        runner, _ = load(config)
-        checkpoint = inspect(Path(directory), weights=False)
+def _read_bytes(checkpoint: Checkpoint, bits: int) -> float:
+    """Return the bytes of the weights that a forward reads; the head has 16 bits."""
     sizes = ModelSizes.of(checkpoint)
-    pages = -(-extent.context // config.page_size)
-    for batch in extent.batches:
-        tokens = [
-            Tokens(
-                list(range(1, 2 + _LOOKAHEAD)),
-                extent.context - 1 - _LOOKAHEAD,
-                range(pages * index, pages * (index + 1)),
-                1 + _LOOKAHEAD,
-                index,
+    head = sizes.vocab_size * sizes.width
+    return 2 * head + (read_once(checkpoint) - head) * bits / 8
+
+
+def _batch(batch: int, context: int, page: int) -> list[Tokens]:
+    pages = -(-context // page)
+    begun, outputs = context - 1 - _LOOKAHEAD, 1 + _LOOKAHEAD
+    ids = list(range(1, 1 + outputs))
+    return [Tokens(ids, begun, range(pages * n, pages * (n + 1)), outputs, n) for n in range(batch)]
+
+
+def _runner(job: Job, like: Like, kind: str, batch: int, context: int, cache: str) -> tuple[Runner, Checkpoint, int]:
+    """Return a runner as the target has it, of random weights; and its page size."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = config_folder(Path(folder), "model", like.config(2 * context))
+        checkpoint = inspect(Path(directory), weights=False)
+        options: dict[str, Any] = {"kv_cache_dtype": cache} if cache != "auto" else {}
+        config = resolve(
+            EngineOptions(
+                target=directory,
+                mode="ar",
+                load_format="dummy",
+                device=job.device,
+                dtype="bfloat16",
+                max_num_seqs=batch,
+                max_model_len=2 * context,
+                num_speculative_tokens=_LOOKAHEAD,
+                **options,
             )
-            for index in range(batch)
-        ]
-        seconds, called = timed(partial(runner.forward, tokens), torch.device(job.device), extent.repeats)
-        read = 2 * (read_once(checkpoint) + batch * extent.context * sizes.kv_values_per_token)
+        )
+        if kind == "bf16":
+            return load(config)[0], checkpoint, config.page_size
+    device, dtype = torch.device(job.device), torch.bfloat16
+    (family,) = [entry.load() for entry in entries(registry.GROUP) if entry.name == like.model_type]
+    source = weights.dummy(dtype, device, partial(_packed, kind))
+    runner = StaticRunner(
+        family(checkpoint.config, source, dtype, device, config.max_model_len),
+        -(-batch * context // config.page_size),
+        config.page_size,
+        most_rows=batch,
+        longest=1 + _LOOKAHEAD,
+        fp8_cache=cache == "fp8",
+    )
+    runner.warm_up(1 + _LOOKAHEAD)
+    return runner, checkpoint, config.page_size
+
+
+def _packed(kind: str, weight: Tensor | Grouped, bias: Tensor | None) -> Linear:
+    """Return a linear layer with the weight rounded to FP8 numbers or to 4 bits, in groups."""
+    assert isinstance(weight, Tensor)
+    grouped = weight.float().unflatten(1, (-1, _GROUP))
+    largest = grouped.abs().amax(-1)
+    steps = largest / (448.0 if kind == "fp8" else 7.0)
+    scaled = (grouped / steps[..., None]).flatten(1)
+    if kind == "fp8":
+        codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+        return Linear(Groups(codes, steps, None, e4m3=True, dtype=weight.dtype), bias)
+    codes = (scaled.round() + 8).to(torch.uint8)
+    return Linear(Groups(codes, steps, None, zero=8, dtype=weight.dtype), bias)
+
+
+def _profiled(job: Job, name: str, forward: partial[Tensor]) -> Iterator[Row]:
+    """Yield the kernels of a forward that take longest; the whole table is in profile.txt."""
+    forward()
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+        for _ in range(3):
+            forward()
+        job.wait()
+    kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    with (Path(job.out) / "profile.txt").open("a") as file:
+        file.write(f"{name}, three forwards\n{profile.key_averages().table(sort_by='self_device_time_total')}\n")
+    for kernel in kernels[:_SHOWN_KERNELS]:
         yield {
-            "name": f"{name}, batch {batch}, K = {_LOOKAHEAD}",
-            "ms": 1e3 * seconds,
-            "host_ms": 1e3 * called,
-            "gb": read / 1e9,
-            "gb_s": read / seconds / 1e9,
-            "of_copy": read / seconds / bandwidth,
+            "name": f"{name}: {kernel.key[:70]}",
+            "us": kernel.self_device_time_total / kernel.count,
+            "count": kernel.count / 3,
+            "ms": kernel.self_device_time_total / 3e3,
         }
-    del runner
-    gc.collect()
-    if job.device != "cpu":
-        torch.cuda.empty_cache()

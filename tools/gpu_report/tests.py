@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 from ssd import interpreter
 from tools.gpu_report.job import Job, Row
 from tools.processes import ROOT
 
 DEVICE_VARIABLE = "SSD_TEST_DEVICE"
-_ENDED = re.compile(r"(tests/gpu/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b")
-# Characters of pytest's last lines that are kept.
-_MOST_SAID = 3000
+# A line of `pytest -v`, alone or with workers.
+_ALONE = re.compile(r"^tests/gpu/(?P<test>\S+::.*?) (?P<state>PASSED|FAILED|ERROR|SKIPPED)\b")
+_WORKER = re.compile(r"^\[gw\d+\].* (?P<state>PASSED|FAILED|ERROR|SKIPPED) tests/gpu/(?P<test>\S+::.*?)\s*$")
+_SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all")
 
 
-def rows(job: Job) -> Iterator[Row]:
-    command = interpreter.command("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=line", "tests/gpu")
+def rows(
+    job: Job, *, tests: Sequence[str] = ("",), processes: int = 1, sanitizer: bool = False, chosen: str = ""
+) -> Iterator[Row]:
+    """Yield a row for each test. Their whole output is in the log.
+
+    `tests` are files in tests/gpu, `chosen` is an expression for pytest's -k. `sanitizer`: under NVIDIA's memory
+    checker, which finds accesses out of bounds."""
+    command = interpreter.command("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--durations=15")
+    command += [f"tests/gpu/{name}" for name in tests]
+    if processes > 1:
+        command += ["-n", str(processes)]
+    if chosen:
+        command += ["-k", chosen]
     environment = interpreter.environment() | {DEVICE_VARIABLE: job.device, "PYTHONUNBUFFERED": "1"}
+    if sanitizer:
+        command = [*_SANITIZER, *command]
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor has bounds of its own
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
-    tail: list[str] = []
-    found = 0
+    found: list[bool] = []
     for line in process.stdout:
-        tail = [*tail[-40:], line]
-        if (ended := _ENDED.search(line)) is not None:
-            found += 1
-            yield {"name": ended[1].rpartition("::")[2], "state": ended[2].lower(), "ok": ended[2] == "PASSED"}
-    if process.wait() and not found:
-        raise RuntimeError("".join(tail)[-_MOST_SAID:])
-    if process.returncode:
-        yield {"name": "why", "said": "".join(tail)[-_MOST_SAID:], "ok": False}
+        sys.stdout.write(line)
+        if (ended := _ALONE.match(line) or _WORKER.match(line)) is not None:
+            found.append(ended["state"] == "PASSED")
+            if not found[-1]:
+                yield {"name": ended["test"], "state": ended["state"].lower(), "ok": False}
+        if "ERROR SUMMARY" in line:
+            yield {"name": "compute-sanitizer", "said": line.strip("= \n"), "ok": " 0 errors" in line}
+    code = process.wait()
+    yield {"name": "passed", "count": sum(found), "of": len(found), "ok": code == 0 and all(found) and bool(found)}

@@ -1,21 +1,38 @@
-"""Writes the report as JSON and markdown, anew after every part."""
+"""Keeps what the steps found, row by row, and writes the report as markdown."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tools.gpu_report.job import Row
+from tools.gpu_report.programmes import Step
+
+ROWS = "rows.jsonl"
+
+
+class Log:
+    """Lines of JSON that are on the disk before `add` returns: a machine may be taken away at any time."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("a")
+
+    def add(self, **row: Any) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
 
 class Part(msgspec.Struct):
-    """A part and its state: "done", "stopped at its limit", or why it failed."""
+    """What came of a step. `state`: "done", "stopped at its limit", or why it failed."""
 
     name: str
-    about: str
+    prediction: str = ""
     state: str = "not run"
     seconds: float = 0.0
     rows: list[Row] = []
@@ -27,19 +44,31 @@ class Part(msgspec.Struct):
         return found + ([f"{self.name}: {self.state}"] if self.state.startswith("failed") else [])
 
 
+def parts_of(out: Path, plan: Sequence[Step]) -> list[Part]:
+    """Read what was kept of the steps."""
+    lines: list[Row] = [json.loads(line) for line in (out / ROWS).read_text().splitlines()]
+    parts = []
+    for step in plan:
+        own = [{key: row[key] for key in row if key != "step"} for row in lines if row["step"] == step.title]
+        part = Part(step.title, step.prediction, rows=list({row["name"]: row for row in own if "name" in row}.values()))
+        for row in own:
+            if "state" in row and "name" not in row:
+                part.state, part.seconds = row["state"], row["seconds"]
+        parts.append(part)
+    return parts
+
+
 def write(out: Path, facts: dict[str, Any], parts: list[Part]) -> None:
-    document = {**facts, "parts": msgspec.to_builtins(parts)}
-    (out / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     (out / "report.md").write_text(markdown(facts, parts))
 
 
 def markdown(facts: dict[str, Any], parts: list[Part]) -> str:
-    """Return the report as markdown, with a table for every part."""
+    """Return the report as markdown, with a table for every step."""
     lines = ["# GPU report", "", *(f"- {key}: {value}" for key, value in facts.items()), ""]
     wrong = [each for part in parts for each in part.wrong]
     lines += ["Wrong: " + "; ".join(wrong) if wrong else "Nothing is wrong in what was run.", ""]
     for part in parts:
-        lines += [f"## {part.name}", "", f"{part.about} **{part.state}**, {part.seconds:.0f} s.", ""]
+        lines += [f"## {part.name}", "", f"**{part.state}**, {part.seconds:.0f} s. {part.prediction}".rstrip(), ""]
         keys = list(dict.fromkeys(key for row in part.rows for key in row))
         if keys:
             lines += [_line(keys), _line(["---"] * len(keys))]

@@ -1,0 +1,230 @@
+"""The steps of a report, and the calls of the programmes for a machine that is lent for minutes (docs/gpu.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Runs the module `part` of `tools.gpu_report` in a process of its own, for at most `seconds`.
+
+    `options` are keyword arguments of the part's `rows`; `name` tells steps of one part apart; `environment` is added
+    to the process's. `expected` seconds and `prediction` were written before the first run on a device."""
+
+    part: str
+    seconds: float
+    name: str = ""
+    options: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    expected: float = 0.0
+    prediction: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.part
+
+
+EVERYTHING = (
+    Step("tests", 300.0),
+    Step("forward", 150.0),
+    Step("audit", 60.0),
+    Step("ids", 300.0),
+    Step("modes", 400.0),
+    Step("assisted", 60.0),
+)
+"""The report of a pair, without a programme."""
+
+_KERNEL_TESTS = ("test_static.py", "test_attention.py", "test_arithmetic.py", "test_draft.py")
+_ENGINE_TESTS = ("test_engine.py", "test_overlap.py", "test_ipc.py")
+_CHECKED = "what_is_drawn or guesses_are_those and greedy or a_cache_in_8_bits and bfloat16 or logits_are_those_of_the"
+
+_CORRECTNESS = (
+    Step("probe", 45.0, expected=20, prediction="Copy 4.2 TB/s on an H200 (3.0 on an H100); 1.5 us a launch; locked."),
+    Step(
+        "tests",
+        110.0,
+        "kernel tests",
+        {"tests": _KERNEL_TESTS, "processes": 10},
+        expected=70,
+        prediction="At most five fail, by tolerances.",
+    ),
+    Step(
+        "tests",
+        100.0,
+        "engine tests",
+        {"tests": _ENGINE_TESTS, "processes": 4},
+        expected=60,
+        prediction="One of six fails.",
+    ),
+    Step(
+        "forward",
+        45.0,
+        "forward, 8B",
+        {"models": ("llama-8b",), "batches": (1,), "profile": True},
+        expected=25,
+        prediction="Batch 1: 5.1 ms, 68 % of the copy on an H200.",
+    ),
+    Step(
+        "ids",
+        60.0,
+        "ids, first",
+        {"texts": 16, "tokens": 32, "kills": 0},
+        expected=35,
+        prediction="All equal with 80 %: products of the same sizes give the same bits.",
+    ),
+    Step(
+        "gemm",
+        40.0,
+        options={"counts": (1, 8, 16, 64)},
+        expected=25,
+        prediction="At 8 rows: gate_up .87 of the copy, qkv and down .80, o .60; same bits at any place of a batch.",
+    ),
+)
+_FIGURES = (
+    Step(
+        "forward",
+        110.0,
+        options={"models": ("llama-1b", "llama-8b", "qwen3-32b")},
+        expected=70,
+        prediction="Batch 1: 1B .47, 8B .68, 32B .79 of the copy; the call returns after 50 us.",
+    ),
+    Step("audit", 40.0, "audit, 1B", {"texts": 30}, expected=20, prediction="Differences in near-ties alone."),
+    Step(
+        "audit",
+        40.0,
+        "audit, 8B",
+        {"texts": 30, "model": "llama-8b"},
+        expected=25,
+        prediction="Differences in near-ties alone.",
+    ),
+    Step(
+        "ids",
+        110.0,
+        options={"texts": 40, "tokens": 32, "kills": 8},
+        expected=70,
+        prediction="All equal; no memory lost.",
+    ),
+    Step(
+        "modes",
+        100.0,
+        "modes, 8B",
+        {"pairs": ("llama-8b small",), "draft_devices": ("cuda",), "batches": (1, 16), "temperatures": (0.0,)},
+        expected=60,
+        prediction="By turns on one GPU: ssd .8 of sd, sd 1.6 of ar.",
+    ),
+    Step(
+        "modes",
+        90.0,
+        "modes, 8B, draft on the CPU",
+        {"pairs": ("llama-8b small",), "draft_devices": ("cpu",), "batches": (1,), "temperatures": (0.0,)},
+        expected=50,
+        prediction="A draft step of 250 MB takes 5 ms: ssd about ar.",
+    ),
+)
+_SERVICE = (
+    Step(
+        "modes",
+        90.0,
+        "modes, 8B, MPS",
+        {
+            "pairs": ("llama-8b small",),
+            "draft_devices": ("cuda",),
+            "batches": (1, 16),
+            "temperatures": (0.0,),
+            "options": {"mps": True},
+        },
+        expected=60,
+        prediction="With the service, ssd 1.2 of sd.",
+    ),
+    Step(
+        "tests",
+        70.0,
+        "memory checker",
+        {"tests": _KERNEL_TESTS, "sanitizer": True, "chosen": _CHECKED},
+        expected=60,
+        prediction="0 errors.",
+    ),
+    Step(
+        "ids",
+        60.0,
+        "kills under MPS",
+        {"texts": 4, "tokens": 32, "kills": 3, "mps": True},
+        expected=50,
+        prediction="The target survives with 75 %.",
+    ),
+)
+
+
+def _trial(name: str, what: str, prediction: str) -> tuple[Step, Step]:
+    """Measure a variant of kernels and, right behind it, the engine without it."""
+    options = {"models": ("llama-1b", "llama-8b"), "batches": (1, 4)}
+    return (
+        Step("forward", 40.0, f"forward, {name}", options, {"SSD_GPU_TRIALS": what}, 22, prediction),
+        Step("forward", 40.0, f"forward, without {name}", options, {}, 22),
+    )
+
+
+def _modes(name: str, seconds: float, prediction: str, environment: dict[str, str], **options: Any) -> Step:
+    chosen = {"pairs": ("llama-8b small",), "draft_devices": ("cuda",), "batches": (1,), "temperatures": (0.0,)}
+    return Step("modes", seconds, f"modes, {name}", chosen | options, environment, seconds * 0.7, prediction)
+
+
+_KERNELS = (
+    *_trial("split-K", "splitk", "8B batch 1: -.25 ms."),
+    *_trial("dependent launches", "pdl", "8B batch 1: -.25 ms."),
+    *_trial("prefetch", "prefetch", "8B batch 1: -.35 ms."),
+    Step(
+        "forward",
+        60.0,
+        "forward, few bits",
+        {"models": ("llama-8b",), "kinds": ("fp8", "int4"), "batches": (1, 4)},
+        expected=40,
+        prediction="FP8 .60 of the time of 16 bits, int4 .45.",
+    ),
+    Step(
+        "forward",
+        40.0,
+        "forward, 8k",
+        {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,)},
+        expected=22,
+        prediction="Keys at .75 of the copy.",
+    ),
+    Step(
+        "forward",
+        40.0,
+        "forward, 8k, FP8 cache",
+        {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,), "cache": "fp8"},
+        expected=22,
+        prediction="Half the time of the keys.",
+    ),
+    Step("compiled", 120.0, expected=90, prediction="transformers, compiled: 5.5 ms at one token."),
+)
+_MODES = (
+    _modes("ar with overlap", 40.0, "ar 5 % faster than without.", {}, modes=("ar",), batches=(1, 16)),
+    _modes("ar without overlap", 40.0, "", {"SSD_OVERLAP": "0"}, modes=("ar",), batches=(1, 16)),
+    *(
+        _modes(
+            f"MPS at {share} %",
+            50.0,
+            "20 to 35 % is best." if share == 10 else "",
+            {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)},
+            modes=("ar", "ssd"),
+            options={"mps": True},
+        )
+        for share in (10, 20, 35, 50)
+    ),
+    _modes("K and F", 90.0, "K = 5, F = 3 is within 5 % of the best.", {}, lookaheads=(3, 5, 7), fan_outs=(1, 3, 5)),
+    _modes("32B", 110.0, "ssd over ar 2.0 with a draft of 2 %.", {}, pairs=("qwen3-32b 0.6b",), batches=(1,)),
+)
+
+CALLS: dict[str, Sequence[Step]] = {
+    "1a": _CORRECTNESS,
+    "1b": _FIGURES,
+    "1c": _SERVICE,
+    "2a": _KERNELS,
+    "2b": _MODES,
+}
+"""Programme 1, correctness, and programme 2, performance, call by call."""
