@@ -7,6 +7,7 @@ one wrote lies behind the committed tokens, and whoever gets the pages writes th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -390,12 +391,14 @@ def _starts(lengths: Items[int]) -> list[int]:
 def overlapped(plain: PlainVerification, config: EngineConfig, board: BoardReader, ask: Ask) -> Verification:
     """An `OverlappedVerification` for a target on a GPU whose verifications have static shapes; elsewhere `plain`.
 
-    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, and for several ranks,
-    of which the host tells each what is run next. The board's memory is locked only for a draft, which writes to it."""
+    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, for several ranks,
+    of which the host tells each what is run next, and where the environment has SSD_OVERLAP=0. The board's memory is
+    locked only for a draft, which writes to it."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1
-    if not isinstance(runner, StaticRunner) or not cuda or not alone:
+    wanted = os.environ.get("SSD_OVERLAP") != "0"
+    if not wanted or not isinstance(runner, StaticRunner) or not cuda or not alone:
         return plain
     if config.has_draft and not page_locked(board):
         return plain

@@ -412,6 +412,8 @@ def test_requests_whose_drafts_the_host_brings_do_not_overlap(world: World, mode
         ({"draft": None}, {}, False, True, False),
         ({}, {}, True, True, True),
         ({}, {}, False, False, True),
+        ({"draft": None}, {"SSD_OVERLAP": "0"}, True, False, False),
+        ({}, {"SSD_OVERLAP": "0"}, True, False, False),
         ({"draft": None, "tensor_parallel_size": 2}, {}, True, False, False),
     ],
     ids=str,
