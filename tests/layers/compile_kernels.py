@@ -88,9 +88,10 @@ def _spilled(code: str, capability: int) -> int:
 def main() -> None:
     sizes = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "WIDE": False}
     sizes |= {"FP8": False}
-    plain = sizes | {"WINDOWED": False, "CAPPED": False, "SPLITS": 16, "CHUNK": 0, "BLOCK_M": 32, "BLOCK_N": 64}
+    plain = sizes | {"WINDOWED": False, "CAPPED": False, "SPLITS": 16, "WHOLE": False, "CHUNK": 0}
+    plain |= {"BLOCK_M": 32, "BLOCK_N": 64}
     fixed = plain | {"SPLITS": 4, "CHUNK": 256, "BLOCK_M": 64, "WINDOWED": True, "CAPPED": True}
-    wide = plain | {"SPLITS": 1, "BLOCK_N": 32, "DIM": 64, "BLOCK_D": 64}
+    wide = plain | {"SPLITS": 1, "WHOLE": True, "BLOCK_N": 32, "DIM": 64, "BLOCK_D": 64}
     for name, constants, element, result in (
         ("verification", plain, "bf16", "fp32"),
         ("deterministic, window, cap", fixed, "fp16", "fp32"),
@@ -101,6 +102,7 @@ def main() -> None:
     compiled("attend, FP8 cache", attend_kernel, plain | {"FP8": True}, "bf16", "fp32", **eight)
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled("merge", merge_kernel, merged, "fp32", "bf16")
+    compiled("merge, of a tree", merge_kernel, merged | {"SPLITS": 65, "BLOCK_S": 128}, "fp32", "bf16", 8)
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True, "FP8": False}
     sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
     for kernel, constants, types in (

@@ -28,6 +28,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         "attend, 32 bits: copies ahead",
         "attend, FP8 cache: mma.sync, copies ahead",
         "merge",
+        "merge, of a tree",
         "norm_kernel",
         "gate_kernel",
         "turn_kernel",
