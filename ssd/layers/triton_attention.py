@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.gpu import processors_of
 from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedKeys, PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
@@ -41,11 +42,7 @@ class TritonAttention:
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError(f"--attention triton works on a GPU, not on {device}")
-        if processors is None:
-            processors = 1
-            if device.type == "cuda":
-                processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._processors, self._deterministic = processors, deterministic
+        self._processors, self._deterministic = processors or processors_of(device), deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
         """The tiling, by shapes alone. In deterministic mode a query's sums are divided the same way in all shapes."""

@@ -21,6 +21,7 @@ from ssd.kernels.triton_rounds import build_kernel, decide_kernel
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel, noise_kernel, warm_kernel
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
+from ssd.layers.triton_product import split_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 CAPABILITIES = (90, 80)
@@ -29,7 +30,8 @@ _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Pr
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
 _POINTERS = ("table", "sequences", "starts")
-_ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
+_ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride", "x", "weight", "x_stride")
+_ALIGNED += ("weight_stride", "parts", "outputs")
 
 
 def compiled(
@@ -39,6 +41,7 @@ def compiled(
     element: str,
     result: str,
     warps: int = 4,
+    stages: int = 2,
     **types: str,
 ) -> None:
     """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
@@ -64,7 +67,7 @@ def compiled(
     source = ASTSource(kernel, signature, {places[name]: value for name, value in constants.items()}, aligned)
     for capability in CAPABILITIES:
         made = triton.compile(
-            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 2}
+            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages}
         )
         assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
         code = made.asm["ptx"]
@@ -140,6 +143,11 @@ def main() -> None:
         ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
         compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
+    split = {"BIASED": True, "SPLITS": 4, "BLOCK_N": 64, "BLOCK_K": 128, "WIDE": False}
+    matrices = dict.fromkeys(("weight", "bias"), "*bf16") | {"parts": "*fp32", "arrived": "*i32"}
+    for block_m in (16, 32):
+        sizes = split | {"BLOCK_M": block_m}
+        compiled(f"split_kernel, {block_m}", split_kernel, sizes, "bf16", "bf16", stages=4, **matrices)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
 
 
