@@ -11,7 +11,7 @@ import torch
 
 from ssd.errors import UsageError
 
-TRIALS = ("splitk",)
+TRIALS = ("splitk", "pdl")
 """Faster ways that no GPU has confirmed (docs/gpu.md)."""
 
 
@@ -32,6 +32,13 @@ def _trials(text: str) -> frozenset[str]:
 def fuses(device: torch.device) -> bool:
     """Whether what lies between products has kernels of ours on the device: a GPU with Triton."""
     return device.type != "cpu" and find_spec("triton") is not None
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Return what a launch of a kernel with `PDL` is given: with the trial `pdl` it starts before the last one ends."""
+    if trial("pdl") and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {}
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ssd.kernels.gpu import processors_of
+from ssd.kernels.gpu import launch_options, processors_of
 from ssd.kernels.groups import Grouped, Groups
 from ssd.layers.triton_product import FEW_ROWS
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
@@ -120,6 +120,7 @@ class PackedProduct:
             WIDE=x.device.type == "cpu" and x.dtype == torch.bfloat16,
             num_warps=4 if few else 8,
             num_stages=4 if few and not floats else 2,
+            **launch_options(x.device),
         )
         if not whole:
             sum_kernel[rows, -(-self._outputs // 1024)](
@@ -132,6 +133,7 @@ class PackedProduct:
                 SPLITS=splits,
                 BLOCK=1024,
                 num_warps=4,
+                **launch_options(x.device),
             )
         return out
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.kernels.gpu import processors_of
+from ssd.kernels.gpu import launch_options, processors_of
 from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedKeys, PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
@@ -151,6 +151,7 @@ def _launch(
         FP8=keys.dtype == torch.uint8,
         num_warps=4,
         num_stages=2,
+        **launch_options(q.device),
     )
 
 
@@ -168,6 +169,7 @@ def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
         BLOCK_S=block_s,
         BLOCK_D=block_d,
         num_warps=8 if block_s > _MOST_SPLITS else 4,
+        **launch_options(out.device),
     )
 
 

@@ -48,6 +48,7 @@ def compiled(
     reads and writes, `types` others."""
     elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin", "logits"}
     floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse", "lowest"}
+    constants = constants | ({"PDL": False} if "PDL" in kernel.arg_names else {})
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -64,11 +65,20 @@ def compiled(
             signature[name] = _NUMBERS.get(name, "*i32" if name in _POINTERS else "i32")
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in _ALIGNED if name in places}
-    source = ASTSource(kernel, signature, {places[name]: value for name, value in constants.items()}, aligned)
+
+    def made_for(capability: int, **more: bool) -> Any:
+        values = {places[name]: value for name, value in (constants | more).items()}
+        options = {"num_warps": warps, "num_stages": stages}
+        source = ASTSource(kernel, signature, values, aligned)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+    if "PDL" in constants:
+        early = made_for(90, PDL=True).asm["ptx"].partition("griddepcontrol.wait")[0]
+        touched = re.findall(r"\b(?:ld\.global|st\.|atom|ret;|bra|cp\.async(?!\.bulk\.prefetch))", early)
+        assert kernel is norm_kernel or not touched, (title, touched)
+        assert set(touched) <= {"ld.global"}, (title, touched)  # weights of a norm
     for capability in CAPABILITIES:
-        made = triton.compile(
-            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages}
-        )
+        made = made_for(capability)
         assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
         code = made.asm["ptx"]
         found = [unit for unit in ("wgmma", "mma.sync") if unit in code][:1]

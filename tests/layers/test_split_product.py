@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.errors import UsageError
-from ssd.kernels.gpu import trial
 from ssd.layers import linear
 from ssd.layers.linear import Linear
 from ssd.layers.triton_product import FEW_ROWS, SplitProduct
@@ -70,9 +68,3 @@ def test_it_serves_where_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.empty(1 << 15, 1 << 12, dtype=torch.bfloat16)
     for other in (small.float(), torch.zeros(64, 100, dtype=torch.bfloat16), small.T, large):
         assert not isinstance(Linear(other).product, SplitProduct)
-
-
-def test_unknown_trials_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSD_GPU_TRIALS", "splitk,fast")
-    with pytest.raises(UsageError, match="SSD_GPU_TRIALS has unknown names: fast; there are: splitk"):
-        trial("splitk")
