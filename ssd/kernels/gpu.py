@@ -11,7 +11,7 @@ import torch
 
 from ssd.errors import UsageError
 
-TRIALS = ("splitk", "pdl")
+TRIALS = ("splitk", "pdl", "prefetch")
 """Faster ways that no GPU has confirmed (docs/gpu.md)."""
 
 
@@ -36,9 +36,17 @@ def fuses(device: torch.device) -> bool:
 
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Return what a launch of a kernel with `PDL` is given: with the trial `pdl` it starts before the last one ends."""
-    if trial("pdl") and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {}
+    return {"PDL": True, "launch_pdl": True} if trial("pdl") and _is_hopper(device) else {}
+
+
+def reads_ahead(device: torch.device) -> bool:
+    """Return true if weights are asked for before they are read: the trial `prefetch`."""
+    return trial("prefetch") and fuses(device) and _is_hopper(device)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    """Return true for a GPU of compute capability 9 or later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ssd.kernels.gpu import launch_options, processors_of
-from ssd.layers.triton_kernels import follow
+from ssd.layers.triton_kernels import ask, follow
 
 FEW_ROWS = 64
 """Most rows of a batch in which a row has the same bits as in any other such batch."""
@@ -23,19 +23,6 @@ _BLOCK_N, _BLOCKS_K = 64, (128, 64)
 _HALF_BYTES = tl.constexpr(512)
 # Programs of a processor that fit at the same time, and fewest tiles of inputs of one.
 _RESIDENT, _LEAST_TILES = 2, 2
-
-
-@triton.jit
-def read_ahead(places: tl.tensor, size: int) -> None:
-    """Ask for `size` bytes, a multiple of 16, at each of these addresses: they come to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [places.to(tl.int64), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 # Specialising on these would compile further variants in the middle of somebody's answer.
@@ -78,7 +65,8 @@ def split_kernel(
         half = tl.minimum((last - first) * BLOCK_K, _HALF_BYTES)
         place = tl.arange(0, 2 * BLOCK_N)
         output = (tl.program_id(1) * BLOCK_N + place // 2) % outputs
-        read_ahead(weight + output.to(tl.int64) * weight_stride + first * BLOCK_K + place % 2 * (half // 2), half)
+        begin = output.to(tl.int64) * weight_stride + first * BLOCK_K + place % 2 * (half // 2)
+        ask((weight + begin).to(tl.int64), half)
     follow(PDL)
     mine = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     # Outputs that are not there repeat others.
