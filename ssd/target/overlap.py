@@ -7,6 +7,7 @@ one wrote lies behind the committed tokens, and whoever gets the pages writes th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -38,7 +39,7 @@ from ssd.target.proposer import Result
 from ssd.target.scheduler import Scheduled, part_of
 from ssd.target.sequence import Sequence
 from ssd.target.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, laws_of, texts_of
-from ssd.tuning.overlap import OverlapPolicy
+from ssd.tuning.overlap import OverlapPolicy, undrafted
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
 _PLACES = 2 * LONGEST_ROW  # positions that two verifications can reach
@@ -147,7 +148,8 @@ class DeviceScheduler:
             table.tell((each.row.slot, each.text) for each in rows)
         self._fill(rows)
         self._tokens[: len(self._running)].copy_(self._running)
-        self._board.fetch(1 + max(each.row.slot for each in rows))
+        if any(each.most for each in rows):
+            self._board.fetch(1 + max(each.row.slot for each in rows))
         self._decide()
         self._report.copy_(self._decided.report, non_blocking=True)
         if self._arrived is not None:
@@ -317,7 +319,7 @@ class OverlappedVerification:
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
         between_s, self._ended = verified.began - self._ended, verified.ended
         decoded = [result for result in results if result is not None and result.round > 0]
-        if len(decoded) < len(results):
+        if len(decoded) < len(results) or undrafted(result.sequence.speculation.mode for result in decoded):
             return
         for result in decoded:
             self._policy.note_row(result.cache == "hit", result.outcome.accepted + 1, self._overlapped)
@@ -330,7 +332,8 @@ class OverlappedVerification:
         began = self._ended if self._overlapped else time.perf_counter()
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
-        laws = laws_of(batch, adjusted=True) if len(batch) == running and self._policy.pays else None
+        allowed = len(batch) == running and self._policy.allows(part.sequence.speculation.mode for part in batch)
+        laws = laws_of(batch, adjusted=True) if allowed else None
         texts = texts_of(batch)
         rows = self._followed(batch, laws, firsts, texts) if laws else []
         shape = self._device.shape([1 + row.most for row in rows]) if rows else None
@@ -388,12 +391,16 @@ def _starts(lengths: Items[int]) -> list[int]:
 def overlapped(plain: PlainVerification, config: EngineConfig, board: BoardReader, ask: Ask) -> Verification:
     """An `OverlappedVerification` for a target on a GPU whose verifications have static shapes; elsewhere `plain`.
 
-    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, and for several ranks,
-    of which the host tells each what is run next."""
+    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, for several ranks,
+    of which the host tells each what is run next, and where the environment has SSD_OVERLAP=0. The board's memory is
+    locked only for a draft, which writes to it."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1
-    if not isinstance(runner, StaticRunner) or not cuda or not alone or not page_locked(board):
+    wanted = os.environ.get("SSD_OVERLAP") != "0"
+    if not wanted or not isinstance(runner, StaticRunner) or not cuda or not alone:
+        return plain
+    if config.has_draft and not page_locked(board):
         return plain
     device = DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
     return OverlappedVerification(plain, device, ask, config.max_num_batched_tokens, OverlapPolicy())

@@ -28,7 +28,7 @@ from ssd.target.overlap import overlapped
 from ssd.target.proposer import BoardProposer, NoProposer, Proposer
 from ssd.target.ranks import Leader, follow, meet
 from ssd.target.rehearsal import Experience, TargetRehearsal, rehearse
-from ssd.target.verification import FeatureExport, PlainVerification, Verification
+from ssd.target.verification import FeatureExport, PlainVerification
 
 log = logging.getLogger("ssd.target")
 
@@ -74,18 +74,18 @@ class Target:
         self._arenas = TargetArenas(config, (draft_probs, hidden), runner.model.device)
         features = FeatureExport(hidden, config.features.layers) if hidden and config.features else None
         plain = PlainVerification(runner, child.trace, features)
-        verification: Verification = plain
         proposer: Proposer = NoProposer()
         self._board: BoardProposer | None = None
         self._team: CoreTeam | None = None
         self._experience: Experience | None = None
+        reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
         if config.has_draft or config.speculation.mode != "ar":
-            reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
             self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team, remote)
-            self._board, verification = proposer, overlapped(plain, config, reader, proposer.asks)
+            self._board = proposer
+        verification = overlapped(plain, config, reader, proposer.asks)
         self.engine = TargetEngine(config, verification, proposer, stops)
         self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
 

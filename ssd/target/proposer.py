@@ -85,6 +85,10 @@ class Proposer:
         """What the tuner has chosen, and why, in a sentence; empty if it has chosen nothing."""
         return ""
 
+    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
+        """See `ssd.target.overlap.Ask`: no row takes tokens from the board."""
+        return 0, 0
+
     def admit(self, sequence: Sequence) -> None:
         """A sequence begins, or begins again: its committed tokens are all there is to know."""
 

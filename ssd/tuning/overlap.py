@@ -5,13 +5,21 @@ for a fresh draft. Theorem 7 (arXiv 2603.03251) with measured parts says which b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ssd.config.params import Mode
 from ssd.tuning.learner import Mean
 
 _SMOOTHING, _ENOUGH = 0.05, 8
 
 
+def undrafted(modes: Iterable[Mode]) -> bool:
+    """Return True if no row of a batch of requests in these modes can have draft tokens."""
+    return all(mode == "ar" for mode in modes)
+
+
 class OverlapPolicy:
-    """Fed round by round; all rounds are of a decoding batch."""
+    """Fed round by round; all rounds are of a decoding batch in which some row may have draft tokens."""
 
     def __init__(self) -> None:
         self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
@@ -29,6 +37,12 @@ class OverlapPolicy:
         """Seconds of a verification that was not overlapped, and of what lay before it, waiting included."""
         self._verify.note(verify_s)
         self._between.note(between_s)
+
+    def allows(self, modes: Iterable[Mode]) -> bool:
+        """Return True if a batch of requests in these modes may overlap.
+
+        A batch without draft tokens waits for none, so it loses nothing by it."""
+        return undrafted(modes) or self.pays
 
     @property
     def pays(self) -> bool:

@@ -35,7 +35,7 @@ from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.speculation.sampling import Law
 from ssd.target import misses, proposer
 from ssd.target.engine import TargetEngine
-from ssd.target.overlap import DeviceScheduler, OverlappedVerification
+from ssd.target.overlap import Ask, DeviceScheduler, OverlappedVerification
 from ssd.target.proposer import BoardProposer, NoProposer
 from ssd.target.verification import FeatureExport, PlainVerification
 from ssd.tuning.overlap import OverlapPolicy
@@ -212,6 +212,14 @@ class ScriptedTarget:
         self.draft.hear(Release([self.request]))
 
 
+def empty_board(settings: EngineConfig) -> BoardReader:
+    """Return the board of an engine without a draft."""
+    descriptor = memory_file("board", size_bytes(settings.max_num_seqs))
+    reader = BoardReader(descriptor, settings.max_num_seqs, settings.vocab_size)
+    os.close(descriptor)
+    return reader
+
+
 class Always(OverlapPolicy):
     """Overlap always pays."""
 
@@ -237,21 +245,25 @@ class Pair:
         self.post: Callable[[Message], bool] = self.deliver
         self.between_steps: Callable[[], None] = lambda: None
         self._said_hello = False
+        self.overlapped: OverlappedVerification | None = None
         if draft is None:
-            self.engine = TargetEngine(configuration, PlainVerification(target), NoProposer(), stops)
+            plain, alone = PlainVerification(target), NoProposer()
+            self.overlapped = self._overlapped(plain, empty_board(configuration), alone.asks) if overlap else None
+            self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops)
         else:
             team = CoreTeam(1, 1) if elastic else None
             self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs, team=team)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
-            self.overlapped = self._overlapped(plain, draft) if overlap else None
+            self.overlapped = self._overlapped(plain, draft.board, self.proposer.asks) if overlap else None
             self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops)
             self.proposer.join(draft.epoch)
 
-    def _overlapped(self, plain: PlainVerification, draft: Draft) -> OverlappedVerification:
+    def _overlapped(self, plain: PlainVerification, board: BoardReader, ask: Ask) -> OverlappedVerification:
         assert isinstance(plain.runner, StaticRunner)
-        device = DeviceScheduler(plain.runner, DeviceBoard(draft.board, plain.runner.model.device))
-        return OverlappedVerification(plain, device, self.proposer.asks, self.config.max_num_batched_tokens, Always())
+        device = DeviceScheduler(plain.runner, DeviceBoard(board, plain.runner.model.device))
+        policy = OverlapPolicy() if self.draft is None else Always()
+        return OverlappedVerification(plain, device, ask, self.config.max_num_batched_tokens, policy)
 
     def deliver(self, message: Message) -> bool:
         assert self.draft is not None

@@ -32,3 +32,16 @@ def test_every_mode_says_the_same(draft_device: str, device: torch.device, pair:
             for mode in MODES
         }
     assert found["sd"] == found["ssd"] == found["ar"]
+
+
+def test_an_engine_without_a_draft_says_the_same_with_and_without_overlap(
+    device: torch.device, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5}
+    asked = SamplingParams(0.8, seed=4, max_tokens=48, ignore_eos=True)
+    found = []
+    for overlap in ("1", "0"):
+        monkeypatch.setenv("SSD_OVERLAP", overlap)
+        with LLM(str(pair[0]), mode="ar", device=str(device), **sizes) as llm:
+            found.append([answer.token_ids for answer in llm.generate(PROMPTS, asked)])
+    assert found[0] == found[1]

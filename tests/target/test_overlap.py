@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ssd.config.params import SamplingParams, Speculation
+from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.graph_shapes import LONGEST_ROW
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
+from ssd.ipc import heartbeat, sockets
+from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.messages import Submit
+from ssd.ipc.process import Child, Start, memory_file
 from ssd.ipc.public import Metrics
-from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, params
+from ssd.target.overlap import Ask, OverlappedVerification, overlapped
+from ssd.target.process import Target
+from ssd.target.proposer import NoProposer
+from ssd.target.verification import PlainVerification
+from ssd.tuning.overlap import OverlapPolicy
+from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, empty_board, params
 from tests.models import tiny
 from tests.target.scripted import Poisoned
 
@@ -42,6 +54,11 @@ class World:
     def truth(self, prompts: Sequence[list[int]], laws: Sequence[SamplingParams]) -> list[list[int]]:
         settings = config(Speculation("ar"), num_pages=PAGES)
         return Pair(settings, self.plain).run(prompts, laws).ids
+
+    def alone(self, target: Runner, overlap: bool = True, **fields: Any) -> Pair:
+        """An engine without a draft."""
+        settings = config(Speculation("ar"), **{"max_num_seqs": ROWS, "num_pages": PAGES, "draft": None} | fields)
+        return Pair(settings, target, overlap=overlap)
 
     def pair(self, speculation: Speculation, target: Runner, overlap: bool = True, **fields: Any) -> Pair:
         sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES}
@@ -72,6 +89,20 @@ def followed(pair: Pair) -> list[int]:
         launch_next(rows, shape)
 
     device.launch_next = noted  # type: ignore[method-assign]
+    return seen
+
+
+def fetches(pair: Pair) -> list[int]:
+    """The slots whose entries of the board are fetched, as they are."""
+    assert pair.overlapped is not None
+    seen: list[int] = []
+    board, fetch = pair.overlapped._device._board, pair.overlapped._device._board.fetch
+
+    def noted(slots: int) -> None:
+        seen.append(slots)
+        fetch(slots)
+
+    board.fetch = noted  # type: ignore[method-assign]
     return seen
 
 
@@ -130,50 +161,48 @@ def test_adjusted_requests_are_overlapped(world: World, triton: bool, monkeypatc
     assert len(seen) > 5 and max(seen) == 4
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
-    """Requests of all kinds that come, end early, are aborted or lose their pages, drafts that lag, start over or are
-    gone, plans that change: with more requests than there are rows and few pages."""
-    dice = Random(seed)
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.9},
-        {"temperature": 0.7, "stop_token_ids": tuple(range(0, 131, 9))},
-        {"stop_token_ids": tuple(range(0, 131, 17))},
-        {"temperature": 0.8, "top_k": 7},
-        {"logprobs": 2},
-        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
-        {"temperature": 0.8, "repetition_penalty": 0.8, "logit_bias": {5: 4.0, 9: -3.0}, "min_tokens": 9},
-        {"allowed_token_ids": tuple(range(0, 131, 2)), "stop_token_ids": tuple(range(0, 131, 17))},
-        {"min_tokens": 5, "allowed_token_ids": tuple(range(0, 131, 3)), "stop_token_ids": (0, 3)},
-        {"speculation": Speculation("ar")},
-        {"speculation": Speculation("sd", 3)},
-        {"speculation": Speculation("ssd", 2, (2,), backup="none")},
-        {"speculation": Speculation("ssd", 0, ())},
-    ]
-    count = 12
-    prompts = [tiny.token_ids(dice.choice((1, 2, 6, 19, 40)), 50 + n) for n in range(count)]
-    chosen = [kinds[0] if dice.random() < 0.5 else dice.choice(kinds) for _ in range(count)]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9},
+    {"temperature": 0.7, "stop_token_ids": tuple(range(0, 131, 9))},
+    {"stop_token_ids": tuple(range(0, 131, 17))},
+    {"temperature": 0.8, "top_k": 7},
+    {"logprobs": 2},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"temperature": 0.8, "repetition_penalty": 0.8, "logit_bias": {5: 4.0, 9: -3.0}, "min_tokens": 9},
+    {"allowed_token_ids": tuple(range(0, 131, 2)), "stop_token_ids": tuple(range(0, 131, 17))},
+    {"min_tokens": 5, "allowed_token_ids": tuple(range(0, 131, 3)), "stop_token_ids": (0, 3)},
+]
+SPECULATIONS: list[dict[str, Any]] = [
+    {"speculation": Speculation("ar")},
+    {"speculation": Speculation("sd", 3)},
+    {"speculation": Speculation("ssd", 2, (2,), backup="none")},
+    {"speculation": Speculation("ssd", 0, ())},
+]
+
+
+def requests(dice: Random, kinds: Sequence[dict[str, Any]]) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return twelve prompts and what is asked of each: half of them of the first kind."""
+    prompts = [tiny.token_ids(dice.choice((1, 2, 6, 19, 40)), 50 + n) for n in range(12)]
+    chosen = [kinds[0] if dice.random() < 0.5 else dice.choice(kinds) for _ in prompts]
     laws = [SamplingParams(seed=n, max_tokens=dice.choice((1, 2, 3, 20, 45)), **kind) for n, kind in enumerate(chosen)]
-    pages = dice.choice((30, 60, PAGES))
-    speculation = Speculation("ssd", 4, (3,), backup=dice.choice(("none", "jit", "auto")))
-    pair = world.pair(speculation, world.static(pages), num_pages=pages, max_model_len=100)
-    seen = followed(pair)
-    assert pair.draft is not None
-    pair.draft.steps = dice.choice((None, 2))
-    pair.post = lambda message: dice.random() < 0.97 and pair.deliver(message)
-    expected, told = world.truth(prompts, laws), {}
+    return prompts, laws
+
+
+def run_disturbed(
+    pair: Pair, dice: Random, prompts: Sequence[list[int]], laws: Sequence[SamplingParams], expected: list[list[int]]
+) -> None:
+    """Run requests that arrive one by one and are aborted now and then; compare their ids with those expected."""
+    told: dict[int, str] = {}
     ids: list[list[int]] = [[] for _ in prompts]
-    arrivals = sorted((dice.randrange(60), request) for request in range(count))
+    arrivals = sorted((dice.randrange(60), request) for request in range(len(prompts)))
     aborted: set[int] = set()
     step = 0
     while arrivals or pair.engine.busy:
         while arrivals and arrivals[0][0] <= step:
             request = arrivals.pop(0)[1]
             pair.engine.submit(Submit(request, prompts[request], laws[request]))
-        if dice.random() < 0.02:
-            pair.draft.restart()
-            pair.proposer.join(pair.draft.epoch)
+        pair.between_steps()
         if dice.random() < 0.03 and pair.engine.scheduler.running:
             aborted.add(dice.choice(pair.engine.scheduler.running).request)
             for request in aborted:
@@ -186,11 +215,34 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
         pair.engine.pool.check()
         step += 1
         assert step < 3000
-    assert pair.engine.pool.live == 0 and len(seen) > 5
-    for request in range(count):
-        whole = expected[request]
+    assert pair.engine.pool.live == 0
+    for request, whole in enumerate(expected):
         assert ids[request] == whole[: len(ids[request])] and (request in aborted) != (request in told)
         assert request in aborted or ids[request] == whole
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
+    """Requests of all kinds that come, end early, are aborted or lose their pages, drafts that lag, start over or are
+    gone, plans that change: with more requests than there are rows and few pages."""
+    dice = Random(seed)
+    prompts, laws = requests(dice, [*KINDS, *SPECULATIONS])
+    pages = dice.choice((30, 60, PAGES))
+    speculation = Speculation("ssd", 4, (3,), backup=dice.choice(("none", "jit", "auto")))
+    pair = world.pair(speculation, world.static(pages), num_pages=pages, max_model_len=100)
+    seen, draft = followed(pair), pair.draft
+    assert draft is not None
+    draft.steps = dice.choice((None, 2))
+    pair.post = lambda message: dice.random() < 0.97 and pair.deliver(message)
+
+    def restart() -> None:
+        if dice.random() < 0.02:
+            draft.restart()
+            pair.proposer.join(draft.epoch)
+
+    pair.between_steps = restart
+    run_disturbed(pair, dice, prompts, laws, world.truth(prompts, laws))
+    assert len(seen) > 5
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -275,3 +327,143 @@ def test_a_new_request_waits_for_what_runs_and_no_longer(world: World) -> None:
         step += 1
     assert [first[request] - step for step, request in arrivals.items()] == [0, 1, 1]
     assert len(rounds) > 10 and 0 not in rounds
+
+
+# -- without a draft --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_plain_decoding_overlaps_from_its_first_token(
+    world: World, kernels: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy, warm, filtered and adjusted requests of one batch."""
+    if kernels == "triton":
+        monkeypatch.setattr("ssd.speculation.adjustment.fuses", lambda _: True)
+        monkeypatch.setattr("ssd.target.overlap.fuses", lambda _: True)
+    tokens = 10 if kernels == "triton" else 40
+    asked: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 7}, ADJUSTED[1]]
+    laws = [SamplingParams(seed=n, max_tokens=tokens, **kind) for n, kind in enumerate(asked)]
+    pair = world.alone(world.static(deterministic=deterministic, longest=1))
+    seen, fetched = followed(pair), fetches(pair)
+    found = pair.run(PROMPTS[:4], laws)
+    without = world.alone(world.static(deterministic=deterministic, longest=1), overlap=False)
+    assert found.ids == without.run(PROMPTS[:4], laws).ids == world.truth(PROMPTS[:4], laws)
+    # The prompt's token is read first; behind the last verification there is none.
+    assert seen == [4] * (tokens - 2) and not fetched
+    assert all(metrics.drafted_tokens == 0 for metrics in found.metrics)
+
+
+def test_the_next_verification_is_launched_before_the_outcome_is_read(world: World) -> None:
+    pair = world.alone(world.static(longest=1))
+    assert pair.overlapped is not None
+    calls, device = list[str](), pair.overlapped._device
+
+    def noted(call: Any, *args: Any) -> Any:
+        calls.append(call.__name__)
+        return call(*args)
+
+    for name in ("launch", "launch_next", "report", "samples"):
+        setattr(device, name, partial(noted, getattr(device, name)))
+    laws = params(1, 8)
+    assert pair.run(PROMPTS[:1], laws).ids == world.truth(PROMPTS[:1], laws)
+    assert calls == ["launch", *["launch_next", "report"] * 6, "samples"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ids_without_a_draft_are_those_of_the_host_whatever_happens(world: World, seed: int) -> None:
+    """Requests of all kinds that come, end early, are aborted or lose their pages."""
+    dice = Random(seed)
+    prompts, laws = requests(dice, KINDS)
+    pages = dice.choice((30, 60, PAGES))
+    pair = world.alone(world.static(pages, longest=1), num_pages=pages, max_model_len=100)
+    seen = followed(pair)
+    run_disturbed(pair, dice, prompts, laws, world.truth(prompts, laws))
+    assert len(seen) > 5
+
+
+def test_plain_requests_beside_a_draft_overlap_and_leave_the_policy_as_it_is(world: World) -> None:
+    """No entry of the board is fetched for them."""
+    pair = world.pair(Speculation("ssd", 4, (3,)), world.static())
+    assert pair.overlapped is not None
+    policy = pair.overlapped._policy = OverlapPolicy()
+    seen, fetched = followed(pair), fetches(pair)
+    laws = params(2, 30, 0.8, speculation=Speculation("ar"))
+    assert pair.run(PROMPTS[:2], laws).ids == world.truth(PROMPTS[:2], laws)
+    assert seen == [2] * 28 and not fetched
+    assert not policy.pays and policy._between.count == policy._hits.count == 0
+
+
+@pytest.mark.parametrize("mode", ["ngram", "sd"])
+def test_requests_whose_drafts_the_host_brings_do_not_overlap(world: World, mode: Mode) -> None:
+    speculation = Speculation(mode, 3) if mode == "sd" else Speculation(mode)
+    pair = world.pair(speculation, world.static())
+    seen, laws = followed(pair), params(1, 20)
+    prompts = [PROMPTS[0] * 6]
+    assert pair.run(prompts, laws).ids == world.truth(prompts, laws) and not seen
+
+
+# -- where engines overlap --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "environment", "lockable", "overlaps", "locked"),
+    [
+        ({"draft": None}, {}, False, True, False),
+        ({}, {}, True, True, True),
+        ({}, {}, False, False, True),
+        ({"draft": None}, {"SSD_OVERLAP": "0"}, True, False, False),
+        ({}, {"SSD_OVERLAP": "0"}, True, False, False),
+        ({"draft": None, "tensor_parallel_size": 2}, {}, True, False, False),
+    ],
+    ids=str,
+)
+def test_engines_on_a_gpu_overlap_with_and_without_a_draft(
+    fields: dict[str, Any],
+    environment: dict[str, str],
+    lockable: bool,
+    overlaps: bool,
+    locked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The board's memory is locked where a draft may write to it, and must be then."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked: list[BoardReader] = []
+    monkeypatch.setattr("ssd.target.overlap.page_locked", lambda board: (asked.append(board), lockable)[1])
+    monkeypatch.setattr("ssd.target.overlap.DeviceBoard", lambda *_: None)
+    monkeypatch.setattr("ssd.target.overlap.DeviceScheduler", lambda *_: None)
+    settings = config(Speculation("ar"), **fields)
+    runner: Any = object.__new__(StaticRunner)
+    runner.model = SimpleNamespace(device=torch.device("cuda"))
+    plain: Any = SimpleNamespace(runner=runner)
+    made = overlapped(plain, settings, empty_board(settings), NoProposer().asks)
+    assert isinstance(made, OverlappedVerification) == overlaps and (made is plain) != overlaps
+    assert bool(asked) == locked
+
+
+@pytest.mark.parametrize("mode", ["ar", "ngram"])
+def test_the_target_process_without_a_draft_asks_for_overlap(
+    world: World, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks: list[Ask] = []
+
+    def noted(plain: PlainVerification, config: Any, board: BoardReader, ask: Ask) -> PlainVerification:
+        asks.append(ask)
+        return plain
+
+    monkeypatch.setattr("ssd.target.process.overlapped", noted)
+    settings = config(Speculation(mode), draft=None, telemetry=False)
+    sizes = {"board_fd": size_bytes(settings.max_num_seqs), "heartbeat_fd": heartbeat.SIZE_BYTES}
+    with ExitStack() as held:
+        shared = {name: memory_file(name, size) for name, size in sizes.items()}
+        for descriptor in shared.values():
+            held.callback(os.close, descriptor)
+        child = Child(Start("target", 1, str(tmp_path), settings, (), -1, **shared))
+        held.callback(child.context.destroy, linger=0)
+        socket = sockets.router(child.context, child.address(sockets.ENGINE))
+        target = Target(child, socket, (world.plain, frozenset()))
+        target.engine.submit(Submit(0, PROMPTS[0], SamplingParams(seed=1)))
+        target.engine.step()
+        (sequence,) = target.engine.scheduler.running
+        assert asks[0](sequence) == ((0, 0) if mode == "ar" else None)

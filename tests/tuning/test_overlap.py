@@ -39,3 +39,11 @@ def test_misses_of_overlapped_rows_do_not_say_what_one_brings() -> None:
     for _ in range(200):
         policy.note_row(hit=False, tokens=1, overlapped=True)
     assert not policy.pays
+
+
+def test_a_batch_without_draft_tokens_always_may_overlap() -> None:
+    unfed, losing = OverlapPolicy(), after(0.8, 6, 4, 15, 0.3)
+    for policy in (unfed, losing):
+        assert policy.allows(["ar"]) and policy.allows(["ar", "ar"])
+        assert not policy.allows(["ar", "ssd"]) and not policy.allows(["ngram"])
+    assert after(0.98, 6, 4, 15, 0.3).allows(["ar", "ssd"])

@@ -69,7 +69,7 @@ def _product(
     inputs = torch.randn(max(counts), shape[1], device=device, dtype=torch.bfloat16)
     for kind in kinds:
         bits = {"bf16": 16, "fp8": 8, "int4": 4}[kind]
-        products = [_made(kind, shape, device) for _ in range(max(1, min(64, rotated * 8 // (size * bits))))]
+        products = [made_product(kind, shape, device) for _ in range(max(1, min(64, rotated * 8 // (size * bits))))]
         found = {}
         for count in counts:
             graph = captured(partial(_run, products, inputs[:count]))
@@ -91,7 +91,7 @@ def _run(products: Sequence[Product], inputs: Tensor) -> None:
         product(inputs)
 
 
-def _made(kind: str, shape: tuple[int, int], device: torch.device) -> Product:
+def made_product(kind: str, shape: tuple[int, int], device: torch.device) -> Product:
     if kind == "bf16":
         weight = torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, 0.02)
         return lambda x: F.linear(x, weight)
