@@ -8,7 +8,7 @@ ROUTERS := .venv-routers/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test conformance gpu gpu-stages lint clean
+.PHONY: help venv pull demo test conformance gpu gpu-rehearsal gpu-stages lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -56,6 +56,9 @@ $(NODE): tests/conformance/node/package.json
 
 gpu: venv ## the tests that need a CUDA device
 	$(BIN)/pytest -q tests/gpu
+
+gpu-rehearsal: venv ## the calls of the GPU report on a stand-in for CUDA, and what to carry to a device
+	$(BIN)/python -m tools.gpu_rehearsal $(REHEARSAL)
 
 STAGES := tests forward audit ids modes assisted
 
