@@ -293,6 +293,25 @@ def prepared(target: Path, work: Path) -> tuple[Student, list[training.Example],
     return build(target, StudentPlan(layers=(1,)), data), data[4:], data[:4]
 
 
+def test_the_loss_is_the_cross_entropy_over_labels_and_drawn_tokens(target: Path, draft: Path) -> None:
+    """By definition, in double precision; the parts of two processes add up to it."""
+    student, data, _ = prepared(target, draft / "work")
+    for batch in (data[:6], data[6:9]):
+        seeded = [torch.Generator().manual_seed(3) for _ in range(4)]
+        whole, *parts = (
+            training.loss_of(student, batch, own, generator)
+            for own, generator in zip((batch, batch[:1], batch[1:]), seeded, strict=False)
+        )
+        (labels,) = student.labels(batch)
+        known = labels.ids[labels.probabilities > 0].unique()
+        assert len(known) < student.head.shape[0] < 1024  # so that no token is left out
+        (states,) = student.states(batch)
+        likelihoods = (states.double() @ student.head.double().T).log_softmax(-1).gather(1, labels.ids)
+        expected = -(likelihoods * labels.probabilities).sum() / len(labels.ids)
+        assert whole.item() == pytest.approx(expected.item(), rel=2e-2)
+        assert whole.item() == pytest.approx(sum(part.item() for part in parts), rel=2e-2)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_training_goes_on_from_a_saved_state(
     target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int

@@ -94,15 +94,12 @@ class Example:
 class SoftLabels(NamedTuple):
     """The target's likeliest tokens at n places.
 
-    `ids` [n, top] are rows of the student's head; `probabilities` [n, top] are 0 where there is no such row. `weight`
-    is that of their loss."""
+    `ids` [n, top] are rows of the student's head, on the CPU; `probabilities` [n, top] are 0 where there is no such
+    row. `weight` is that of their loss."""
 
     ids: Tensor
     probabilities: Tensor
     weight: float = 1.0
-
-    def to(self, device: torch.device) -> SoftLabels:
-        return self._replace(ids=self.ids.to(device), probabilities=self.probabilities.to(device, torch.float32))
 
 
 class Learner(Protocol):
@@ -200,19 +197,22 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
 def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
     """Return what the examples `own` add to the cross-entropy of a batch to the target.
 
-    All of it is computed on the student's device but the choice of the drawn tokens, which `generator` makes on the
-    CPU."""
+    The softmax runs over the labels of the batch and other tokens, which `generator` draws. The host marks the labels
+    in a table of the vocabulary; it never waits for the device."""
     device, vocab = student.head.device, student.head.shape[0]
-    whole = [labels.to(device) for labels in student.labels(batch)]
-    mine = whole if own is batch else [labels.to(device) for labels in student.labels(own)]
-    known = torch.cat([labels.ids[labels.probabilities > 0] for labels in whole]).unique()
-    others = torch.ones(vocab, dtype=torch.bool, device=device).index_fill_(0, known, False).nonzero().squeeze(1)
+    whole = student.labels(batch)
+    is_label = torch.zeros(vocab, dtype=torch.bool)
+    for labels in whole:
+        is_label[labels.ids[labels.probabilities > 0]] = True
+    known, others = (table.nonzero().squeeze(1) for table in (is_label, ~is_label))
     wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
-    drawn = others[torch.randperm(len(others), generator=generator)[:wanted].to(device)]
-    classes = student.head[torch.cat((known, drawn))]
+    drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
+    classes = student.head[torch.cat((known, drawn)).to(device)]
+    places = torch.zeros(vocab, dtype=torch.long).index_copy_(0, known, torch.arange(len(known))).to(device)
     losses = []
     with arithmetic(device):
         predicting = student.states(own)
+    mine = whole if own is batch else student.labels(own)
     for states, (ids, probabilities, weight), all_labels in zip(predicting, mine, whole, strict=True):
         with arithmetic(device):
             rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
@@ -221,9 +221,9 @@ def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], 
             shift = torch.zeros(logits.shape[1], device=device)
             shift[len(known) :] = math.log(len(others) / len(drawn))
             logits = logits + shift
-        where = torch.searchsorted(known, ids).clamp_max(len(known) - 1)
-        likelihoods = logits.gather(1, where) - torch.logsumexp(logits, -1, keepdim=True)
-        losses.append(-(likelihoods * probabilities).sum() / max(1, len(all_labels.ids)) * weight)
+        targets = probabilities.to(device, torch.float32)
+        likelihoods = logits.gather(1, places[ids.to(device)]) - torch.logsumexp(logits, -1, keepdim=True)
+        losses.append(-(likelihoods * targets).sum() / max(1, len(all_labels.ids)) * weight)
     return torch.stack(losses).sum() / sum(labels.weight for labels in whole)
 
 
