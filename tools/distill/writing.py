@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
@@ -130,6 +131,8 @@ class Writer:
         if record:
             self._record(slots, rows, logits, [context.hidden[layer] for layer in self._layers])
         for slot, token in zip(slots, _sample(logits, slots), strict=True):
+            if not 0 <= token < logits.shape[-1]:
+                raise SsdError(f"token id {token} of {logits.shape[-1]}: the device computes wrong numbers")
             slot.text.token_ids.append(token)
             slot.text.ended = token in self._stop_ids
 
