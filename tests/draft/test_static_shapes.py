@@ -31,6 +31,8 @@ from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown,
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
+pytestmark = pytest.mark.usefixtures("replayed")
+
 WARM = Law(temperature=0.8, seed=77)
 
 
