@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,66 +34,139 @@ _TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tens
 _RESHAPED = {"resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_"}
 
 
-class _Operation(NamedTuple):
-    """`results` are those in memory of their own, by their place among all: a replay copies new ones into it."""
+_run_kernel = GridExecutor.__call__
+
+
+class _Number(int):
+    """Stands for a tensor among the arguments of an operation: which one it is of all tensors of the run."""
+
+
+class _Launch(NamedTuple):
+    """An operation as it has run. `args` are all arguments, the last ones have `names`; `results` are its new tensors:
+    place among all results, number, and whether the memory is new, too."""
 
     run: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[tuple[int, Tensor]]
+    args: list[Any]
+    names: tuple[str, ...]
+    results: list[tuple[int, _Number, bool]]
+
+    @property
+    def changes(self) -> bool:
+        """True if it writes to its arguments."""
+        return self.run is _run_kernel or bool(self.run._schema.is_mutable)  # type: ignore[attr-defined]
+
+    @property
+    def makes_only_room(self) -> bool:
+        return self.run is not _run_kernel and self.run.overloadpacket.__name__ in MADE  # type: ignore[attr-defined]
+
+
+class _Step(NamedTuple):
+    """An operation as it is repeated. `open` are the places of arguments that hold numbers. `results` have their place
+    and either their number or the memory that they are copied to. `over`: numbers that nothing reads later."""
+
+    launch: _Launch
+    args: list[Any]
+    open: list[int]
+    results: list[tuple[int, _Number, Tensor | None]]
+    over: list[_Number]
 
 
 class Recording:
-    """The operations of a run. A call repeats them.
+    """Repeats the operations of a run.
 
-    Holds aliases of all tensors, not the tensors themselves. So it can tell what else refers to a result's memory."""
+    Results that something else refers to when the run is over keep their memory. Others are made anew."""
 
-    def __init__(self) -> None:
-        self._operations: list[_Operation] = []
-        self._made: dict[int, Tensor] = {}
-        self._aliases: Counter[int] = Counter()
-
-    def add(self, run: Callable[..., Any], args: Any, kwargs: Any, results: Any = None) -> None:
-        """Add what has run, with its results."""
-        given, made = {_memory(tensor) for tensor in _tensors((*args, *kwargs.values()))}, []
-        for place, result in enumerate(_tensors(results if isinstance(results, list | tuple) else (results,))):
-            if _memory(result) not in given:
-                made.append((place, self._alias(result)))
-                self._made.setdefault(_memory(result), made[-1][1])
-        changes = run is _launch or run._schema.is_mutable  # type: ignore[attr-defined]
-        if changes or (made and run.overloadpacket.__name__ not in MADE):  # type: ignore[attr-defined]
-            kwargs = {name: self._aliases_of(given) for name, given in kwargs.items()}
-            self._operations.append(_Operation(run, self._aliases_of(args), kwargs, made))
-
-    def _alias(self, tensor: Tensor) -> Tensor:
-        if not _memory(tensor):
-            return tensor
-        self._aliases[_memory(tensor)] += 1
-        return torch.ops.aten.alias.default(tensor)
-
-    def _aliases_of(self, given: Any) -> Any:
-        """The arguments of an operation, lists of tensors too, with aliases of their own."""
-        if isinstance(given, Tensor):
-            return self._alias(given)
-        return type(given)(map(self._aliases_of, given)) if isinstance(given, list | tuple) else given
+    def __init__(self, launches: list[_Launch], tensors: list[Tensor]) -> None:
+        """Empties `tensors`, whose places are the numbers in `launches`."""
+        memories = [_memory(tensor) for tensor in tensors]
+        aliases: list[Tensor | None] = [_alias(tensor) for tensor in tensors]
+        tensors.clear()
+        made = {memories[number] for launch in launches for _, number, new in launch.results if new}
+        own = Counter(memories)
+        lost = {memory for memory in made if _references(memory) == own[memory]}
+        self._fixed = [None if memory in lost else alias for memory, alias in zip(memories, aliases, strict=True)]
+        self._steps = _steps(launches, self._fixed)
+        self._kept = {memory: self._fixed[number] for number, memory in enumerate(memories) if memory in made - lost}
+        self._own = {memory: own[memory] for memory in self._kept}
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        for run, args, kwargs, results in self._operations:
-            found = run(*args, **kwargs)
-            for place, memory in results:
-                memory.copy_(found if isinstance(found, Tensor) else found[place])
+        values: list[Any] = [None] * len(self._fixed)
+        for launch, args, places, results, over in self._steps:
+            if places:
+                args = args.copy()
+                for place in places:
+                    args[place] = _filled(args[place], values)
+            found = _run(launch, args)
+            for place, number, memory in results:
+                result = found if isinstance(found, Tensor) else found[place]
+                if memory is None:
+                    values[number] = result
+                else:
+                    memory.copy_(result)
+            for number in over:
+                values[number] = None
         self.spoil()
 
     def spoil(self, everything: bool = False) -> None:
-        """Leave garbage in results that only this recording refers to, or in all."""
-        for memory, result in self._made.items():
-            if everything or _references(memory) == self._aliases[memory]:
-                result.fill_(_GARBAGE.get(result.dtype, torch.nan))
+        """Leave garbage in results that nothing else refers to any more, or in all."""
+        for memory, result in self._kept.items():
+            if everything or _references(memory) == self._own[memory]:
+                _spoil(result)
+
+
+def _steps(launches: list[_Launch], fixed: list[Tensor | None]) -> list[_Step]:
+    """What has to be repeated; `fixed` are the tensors whose memory stays."""
+    steps, read = list[_Step](), set[_Number]()
+    for launch in reversed(launches):
+        results = [
+            (place, number, fixed[number]) for place, number, new in launch.results if new or fixed[number] is None
+        ]
+        if launch.makes_only_room:
+            results = [result for result in results if result[2] is None]
+        if results or launch.changes:
+            args = [_bound(arg, fixed) for arg in launch.args]
+            open_args = {place: found for place, arg in enumerate(args) if (found := {*_numbers(arg)})}
+            used = {number for _, number, memory in results if memory is None}.union(*open_args.values())
+            steps.append(_Step(launch, args, [*open_args], results, [*used - read]))
+            read |= used
+    return steps[::-1]
+
+
+def _run(launch: _Launch, args: list[Any]) -> Any:
+    count = len(args) - len(launch.names)
+    found = launch.run(*args[:count], **dict(zip(launch.names, args[count:], strict=True)))
+    if launch.makes_only_room:
+        _spoil(found)
+    return found
+
+
+def _bound(given: Any, fixed: list[Tensor | None]) -> Any:
+    """An argument with the tensors whose memory stays in place of their numbers."""
+    if isinstance(given, list):
+        return [_bound(part, fixed) for part in given]
+    return given if not isinstance(given, _Number) or fixed[given] is None else fixed[given]
+
+
+def _filled(given: Any, values: list[Any]) -> Any:
+    """An argument with tensors in place of numbers."""
+    if isinstance(given, list):
+        return [_filled(part, values) for part in given]
+    return values[given] if isinstance(given, _Number) else given
+
+
+def _numbers(given: Any) -> Iterator[_Number]:
+    for part in given if isinstance(given, list) else (given,):
+        if isinstance(part, _Number):
+            yield part
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _GARBAGE = {torch.bool: True} | {dtype: torch.iinfo(dtype).max // 2 for dtype in _INTEGERS}
+
+
+def _spoil(tensor: Tensor) -> None:
+    tensor.fill_(_GARBAGE.get(tensor.dtype, torch.nan))
 
 
 def _memory(tensor: Tensor) -> int:
@@ -102,9 +174,56 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
 
 
+def _alias(tensor: Tensor) -> Tensor:
+    return torch.ops.aten.alias.default(tensor) if _memory(tensor) else tensor
+
+
 def _references(memory: int) -> int:
     """How many tensors have this memory."""
     return torch._C._storage_Use_Count(memory) - 1  # the question holds one, too
+
+
+class _Recorder(TorchDispatchMode):
+    """Lists operations, with numbers in place of tensors. It holds these, so that they keep their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[_Launch] = []
+        self.tensors: list[Tensor] = []
+        self._known: dict[int, _Number] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        check_waits(func, [*_tensors((*args, *kwargs.values()))])
+        if torch.Tag.nondeterministic_seeded in func.tags or name in _RESHAPED:
+            raise Fault(f"{func} cannot be recorded{where()}")
+        results = func(*args, **kwargs)
+        self.add(func, args, kwargs, results)
+        return results
+
+    def add(self, run: Callable[..., Any], args: Any, kwargs: Any, results: Any = None) -> None:
+        """Add what has run, with its results."""
+        arguments = [*args, *kwargs.values()]
+        given = {_memory(tensor) for tensor in _tensors(arguments)}
+        numbered = [self._numbered(argument) for argument in arguments]
+        known, made = len(self.tensors), []
+        for place, result in enumerate(results if isinstance(results, list | tuple) else (results,)):
+            if isinstance(result, Tensor) and (number := self._numbered(result)) >= known:
+                made.append((place, number, _memory(result) not in given))
+        launch = _Launch(run, numbered, tuple(kwargs), made)
+        if made or launch.changes:
+            self.launches.append(launch)
+
+    def _numbered(self, given: Any) -> Any:
+        """An argument with numbers in place of tensors."""
+        if isinstance(given, list | tuple):
+            return [self._numbered(part) for part in given]
+        if not isinstance(given, Tensor):
+            return given
+        if id(given) not in self._known:
+            self._known[id(given)] = _Number(len(self.tensors))
+            self.tensors.append(given)
+        return self._known[id(given)]
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:
@@ -116,50 +235,11 @@ def _tensors(given: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        check_waits(func, [*_tensors((*args, *kwargs.values()))])
-        if torch.Tag.nondeterministic_seeded in func.tags or name in _RESHAPED:
-            raise Fault(f"{func} cannot be recorded{where()}")
-        results = func(*args, **kwargs)
-        self._recording.add(func, args, kwargs, results)
-        return results
-
-
 class _Listen(Listen):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TO_HOST:
             raise Fault(f"{func.__name__} waits for numbers of the device{where()}")
         return super().__torch_function__(func, types, args, kwargs)
-
-
-_run_kernel = GridExecutor.__call__
-
-
-def _launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-    """Run a kernel of Triton, by operations that are its interpreter's own."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        _run_kernel(executor, *args, **kwargs)
-
-
-@contextmanager
-def _recorded() -> Iterator[Recording]:
-    """Record what is launched here."""
-    recording = Recording()
-
-    def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            recording.add(_launch, (executor, *args), kwargs)
-        _launch(executor, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch, _Listen(), _Recorder(recording):
-        patch.setattr(GridExecutor, "__call__", launch)
-        yield recording
 
 
 @torch.inference_mode()
@@ -168,8 +248,17 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
     if isinstance(function, _Later):
         return function.capture()
     function()  # what it makes once, it has made before the capture
-    with _recorded() as recording:
+    recorder = _Recorder()
+
+    def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        # It does not run, as in a capture: the interpreter takes its time.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            recorder.add(_run_kernel, (executor, *args), kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, _Listen(), recorder:
+        patch.setattr(GridExecutor, "__call__", launch)
         function()
+    recording = Recording(recorder.launches, recorder.tensors)
     recording.spoil(everything=True)
     return recording
 
