@@ -176,6 +176,14 @@ _KERNELS = (
     _trial("prefetch", "prefetch", "8B batch 1: -.35 ms."),
     _trial("all trials", "splitk,pdl,prefetch", "8B batch 1: -.6 ms."),
     _trial("plain again"),
+    Step(
+        "gemm",
+        60.0,
+        "gemm, split-K",
+        {"models": ("llama-8b",), "kinds": ("bf16", "split", "split fp8"), "counts": (1, 8, 16, 64)},
+        expected=20,
+        prediction="At 8 rows: o .80 of the copy, qkv .85, down .88; FP8 .75 of it.",
+    ),
     Step("variants", 60.0, expected=25, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
     Step(
         "forward",
