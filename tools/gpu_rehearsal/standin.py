@@ -61,11 +61,11 @@ def download_wheels(folder: Path) -> None:
 
 
 class StandIn:
-    """Owns a folder `home` (2 GB) with a Python environment, the stub libraries and the log of what ran on them."""
+    """Owns a folder `home` (2 GB) with a Python environment and the stub libraries."""
 
-    def __init__(self, home: Path, cache: Path) -> None:
-        """`cache`: Triton's. Its files hold absolute paths, so it has the same name on the device."""
-        self.home, self.cache, self.log = home, cache, home / "fakecuda.log"
+    def __init__(self, home: Path, cache: Path, log: Path) -> None:
+        """`cache`: Triton's. Its files hold absolute paths, so it has the same name on the device. `log` grows."""
+        self.home, self.cache, self.log = home, cache, log
 
     @property
     def site(self) -> Path:
@@ -149,7 +149,7 @@ class StandIn:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a folder. Without `network` only a loopback of its own is there, if this user may do that.
 
-        The log grows; `options` are those of subprocess.run."""
+        `options` are those of subprocess.run."""
         (self.home / "home").mkdir(exist_ok=True)
         alone: list[str] = []
         if not network and os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip"):

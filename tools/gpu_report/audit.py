@@ -87,7 +87,7 @@ def _audited(job: Job, texts: int) -> Iterator[Row]:
 
 
 def row_of(lookahead: int, found: Difference) -> Row:
-    noise = math.sqrt(found.noise / found.size)
+    noise = math.sqrt(found.noise / found.size) if found.size else math.inf  # logits of 0 are no model's
     usual = math.sqrt(found.noise / (found.positions or 1))
     worst = max(found.apart, default=0.0)
     return {
