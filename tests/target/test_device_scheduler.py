@@ -20,6 +20,8 @@ from ssd.speculation.sampling import Drawing, Law
 from ssd.target.overlap import DeviceScheduler, FollowedRow
 from tests.target.scripted import CPU, VOCAB, tiny_llama
 
+pytestmark = pytest.mark.usefixtures("replayed")
+
 FILTERED = Law(1.1, top_k=9, top_p=0.8, min_p=0.01)
 PAGE, PAGES, ROWS, K = 4, 60, 5, 5
 

@@ -32,6 +32,8 @@ from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, empty_board,
 from tests.models import tiny
 from tests.target.scripted import Poisoned
 
+pytestmark = pytest.mark.usefixtures("replayed")
+
 PAGES, ROWS = 300, 4
 PROMPTS = [tiny.token_ids(length, length) for length in (3, 18, 7, 41, 2)]
 
