@@ -11,7 +11,7 @@ import torch
 
 from ssd.errors import UsageError
 
-TRIALS = ("splitk", "pdl", "prefetch")
+TRIALS = ("splitk", "pdl", "prefetch", "onedepth")
 """Faster ways that no GPU has confirmed (docs/gpu.md)."""
 
 

@@ -126,6 +126,39 @@ _FIGURES = (
 )
 _SERVICE = (
     Step(
+        "pipeline",
+        40.0,
+        "rounds by turns",
+        expected=17,
+        prediction="Look-ups come late: a step of several depths ends after the verification.",
+    ),
+    Step(
+        "pipeline",
+        40.0,
+        "rounds by turns, one depth a step",
+        {"modes": ("ssd",)},
+        {"SSD_GPU_TRIALS": "onedepth"},
+        expected=14,
+        prediction="More hits, fewer tokens on each.",
+    ),
+    Step(
+        "pipeline",
+        45.0,
+        "rounds under MPS",
+        {"options": {"mps": True}, "batches": (1, 16)},
+        expected=20,
+        prediction="Hits 60 %; ssd 1.1 of sd.",
+    ),
+    Step(
+        "pipeline",
+        45.0,
+        "rounds under MPS, one depth a step",
+        {"options": {"mps": True}, "modes": ("ssd",)},
+        {"SSD_GPU_TRIALS": "onedepth"},
+        expected=16,
+        prediction="Hits 75 %.",
+    ),
+    Step(
         "modes",
         90.0,
         "modes, 8B, MPS",
