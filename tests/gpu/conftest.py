@@ -1,5 +1,5 @@
-"""What needs a GPU: `python -m pytest tests/gpu`, which fails at once without one. With SSD_TEST_DEVICE=cpu what is not
-about kernels of a GPU runs without one, to try the tests."""
+"""Tests that need a GPU: `python -m pytest tests/gpu`, which fails at once without one. With SSD_TEST_DEVICE=cpu those
+that are not about a GPU's kernels run without one, to try the tests."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _AROUND = (
     *("pytest", "pytest-xdist", "pytest-timeout", "hypothesis"),
 )
 _HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
-# What the device lacks; the rest of ssd's dependencies is there.
+# Packages that the device lacks; the rest of ssd's dependencies is there.
 _WHEELS = ("pyzmq", "msgspec", "gguf")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 _TRY = "import torch; x = torch.ones(3, device='cuda'); print(torch.__version__, torch.cuda.get_device_name(x.device))"
@@ -119,7 +119,7 @@ class StandIn:
         (self.site / "standin.pth").write_text("import standin_site\n")
 
     def _install_carried(self, wheels: Sequence[Path]) -> None:
-        """As on the device: into a folder of their own."""
+        """Install them into a folder of their own, as on the device."""
         shutil.rmtree(self.home / "site", ignore_errors=True)
         self._pip("install", "--no-index", "--no-deps", "--target", str(self.home / "site"), *map(str, wheels))
 

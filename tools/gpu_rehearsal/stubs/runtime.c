@@ -20,7 +20,7 @@
 #undef cudaStreamGetCaptureInfo
 
 #define MOST_FORKS 16
-// What a graph repeats: 'k' a kernel, 'c' a copy, 's' a set.
+// An operation that a graph repeats: 'k' a kernel, 'c' a copy, 's' a set.
 typedef struct {
     char kind;
     void *dst;
@@ -186,7 +186,7 @@ static Stream *of(cudaStream_t s) {
     found->g = open_one(found->g); // a capture ends on all of its streams
     return found;
 }
-// What no thread may do while it captures, unless it has asked for the relaxed mode.
+// Fails a call that no thread may make while it captures, unless it has asked for the relaxed mode.
 static int unsafe(const char *what) {
     if (capture_mode == cudaStreamCaptureModeRelaxed || !mine)
         return 0;
@@ -232,7 +232,7 @@ static const char *name_of(const void *f) {
     }
 }
 
-// What nvcc's code calls: it registers kernels by name, and launches them.
+// Called by nvcc's code: it registers kernels by name, and launches them.
 
 void **__cudaRegisterFatBinary(void *x) {
     static void *h[4];
