@@ -18,8 +18,8 @@ from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
-from ssd.layers.attention import Scores, merge
-from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.layers.attention import Scores
+from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows
 from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
 from ssd.speculation.noise import halves
@@ -209,6 +209,5 @@ class StaticTreeContext(TableContext):
 
     def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
-        paths = self._cache.keys[layer], self._cache.values[layer]
-        shared = self._attention.part(q, *paths, self._rows, scale, rule)
-        return merge(shared, self._attention.part(q, *self._tree_cache.own(layer), self._own, scale, rule)).flatten(1)
+        paths = PagedKeys(self._cache.keys[layer], self._cache.values[layer], self._rows)
+        return self._attention.attend_both(q, paths, PagedKeys(*self._tree_cache.own(layer), self._own), scale, rule)

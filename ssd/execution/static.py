@@ -45,7 +45,9 @@ def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tupl
 
 
 class StaticContext(BaseContext):
-    """The rows of a forward as (step, chunks) in order; the hidden states of all of them are collected."""
+    """The rows of a forward as (step, chunks) in order; the hidden states of all of them are collected.
+
+    Those of a single step are its own tensors, which the next forward overwrites."""
 
     def __init__(self, layers: Collection[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
@@ -54,8 +56,10 @@ class StaticContext(BaseContext):
     def keep(self, hidden: dict[int, Tensor], tokens: int) -> None:
         """Append the hidden states of the next step; rows behind the first `tokens` are padding."""
         for layer, states in hidden.items():
-            before = [self.hidden[layer]] if layer in self.hidden else []
-            self.keep_hidden(layer, torch.cat([*before, states[:tokens]]))
+            own = states[:tokens]
+            if len(self.parts) > 1:  # the next of them overwrites it
+                own = torch.cat([*([self.hidden[layer]] if layer in self.hidden else []), own])
+            self.keep_hidden(layer, own)
 
 
 class Step:

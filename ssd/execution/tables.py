@@ -183,10 +183,14 @@ class BatchTensors:
         """How the token after each token is drawn, as far as `drawing` asks; None if all are greedy."""
         if drawing is Drawing.GREEDY:
             return None
-        low, high, *_ = (self._device[name] for name in Draw._fields)
-        inverse, top_p, min_p = (self._device[name].view(torch.float64).float() for name in _FLOATS)
-        filters = Filters(self._device["top_k"], top_p, min_p) if drawing is Drawing.FILTERED else None
-        return Draws(torch.stack((low, high), dim=-1).int(), inverse, filters)
+        keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
+        filters = None
+        if drawing is Drawing.FILTERED:
+            filters = Filters(self._device["top_k"], self._floats("top_p"), self._floats("min_p"))
+        return Draws(keys, self._floats("inverse"), filters)
+
+    def _floats(self, name: str) -> Tensor:
+        return self._device[name].view(torch.float64).float()
 
     def context(
         self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()

@@ -1,18 +1,53 @@
-"""Where Triton kernels of ours serve."""
+"""Where Triton kernels of ours serve, and which of them are on trial."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
+from ssd.errors import UsageError
+
+TRIALS = ("splitk", "pdl", "onedepth")
+"""Faster ways that no GPU has confirmed (docs/gpu.md)."""
+
+
+def trial(name: str) -> bool:
+    """Return true if `SSD_GPU_TRIALS`, names with commas between them, has this one of `TRIALS`."""
+    return name in _trials(os.environ.get("SSD_GPU_TRIALS", ""))
+
+
+@cache
+def _trials(text: str) -> frozenset[str]:
+    names = frozenset(filter(None, map(str.strip, text.split(","))))
+    if unknown := sorted(names - set(TRIALS)):
+        raise UsageError(f"SSD_GPU_TRIALS has unknown names: {', '.join(unknown)}; there are: {', '.join(TRIALS)}")
+    return names
+
 
 @cache
 def fuses(device: torch.device) -> bool:
     """Whether what lies between products has kernels of ours on the device: a GPU with Triton."""
     return device.type != "cpu" and find_spec("triton") is not None
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Return what a launch of a kernel with `PDL` is given: with the trial `pdl` it starts before the last one ends."""
+    return {"PDL": True, "launch_pdl": True} if trial("pdl") and _is_hopper(device) else {}
+
+
+def _is_hopper(device: torch.device) -> bool:
+    """Return true for a GPU of compute capability 9 or later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def processors_of(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has; 1 for another device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 class RoundLayout(NamedTuple):

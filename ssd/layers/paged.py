@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.layers.attention import PLAIN, Scores, attend_own, very_low
+from ssd.layers.attention import PLAIN, Scores, attend_own, merge, very_low
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ def of_cache(stored: Tensor, dtype: torch.dtype) -> Tensor:
     return (stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored).to(dtype)
 
 
+class PagedKeys(NamedTuple):
+    """Keys and values [slots, kv_heads, dim], and which of them each query sees."""
+
+    keys: Tensor
+    values: Tensor
+    rows: PagedRows
+
+
 class PagedAttention(Protocol):
     """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say. These have
     the type of q, or are FP8 (`to_fp8`), which is exact in it.
@@ -80,6 +88,9 @@ class PagedAttention(Protocol):
         """Attend as a part of a larger softmax: the normalised output [queries, heads, dim] and the log-sum-exp.
 
         The log-sum-exp [queries, heads] is in float32 at least; it is very low for a query that sees nothing."""
+
+    def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
+        """Attend to two disjoint sets of keys in one softmax: [queries, heads * dim]."""
 
 
 class TorchAttention:
@@ -109,3 +120,6 @@ class TorchAttention:
             q.to(wide), of_cache(keys[slots], wide), of_cache(values[slots], wide), scale, mask, rule
         )
         return out.to(q.dtype), totals
+
+    def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
+        return merge(self.part(q, *first, scale, rule), self.part(q, *second, scale, rule)).flatten(1)

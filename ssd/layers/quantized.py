@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ssd.kernels.gpu import launch_options, processors_of
 from ssd.kernels.groups import Grouped, Groups
+from ssd.layers.triton_product import FEW_ROWS
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
-FEW_ROWS = 64
-"""Most rows of a batch in which a row has the same bits as in any other such batch."""
 BLOCK_N = 64
 """Outputs of a program."""
 # Words of an output that a program reads at a time, where groups allow it, and else.
@@ -52,10 +52,6 @@ class PackedProduct:
     def __init__(self, weight: Groups, bias: Tensor | None = None, processors: int | None = None) -> None:
         """`processors`: multiprocessors to keep busy, by default all of the weight's device."""
         device, (self._outputs, self._inputs) = weight.codes.device, weight.shape
-        if processors is None:
-            processors = 1
-            if device.type == "cuda":
-                processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._bits = 4 if not weight.e4m3 and int(weight.codes.max()) < 16 else 8
         places = 32 // self._bits
         fitting = [unit for unit in _UNITS if weight.group % unit == 0]
@@ -72,7 +68,8 @@ class PackedProduct:
         units = weight.group // self._unit
         summed = min(units & -units, places)
         self._sums = {"SUMMED": summed, "sums_a_group": units // summed}
-        wanted = min(-(-_OCCUPANCY * processors // blocks), _MOST_SPLITS, max(1, tiles // _LEAST_TILES))
+        programs = _OCCUPANCY * (processors or processors_of(device))
+        wanted = min(-(-programs // blocks), _MOST_SPLITS, max(1, tiles // _LEAST_TILES))
         self._share = -(-tiles // wanted)
         self._splits = -(-tiles // self._share)
         if device.type == "cuda":  # so that all variants are compiled before the first answer
@@ -123,6 +120,7 @@ class PackedProduct:
             WIDE=x.device.type == "cpu" and x.dtype == torch.bfloat16,
             num_warps=4 if few else 8,
             num_stages=4 if few and not floats else 2,
+            **launch_options(x.device),
         )
         if not whole:
             sum_kernel[rows, -(-self._outputs // 1024)](
@@ -135,6 +133,7 @@ class PackedProduct:
                 SPLITS=splits,
                 BLOCK=1024,
                 num_warps=4,
+                **launch_options(x.device),
             )
         return out
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.gpu import launch_options, processors_of
 from ssd.layers.attention import PLAIN, Scores
-from ssd.layers.paged import PagedRows
+from ssd.layers.paged import PagedKeys, PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
 # Most queries (tokens times heads) of a program, and keys that it reads at a time; fewer for heads wider than 128.
@@ -43,11 +44,7 @@ class TritonAttention:
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError(f"--attention triton works on a GPU, not on {device}")
-        if processors is None:
-            processors = 1
-            if device.type == "cuda":
-                processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._processors, self._deterministic = processors, deterministic
+        self._processors, self._deterministic = processors or processors_of(device), deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
         """The tiling, by shapes alone. In deterministic mode a query's sums are divided the same way in all shapes."""
@@ -74,65 +71,110 @@ class TritonAttention:
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        q = q if q.stride(-1) == 1 else q.contiguous()
-        queries, heads, dim = q.shape
-        kv_heads = keys.shape[1]
-        tiling = self.tiling(rows, heads, kv_heads, dim, q.dtype)
-        out, totals = q.new_empty(queries, heads, dim), q.new_empty(queries, heads, dtype=torch.float32)
-        several = tiling.splits > 1
-        shape = tiling.splits, queries, heads
-        parts = q.new_empty(*shape, dim, dtype=torch.float32) if several else out
-        part_totals = q.new_empty(shape, dtype=torch.float32) if several else totals
-        attend_kernel[rows.sequences.shape[0] * tiling.blocks, kv_heads, tiling.splits](
-            q,
-            keys,
-            values,
-            parts,
-            part_totals,
-            rows.table,
-            rows.sequences,
-            rows.starts,
-            rows.seen,
-            rows.positions,
-            scale,
-            rule.softcap or 0.0,
-            rule.window or 0,
-            queries,
-            q.stride(0),
-            q.stride(1),
-            keys.stride(0),
-            rows.table.stride(0),
-            tiling.blocks,
-            PAGE=rows.page_size,
-            HEADS=heads,
-            GROUP=heads // kv_heads,
-            DIM=dim,
-            WINDOWED=rule.window is not None,
-            CAPPED=rule.softcap is not None,
-            SPLITS=tiling.splits,
-            CHUNK=tiling.chunk,
-            BLOCK_M=tiling.block_m,
-            BLOCK_N=tiling.block_n,
-            BLOCK_D=tiling.block_d,
-            WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            FP8=keys.dtype == torch.uint8,
-            num_warps=4,
-            num_stages=2,
-        )
-        if several:
-            merge_kernel[(queries * heads,)](
-                parts,
-                part_totals,
-                out,
-                totals,
-                queries * heads,
-                DIM=dim,
-                SPLITS=tiling.splits,
-                BLOCK_S=_power_of_two(tiling.splits),
-                BLOCK_D=tiling.block_d,
-                num_warps=4,
-            )
+        tiling = self._tiling_of(q, keys, rows)
+        out, totals = torch.empty_like(q, memory_format=torch.contiguous_format), _totals(q)
+        if tiling.splits == 1:
+            _launch(q, keys, values, rows, scale, rule, tiling, (out, totals))
+            return out, totals
+        parts = _parts(q, tiling.splits)
+        _launch(q, keys, values, rows, scale, rule, tiling, parts, whole=False)
+        _merge(parts, out, totals)
         return out, totals
+
+    def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
+        tilings = [self._tiling_of(q, keys, rows) for keys, _, rows in (first, second)]
+        sizes = [tiling.splits for tiling in tilings]
+        parts = _parts(q, sum(sizes))
+        each = zip(*(part.split(sizes) for part in parts), strict=True)
+        for (keys, values, rows), tiling, own in zip((first, second), tilings, each, strict=True):
+            _launch(q, keys, values, rows, scale, rule, tiling, own, whole=False)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        _merge(parts, out, _totals(q))
+        return out.flatten(1)
+
+    def _tiling_of(self, q: Tensor, keys: Tensor, rows: PagedRows) -> Tiling:
+        return self.tiling(rows, q.shape[1], keys.shape[1], q.shape[2], q.dtype)
+
+
+def _totals(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Memory for `splits` parts of a softmax: outputs [splits, queries, heads, dim], and totals without the last."""
+    return q.new_empty(splits, *q.shape, dtype=torch.float32), q.new_empty(splits, *q.shape[:2], dtype=torch.float32)
+
+
+def _launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: PagedRows,
+    scale: float,
+    rule: Scores,
+    tiling: Tiling,
+    results: tuple[Tensor, Tensor],
+    whole: bool = True,
+) -> None:
+    """Write outputs and totals to `results`; unless `whole`, those of each split."""
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    queries, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    attend_kernel[rows.sequences.shape[0] * tiling.blocks, kv_heads, tiling.splits](
+        q,
+        keys,
+        values,
+        *results,
+        rows.table,
+        rows.sequences,
+        rows.starts,
+        rows.seen,
+        rows.positions,
+        scale,
+        rule.softcap or 0.0,
+        rule.window or 0,
+        queries,
+        q.stride(0),
+        q.stride(1),
+        keys.stride(0),
+        rows.table.stride(0),
+        tiling.blocks,
+        PAGE=rows.page_size,
+        HEADS=heads,
+        GROUP=heads // kv_heads,
+        DIM=dim,
+        WINDOWED=rule.window is not None,
+        CAPPED=rule.softcap is not None,
+        SPLITS=tiling.splits,
+        WHOLE=whole,
+        CHUNK=tiling.chunk,
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_D=tiling.block_d,
+        WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+        FP8=keys.dtype == torch.uint8,
+        num_warps=4,
+        num_stages=2,
+        **launch_options(q.device),
+    )
+
+
+def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
+    """Merge parts into `out` and its log-sum-exp `totals`."""
+    splits, block_d = len(parts[0]), max(16, _power_of_two(out.shape[-1]))
+    block_s = _power_of_two(splits)
+    merge_kernel[(totals.numel(),)](
+        *parts,
+        out,
+        totals,
+        totals.numel(),
+        DIM=out.shape[-1],
+        SPLITS=splits,
+        BLOCK_S=block_s,
+        BLOCK_D=block_d,
+        num_warps=8 if block_s > _MOST_SPLITS else 4,
+        **launch_options(out.device),
+    )
 
 
 def _power_of_two(number: int) -> int:

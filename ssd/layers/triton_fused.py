@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd.layers.triton_kernels import to_fp8
+from ssd.kernels.gpu import launch_options
+from ssd.layers.triton_kernels import follow, to_fp8
 
 _BLOCK = 1024
 
@@ -30,6 +31,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     ADDED: tl.constexpr,
     BEHIND: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """out = t / sqrt(sum(t^2) + least) * weight for each row t of x, or of x + added, which goes to `total`.
 
@@ -37,6 +39,8 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     held = at < SIZE
+    scale = tl.load(weight + at, mask=held, other=0.0)
+    follow(PDL)
     numbers = tl.load(x + row * x_stride + at, mask=held, other=0.0)
     if ADDED:
         more = tl.load(added + row * SIZE + at, mask=held, other=0.0)
@@ -48,7 +52,7 @@ def norm_kernel(
         tl.store(total + row * SIZE + at, numbers, mask=held)
     wide = numbers.to(tl.float32)
     length = tl.sqrt(tl.sum(wide * wide, 0) + least)
-    scaled = wide / length * tl.load(weight + at, mask=held, other=0.0)
+    scaled = wide / length * scale
     tl.store(out + row * SIZE + at, scaled.to(out.dtype.element_ty), mask=held)
 
 
@@ -78,15 +82,22 @@ def rms_norm(x: Tensor, norm: Norm, added: Tensor | None = None, behind: Norm | 
         ADDED=added is not None,
         BEHIND=behind is not None,
         num_warps=4 if size <= 4096 else 8,
+        **launch_options(x.device),
     )
     return x if added is None else total, out
 
 
 @triton.jit
 def gate_kernel(
-    gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """out = act(gate) * up for a block of a row of (gate, up) [2 * SIZE]; act is SiLU, or GELU by tanh."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < SIZE
@@ -106,9 +117,8 @@ def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
     """(gate, up) [n, 2 * size] -> act(gate) * up [n, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
-    gate_kernel[(rows, triton.cdiv(size, _BLOCK))](
-        gate_up.contiguous(), out, SIZE=size, BLOCK=_BLOCK, GELU=gelu, num_warps=4
-    )
+    grid, options = (rows, triton.cdiv(size, _BLOCK)), launch_options(out.device)
+    gate_kernel[grid](gate_up.contiguous(), out, SIZE=size, BLOCK=_BLOCK, GELU=gelu, num_warps=4, **options)
     return out
 
 
@@ -133,8 +143,10 @@ def turn_kernel(
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """One head of a token's queries, keys and values: norms and turns it, and puts it where attention reads it."""
+    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
@@ -213,5 +225,6 @@ def turn(
         NORMED=norms is not None,
         FP8=keys.dtype == torch.uint8,
         num_warps=1,
+        **launch_options(q.device),
     )
     return q

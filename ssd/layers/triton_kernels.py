@@ -6,6 +6,31 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def follow(PDL: tl.constexpr) -> None:
+    """Wait until the kernels before have ended; the next one may start up meanwhile (programmatic dependent launch).
+
+    Every program of a kernel with `launch_pdl` calls this before it reads or writes anything but weights, and before it
+    returns: the next kernel waits for this one alone, and relies on its having waited for the others."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def ask(addresses: tl.tensor, size: tl.tensor) -> None:
+    """Ask for `size` bytes, a multiple of 16, at each of these addresses: they come to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [addresses, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -63,21 +88,24 @@ def attend_kernel(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """Attend with a block of a row's queries, those that share a key head, to one split of the row's keys.
 
-    Programs: (row x `blocks` of queries, key head, split of `SPLITS`). With one split, `out` [queries, HEADS, DIM] is
-    the result and `totals` [queries, HEADS] the log-sum-exp. With several, `out` [SPLITS, queries, HEADS, DIM] are
-    float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has `CHUNK`
-    keys, or, if that is 0, an equal part of what the queries see. `WIDE`: multiply in float32, as the interpreter has
-    no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
+    Programs: (row x `blocks` of queries, key head, split of `SPLITS`). `WHOLE`: there is one split, `out` [queries,
+    HEADS, DIM] is the result and `totals` [queries, HEADS] the log-sum-exp. Else `out` [SPLITS, queries, HEADS, DIM]
+    are float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has
+    `CHUNK` keys, or, if that is 0, an equal part of what the queries see. `WIDE`: multiply in float32, as the
+    interpreter has no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
     LOG2E: tl.constexpr = 1.4426950408889634
+    follow(PDL)
     row = tl.program_id(0) // blocks
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -108,7 +136,7 @@ def attend_kernel(
 
     token = token.to(tl.int64)
     result = (split * queries + token) * HEADS + head
-    if SPLITS > 1:  # noqa: SIM102 - which the compiler knows, where the other is found out as it runs
+    if not WHOLE:  # noqa: SIM102 - which the compiler knows, where the other is found out as it runs
         if low >= high:
             tl.store(totals + result, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=used)
             return
@@ -159,7 +187,7 @@ def attend_kernel(
     some = weight > 0
     acc = acc / tl.where(some, weight, 1.0)[:, None]
     total = tl.where(some, highest + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
-    if SPLITS == 1:
+    if WHOLE:
         total = total / LOG2E
     tl.store(totals + result, total, mask=used)
     tl.store(out + result[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=real)
@@ -176,11 +204,13 @@ def merge_kernel(
     SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """Merge the parts [SPLITS, results, DIM] of `attend_kernel` by their totals, into one softmax.
 
     One program for each of the `results` (queries x heads). Parts whose total is -inf were not written."""
     LOG2E: tl.constexpr = 1.4426950408889634
+    follow(PDL)
     result = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)

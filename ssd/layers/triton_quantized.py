@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ssd.layers.triton_kernels import follow
+
 
 @triton.jit
 def _numbers(
@@ -58,6 +60,7 @@ def product_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDE: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """Multiply x [rows, inputs] by `share` of the `tiles` of a weight's inputs.
 
@@ -68,6 +71,7 @@ def product_kernel(
     result; else `out` [splits, rows, outputs] are float32 parts. `WIDE`: multiply in float32, as the interpreter has no
     bfloat16."""
     UNITS: tl.constexpr = 32 // BITS
+    follow(PDL)
     block = tl.program_id(1)
     split = tl.program_id(2)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -116,10 +120,12 @@ def sum_kernel(
     BIASED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:
     """Add up the parts [SPLITS, rows, outputs] of `product_kernel`, in their order, and the bias.
 
     Programs: (row, `BLOCK` outputs)."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = output < outputs

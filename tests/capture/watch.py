@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -91,7 +91,7 @@ class _Watch(TorchDispatchMode):
         made = tensors_of(result)
         if any(part.device != META for part in made):
             raise Fault(f"{func} makes a tensor of the host{where()}")
-        if name not in MADE and not _is_view(func):
+        if name not in MADE and not _is_view(func, given, made):
             counted = [*given, *made]
             if name in _LOOKS_UP:
                 counted = given[1:] if name.endswith("_") else made
@@ -160,9 +160,13 @@ def _chooses(index: Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
 
 
-def _is_view(func: Any) -> bool:
+def _is_view(func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    """Return true if an operation only looks at memory that it was given. `to` does so where it changes nothing."""
     aliases = [returned.alias_info for returned in func._schema.returns]
-    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    if not aliases or any(alias is None or alias.is_write for alias in aliases):
+        return False
+    there = {part.untyped_storage()._cdata for part in given}
+    return all(part.untyped_storage()._cdata in there for part in made)
 
 
 def _bytes(part: Tensor) -> int:

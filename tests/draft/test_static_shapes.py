@@ -114,6 +114,12 @@ def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
     check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [length, length + 3])
 
 
+def test_of_a_single_layer(tmp_path: Path) -> None:
+    """A winning chain is copied within one tensor, in which its cell and the path's pages are dense."""
+    runner = tiny.runner(tiny.llama(tmp_path, num_hidden_layers=1), torch.float64)
+    check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [9, 5])
+
+
 def test_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     kind, knobs = FAMILIES["mistral window"]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model

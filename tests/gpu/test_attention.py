@@ -11,7 +11,7 @@ import torch
 from ssd.errors import UsageError
 from ssd.execution.runner import attention_backend
 from ssd.layers.attention import PLAIN, Scores
-from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention
+from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows, TorchAttention
 from ssd.layers.triton_attention import TritonAttention
 from tests.layers.paged_case import Case, case
 
@@ -72,6 +72,20 @@ def test_parts_are_those_of_torch() -> None:
         sees = sums > -1e30
         assert (out - expected)[sees].abs().max() <= 1e-4 and (total - sums)[sees].abs().max() <= 1e-4
         assert (total[~sees] < -1e30).all() and out.isfinite().all()
+
+
+def test_two_sets_of_keys_are_merged_as_by_torch() -> None:
+    """A path for each row, and a cell for each query."""
+    given, queries, depth = case(((8, 300), (16, 33), (16, 4000)), (8, 2), 64, 16, torch.float32), 40, 17
+    rows, (q, *cache) = on_gpu(given)
+    own = torch.arange(queries, device=GPU) % (depth + 1)
+    numbers = torch.arange(queries + 1, dtype=torch.int32, device=GPU)
+    cells = PagedRows(numbers[:queries, None], numbers[:queries], numbers, own, own - 1, depth, 1, causal=False)
+    sets = PagedKeys(*cache, rows), PagedKeys(*torch.randn(2, queries * depth, 2, 64, device=GPU), cells)
+    expected = TorchAttention().attend_both(q, *sets, 0.3, PLAIN)
+    for deterministic in (False, True):
+        found = TritonAttention(GPU, deterministic).attend_both(q, *sets, 0.3, PLAIN)
+        assert (found - expected).abs().max() <= 1e-4
 
 
 def test_a_deterministic_result_has_the_same_bits_in_any_batch() -> None:

@@ -24,6 +24,7 @@ from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
+from ssd.layers.triton_product import split_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 CAPABILITIES = (90, 80)
@@ -33,7 +34,8 @@ _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Pr
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
 _POINTERS = ("table", "sequences", "starts")
-_ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride")
+_ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride", "x", "weight", "x_stride")
+_ALIGNED += ("weight_stride", "parts", "outputs")
 
 
 def compiled(
@@ -44,12 +46,14 @@ def compiled(
     result: str,
     warps: int = 4,
     most_spilled: int = _SPILLED,
+    stages: int = 2,
     **types: str,
 ) -> None:
     """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
     reads and writes, `types` others."""
     elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin", "logits"}
     floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse", "lowest"}
+    constants = constants | ({"PDL": False} if "PDL" in kernel.arg_names else {})
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -66,15 +70,25 @@ def compiled(
             signature[name] = _NUMBERS.get(name, "*i32" if name in _POINTERS else "i32")
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in _ALIGNED if name in places}
-    source = ASTSource(kernel, signature, {places[name]: value for name, value in constants.items()}, aligned)
+
+    def made_for(capability: int, **more: bool) -> Any:
+        values = {places[name]: value for name, value in (constants | more).items()}
+        options = {"num_warps": warps, "num_stages": stages}
+        source = ASTSource(kernel, signature, values, aligned)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+    if "PDL" in constants:
+        early = made_for(90, PDL=True).asm["ptx"].partition("griddepcontrol.wait")[0]
+        touched = re.findall(r"\b(?:ld\.global|st\.|atom|ret;|bra|cp\.async(?!\.bulk\.prefetch))", early)
+        assert kernel is norm_kernel or not touched, (title, touched)
+        assert set(touched) <= {"ld.global"}, (title, touched)  # weights of a norm
     for capability in CAPABILITIES:
-        made = triton.compile(
-            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 2}
-        )
+        made = made_for(capability)
         assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
         code = made.asm["ptx"]
         found = [unit for unit in ("wgmma", "mma.sync") if unit in code][:1]
-        found += ["copies ahead"] if "cp.async" in code else []
+        found += ["asks ahead"] if "cp.async.bulk.prefetch.L2" in code else []
+        found += ["copies ahead"] if "cp.async.c" in code else []
         spilled = _spilled(code, capability)
         assert spilled <= most_spilled, (title, spilled)
         print(f"sm_{capability} {title}: {', '.join(found)}".removesuffix(": "))
@@ -90,6 +104,7 @@ def attention(dtype: torch.dtype, dim: int, deterministic: bool = False, **other
     tiling = TritonAttention(torch.device("cuda"), deterministic, processors=132).tiling(rows, 32, 8, dim, dtype)
     constants = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": dim, "WIDE": False, "FP8": False}
     constants |= {"WINDOWED": False, "CAPPED": False, "SPLITS": tiling.splits, "CHUNK": tiling.chunk}
+    constants |= {"WHOLE": tiling.splits == 1}
     constants |= {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n, "BLOCK_D": tiling.block_d}
     types = others.pop("types", {})
     words = [f"{8 * dtype.itemsize} bits", f"heads of {dim}"]
@@ -121,6 +136,7 @@ def main() -> None:
     attention(torch.bfloat16, 128, FP8=True, types=eight)
     merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
     compiled("merge", merge_kernel, merged, "fp32", "bf16")
+    compiled("merge, of a tree", merge_kernel, merged | {"SPLITS": 65, "BLOCK_S": 128}, "fp32", "bf16", 8)
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True, "FP8": False}
     sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
     for kernel, constants, types in (
@@ -158,6 +174,11 @@ def main() -> None:
         ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
         compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
+    split = {"BIASED": True, "SPLITS": 4, "BLOCK_N": 64, "BLOCK_K": 128, "WIDE": False}
+    matrices = dict.fromkeys(("weight", "bias"), "*bf16") | {"parts": "*fp32", "arrived": "*i32"}
+    for block_m in (16, 32):
+        sizes = split | {"BLOCK_M": block_m}
+        compiled(f"split_kernel, {block_m}", split_kernel, sizes, "bf16", "bf16", stages=4, **matrices)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.execution.runner import attention_backend
 from ssd.layers.attention import PLAIN, Scores, attend, attend_part, very_low
-from ssd.layers.paged import PagedAttention, PagedRows, TorchAttention
+from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows, TorchAttention
 from ssd.layers.triton_attention import TritonAttention
 from tests.layers.paged_case import Case, case
 
@@ -126,6 +126,36 @@ def test_a_part_sees_what_it_is_told_and_knows_its_sum(backend: str, window: int
         assert (total[mine] - sums)[~blind].abs().max() <= 1e-5
         assert (total[mine][blind] < -1e30).all() and out[mine].isfinite().all()
         start += len(q)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_sets_of_keys_in_one_softmax(backend: str, dtype: torch.dtype) -> None:
+    """As a tree's tokens do: those of a row share a path, and each has a cell of its own, perhaps an empty one."""
+    given, depth, counts = case(((7, 20), (3, 333)), (6, 2), dtype=dtype), 5, [0, 1, 5, 3, 5, 0, 2, 4, 0, 5]
+    cells = [9, 4, 0, 1, 2, 3, 5, 6, 7, 8]
+    own = case([(1, 10 * depth)], (6, 2), page=10 * depth, dtype=dtype).texts[0][1:]
+    rows = PagedRows(
+        torch.arange(10, dtype=torch.int32)[:, None],
+        torch.tensor(cells, dtype=torch.int32),
+        torch.arange(11, dtype=torch.int32),
+        torch.tensor(counts),
+        torch.tensor(counts) - 1,
+        depth,
+        1,
+        causal=False,
+    )
+    paths = PagedKeys(given.keys, given.values, given.rows)
+    got = BACKENDS[backend].attend_both(given.q, paths, PagedKeys(*own, rows), 0.3, PLAIN)
+    expected = []
+    for q, *path in given.texts:
+        for index in range(len(q)):
+            place, seen = depth * cells[len(expected)], len(path[0]) - len(q) + 1 + index
+            mine = slice(place, place + counts[len(expected)])
+            both = (torch.cat((of[:seen], more[mine])).double() for of, more in zip(path, own, strict=True))
+            expected.append(attend(q[index : index + 1].double(), *both, 0.3))
+    assert got.dtype == dtype
+    assert (got - torch.cat(expected)).abs().max() <= TOLERANCE[dtype]
 
 
 @pytest.mark.usefixtures("products_of_rows")

@@ -41,8 +41,8 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 @click.command(help=__doc__)
-@click.option("--call", type=click.Choice(list(CALLS)), help="A call of a programme. Default: the report of a pair.")
-@click.option("--only", multiple=True, help="These steps alone.")
+@click.option("--call", "calls", type=click.Choice(list(CALLS)), multiple=True, help="Of a programme: its steps.")
+@click.option("--only", multiple=True, help="These steps alone, in this order.")
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--draft-device", "draft_devices", multiple=True, help="Again for another. Default: --device, and cpu.")
 @click.option("--target", help="With --draft: a pair with real texts. Default: a made one.")
@@ -54,7 +54,7 @@ class _Told(msgspec.Struct, frozen=True):
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
 @click.option("--told", type=click.Path(path_type=Path), hidden=True)
 def main(
-    call: str | None,
+    calls: tuple[str, ...],
     only: tuple[str, ...],
     device: str,
     draft_devices: tuple[str, ...],
@@ -72,11 +72,11 @@ def main(
         return
     if (target is None) != (draft is None):
         raise click.UsageError("--target and --draft belong together")
-    plan = EVERYTHING if call is None else CALLS[call]
+    plan = tuple(step for call in calls for step in CALLS[call]) or EVERYTHING
     unknown = set(only) - {step.title for step in plan}
     if unknown:
         raise click.UsageError(f"no step {min(unknown)!r}; there are {', '.join(step.title for step in plan)}")
-    chosen = (step for step in plan if not only or step.title in only)
+    chosen = [step for title in only for step in plan if step.title == title] or plan
     plan = tuple(msgspec.structs.replace(step, seconds=slower * step.seconds) for step in chosen)
     end = time.monotonic() + (sum(step.seconds + _END_S for step in plan) if seconds is None else seconds)
     out.mkdir(parents=True, exist_ok=True)

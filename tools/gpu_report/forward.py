@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row as Tokens
-from ssd.execution.runner import Runner
+from ssd.execution.runner import Runner, device_of
 from ssd.execution.static import StaticRunner
 from ssd.kernels.groups import Grouped, Groups
 from ssd.launch.options import EngineOptions
@@ -26,7 +26,7 @@ from ssd.models.sizes import weights as weights_of
 from ssd.registered import entries
 from ssd.target.loading import load
 from tools.gpu_report.job import TINY, Job, Row, config_folder
-from tools.gpu_report.timing import copy_bandwidth, timed
+from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed
 from tools.inflate.sizes import LIKE, Like
 
 _LOOKAHEAD = 7
@@ -48,6 +48,7 @@ def rows(
     """Yield the copy bandwidth, then a verification of K = 7 for every model, kind of weights, context and batch.
 
     `of_copy`: the share of that bandwidth at which it reads its weights and keys. `host_ms`: when the call returned.
+    `ms_in_a_row`: for one of several that are launched without waiting, as with overlap scheduling.
     `cache`: the KV cache's type. `profile`: a row for the kernels that take longest at batch 1."""
     likes, copied, repeats = {name: LIKE[name] for name in models}, 2**32, 20
     if job.tiny:
@@ -71,6 +72,7 @@ def rows(
                     yield {
                         "name": f"{name}, {kind}, context {context}, batch {batch}, K = {_LOOKAHEAD}",
                         "ms": 1e3 * seconds,
+                        "ms_in_a_row": 1e3 * in_a_row(partial(runner.forward, tokens), device, repeats),
                         "host_ms": 1e3 * called,
                         "gb": read / 1e9,
                         "gb_s": read / seconds / 1e9,
@@ -125,7 +127,7 @@ def _runner(job: Job, like: Like, kind: str, batch: int, context: int, cache: st
         )
         if kind == "bf16":
             return load(config)[0], checkpoint, config.page_size
-    device, dtype = torch.device(job.device), torch.bfloat16
+    device, dtype = device_of(job.device), torch.bfloat16
     (family,) = [entry.load() for entry in entries(registry.GROUP) if entry.name == like.model_type]
     source = weights.dummy(dtype, device, partial(_packed, kind))
     runner = StaticRunner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def rows(
     command = interpreter.command("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--durations=15")
     command += [f"tests/gpu/{name}" for name in tests]
     if processes > 1:
-        command += ["-n", str(processes)]
+        command += ["-n", str(min(processes, len(os.sched_getaffinity(0))))]
     if chosen:
         command += ["-k", chosen]
     environment = interpreter.environment() | {DEVICE_VARIABLE: job.device, "PYTHONUNBUFFERED": "1"}

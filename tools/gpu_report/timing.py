@@ -30,6 +30,17 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int) -> tup
     return statistics.median(whole), statistics.median(called)
 
 
+def in_a_row(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the seconds of a call, of `repeats` that follow each other without waiting for the device."""
+    work()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait(device)
+    return (time.perf_counter() - began) / repeats
+
+
 def device_seconds(work: Callable[[], object], repeats: int) -> float:
     """Return the median seconds between events of the device around `work`."""
     found = []

@@ -1,0 +1,70 @@
+"""Times kernels of the engine with other numbers of warps and stages than the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ssd.layers import quantized, triton_fused
+from tools.gpu_report.gemm import made_product, shapes
+from tools.gpu_report.job import TINY, Job, Row
+from tools.gpu_report.timing import captured, device_seconds
+from tools.inflate.sizes import LIKE
+
+_LAUNCHES = 200
+
+
+class _Tuned:
+    """A kernel whose launches take other options."""
+
+    def __init__(self, kernel: Any, options: dict[str, int]) -> None:
+        self._kernel, self._options = kernel, options
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *given, **more: self._kernel[grid](*given, **(more | self._options))
+
+
+def rows(
+    job: Job,
+    *,
+    model: str = "llama-8b",
+    warps: Sequence[int] = (4, 8, 16),
+    product_warps: Sequence[int] = (2, 4, 8),
+    stages: Sequence[int] = (2, 3, 4, 6),
+) -> Iterator[Row]:
+    """Yield microseconds of a norm of 8 rows by warps, then of packed products of 8 rows by warps and stages."""
+    like = TINY if job.tiny else LIKE[model]
+    device, norm_kernel = torch.device(job.device), triton_fused.norm_kernel
+    for width in {like.sizes.hidden_size, 5120}:
+        x, added = torch.randn(2, 8, width, device=device, dtype=torch.bfloat16)
+        norm = torch.ones(width, device=device), 1e-6
+        found = {}
+        for count in warps:
+            triton_fused.norm_kernel = _Tuned(norm_kernel, {"num_warps": count})
+            graph = captured(lambda x=x, added=added, norm=norm: _norms(x, norm, added))
+            found[f"{count} warps"] = 1e6 * device_seconds(graph, 10) / _LAUNCHES
+        triton_fused.norm_kernel = norm_kernel
+        yield {"name": f"norm of {width}", **found}
+    product_kernel = quantized.product_kernel
+    for kind in ("fp8", "int4"):
+        for name in ("qkv", "gate_up"):
+            shape = shapes(like)[name]
+            products = [made_product(kind, shape, device) for _ in range(2 if job.tiny else 8)]
+            x = torch.randn(8, shape[1], device=device, dtype=torch.bfloat16)
+            for count in product_warps:
+                found = {}
+                for stage in stages:
+                    quantized.product_kernel = _Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
+                    graph = captured(lambda x=x, products=products: [product(x) for product in products])
+                    found[f"{stage} stages"] = 1e6 * device_seconds(graph, 5) / len(products)
+                yield {"name": f"{name}, {kind}, {count} warps", **found}
+            quantized.product_kernel = product_kernel
+            if job.left() < 0:
+                return
+
+
+def _norms(x: torch.Tensor, norm: triton_fused.Norm, added: torch.Tensor) -> None:
+    for _ in range(_LAUNCHES):
+        triton_fused.rms_norm(x, norm, added)
