@@ -8,7 +8,7 @@ ROUTERS := .venv-routers/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test conformance gpu gpu-rehearsal gpu-stages lint clean
+.PHONY: help venv pull demo test conformance gpu gpu-rehearsal lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -59,13 +59,6 @@ gpu: venv ## the tests that need a CUDA device
 
 gpu-rehearsal: venv ## the calls of the GPU report on a stand-in for CUDA, and what to carry to a device
 	$(BIN)/python -m tools.gpu_rehearsal $(REHEARSAL)
-
-STAGES := tests forward audit ids modes assisted
-
-gpu-stages: venv ## each part of the GPU report, with nine minutes of its own (docs/gpu.md)
-	for stage in $(STAGES); do \
-		$(BIN)/python -m tools.gpu_report --only $$stage --seconds 530 --out report/$$stage $(REPORT) || failed=1; \
-	done; test -z "$$failed"
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

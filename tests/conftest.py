@@ -57,6 +57,14 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay what a GPU captures, instead of calling it again; in torch's operations."""
+    from tests.capture.replay import replay_captures
+
+    replay_captures(monkeypatch)
+
+
+@pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own. The kernels in it are those of all: to compile them again takes a while."""
     kernels, cache = cache_dir() / "kernels", tmp_path / "cache"

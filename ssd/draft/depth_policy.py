@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.tree import Tree
+from ssd.kernels.gpu import trial
 from ssd.tuning.learner import Mean
 
 _ROUNDS = 8
@@ -41,7 +42,7 @@ class DepthPolicy:
         waiting = [tree for tree in trees if tree.answers is not None]
         if waiting:
             return MAX_LOOKAHEAD if all(tree.speculation.mode == "sd" for tree in waiting) else 1
-        if not self._rounds or not self._depth_s.count:
+        if not self._rounds or not self._depth_s.count or trial("onedepth"):
             return 1
         left_s = self._began + min(self._rounds) - now
         return max(1, min(int(left_s / max(1e-9, self._depth_s.value)), MAX_LOOKAHEAD))

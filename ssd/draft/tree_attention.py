@@ -56,8 +56,9 @@ class ChainCache:
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
         """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
         where = torch.tensor(slots, device=self.keys.device)
-        cache.keys[:, where] = self.keys[:, cell, :count]
-        cache.values[:, where] = self.values[:, cell, :count]
+        # Copies: cells in static shapes lie in the cache itself, and torch refuses what may overlap.
+        cache.keys[:, where] = self.keys[:, cell, :count].clone()
+        cache.values[:, where] = self.values[:, cell, :count].clone()
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from ssd.errors import UsageError
-from ssd.kernels.gpu import reads_ahead
 
 # Runs before the capture: kernels are compiled, workspaces made, algorithms chosen.
 _WARM_UPS = 2
@@ -31,7 +30,6 @@ class GraphPool:
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     function()
-                self._join()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
@@ -39,20 +37,12 @@ class GraphPool:
                 mode = "thread_local"
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
                     function()
-                    self._join()
             except RuntimeError as error:
                 raise UsageError(
                     f"no CUDA graph can be made ({cause_of(error)}); models that look at values as they go need "
                     "--enforce-eager, with which the kernels of target and draft are launched one by one"
                 ) from error
         return graph.replay
-
-    def _join(self) -> None:
-        """Let the current stream wait for what it has forked."""
-        if reads_ahead(self._device):
-            from ssd.layers.read_ahead import read_ahead
-
-            read_ahead().join()
 
 
 def cause_of(error: RuntimeError) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from ssd.errors import UsageError
 
-TRIALS = ("splitk", "pdl", "prefetch")
+TRIALS = ("splitk", "pdl", "onedepth")
 """Faster ways that no GPU has confirmed (docs/gpu.md)."""
 
 
@@ -37,11 +37,6 @@ def fuses(device: torch.device) -> bool:
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Return what a launch of a kernel with `PDL` is given: with the trial `pdl` it starts before the last one ends."""
     return {"PDL": True, "launch_pdl": True} if trial("pdl") and _is_hopper(device) else {}
-
-
-def reads_ahead(device: torch.device) -> bool:
-    """Return true if weights are asked for before they are read: the trial `prefetch`."""
-    return trial("prefetch") and fuses(device) and _is_hopper(device)
 
 
 def _is_hopper(device: torch.device) -> bool:

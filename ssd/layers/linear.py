@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.gpu import fuses, reads_ahead, trial
+from ssd.kernels.gpu import fuses, trial
 from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, takes
 
 log = logging.getLogger("ssd.layers")
@@ -37,7 +37,6 @@ class Linear:
         `parts`: bytes that inputs are rounded to, if the weight has few bits and `takes` it; 0: none are."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
-        self._ahead: Callable[[], None] | None = None
         groups = find_groups(weight) if isinstance(weight, Tensor) else weight
         if not isinstance(weight, Tensor) and fuses(weight.device):
             self.product = _packed_product(weight, bias)
@@ -45,16 +44,9 @@ class Linear:
             self.product = grouped_product(groups, bias, parts)
         else:
             self.product = _dense_product(weight if isinstance(weight, Tensor) else weight.dequantized(), bias)
-            if isinstance(weight, Tensor) and weight.is_contiguous() and reads_ahead(weight.device):
-                from ssd.layers.read_ahead import read_ahead
-
-                self._ahead = partial(read_ahead().ran, weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.product(x)
-        if self._ahead is not None:
-            self._ahead()
-        return y
+        return self.product(x)
 
 
 def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

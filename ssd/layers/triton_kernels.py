@@ -34,13 +34,6 @@ def ask(addresses: tl.tensor, size: tl.tensor) -> None:
 
 
 @triton.jit
-def ask_kernel(weight: tl.tensor, BYTES: tl.constexpr, THREADS: tl.constexpr) -> None:
-    """Ask for the beginning of a weight, `BYTES` a thread."""
-    thread = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
-    ask(weight.to(tl.int64) + thread.to(tl.int64) * BYTES, tl.full((THREADS,), BYTES, tl.int32))
-
-
-@triton.jit
 def of_fp8(byte: tl.tensor) -> tl.tensor:
     """FP8 (e4m3) in uint8 -> float32: its fields are moved to where float32 has its own, whose bias is 127, not 7."""
     word = byte.to(tl.int32)

@@ -74,9 +74,9 @@ def split_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for tile in range(first, last):
         row = tl.load(mine + tile * BLOCK_K, mask=used, other=0.0)
-        numbers = tl.load(stored + tile * BLOCK_K)
         if WIDE:
-            row, numbers = row.to(tl.float32), numbers.to(tl.float32)
+            row = row.to(tl.float32)
+        numbers = tl.load(stored + tile * BLOCK_K).to(row.dtype)
         acc = tl.dot(row, tl.trans(numbers), acc, input_precision="ieee")
     if SPLITS > 1:
         block = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)

@@ -29,7 +29,7 @@ _WAITS |= {"masked_select", "equal", "is_nonzero", "repeat_interleave", "_assert
 _INDEXES = {"index", "index_put", "index_put_"}  # by masks too
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.from_numpy)
 # Make a tensor, and launch nothing.
-_MADE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_reshape_alias", "lift_fresh"}
+MADE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_reshape_alias", "lift_fresh"}
 # Kernels of an operation that has several (torch 2.11 on an H100, from its sources: radix sorts, two-pass scans).
 _LAUNCHES = {"topk": 3, "sort": 4, "cumsum": 2, "argmax": 1, "index_put": 2, "index_put_": 2}
 _PRODUCTS = {"linear", "mm", "addmm", "bmm"}
@@ -79,20 +79,19 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
-        if name in _WAITS or (name in _INDEXES and any(_chooses(part) for part in given[1:])):
-            raise Fault(f"{func} waits for numbers of the device{_where()}")
+        name, given = func.overloadpacket.__name__, tensors_of((args, kwargs))
+        check_waits(func, given)
         host = [part for part in given if part.device != META]
         if host or (kwargs.get("device") is not None and torch.device(kwargs["device"]) != META):
-            raise Fault(f"{func} touches the memory of the host{_where()}")
+            raise Fault(f"{func} touches the memory of the host{where()}")
         try:
             result = func(*args, **kwargs)
         except NotImplementedError as error:
-            raise Fault(f"{func} depends on numbers{_where()}: {error}") from None
-        made = _tensors(result)
+            raise Fault(f"{func} depends on numbers{where()}: {error}") from None
+        made = tensors_of(result)
         if any(part.device != META for part in made):
-            raise Fault(f"{func} makes a tensor of the host{_where()}")
-        if name not in _MADE and not _is_view(func, given, made):
+            raise Fault(f"{func} makes a tensor of the host{where()}")
+        if name not in MADE and not _is_view(func, given, made):
             counted = [*given, *made]
             if name in _LOOKS_UP:
                 counted = given[1:] if name.endswith("_") else made
@@ -101,14 +100,21 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-class _Listen(TorchFunctionMode):
+def check_waits(func: Any, given: list[Tensor]) -> None:
+    """Raise `Fault` if an operation on tensors `given` waits for the device."""
+    name = func.overloadpacket.__name__
+    if name in _WAITS or (name in _INDEXES and any(_chooses(part) for part in given[1:])):
+        raise Fault(f"{func} waits for numbers of the device{where()}")
+
+
+class Listen(TorchFunctionMode):
     """Finds lists of numbers that become tensors: a copy from the host, which `meta` tensors do not need."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = args[1:2] if func in (Tensor.__getitem__, Tensor.__setitem__) else ()
         parts = index[0] if index and isinstance(index[0], tuple) else index
         if func in _FROM_NUMBERS or any(isinstance(part, list) for part in parts):
-            raise Fault(f"{func.__name__} copies numbers from the host{_where()}")
+            raise Fault(f"{func.__name__} copies numbers from the host{where()}")
         return func(*args, **(kwargs or {}))
 
 
@@ -117,9 +123,9 @@ def kernels_in(counts: Counts) -> Iterator[None]:
     """Count kernels of Triton instead of running them."""
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         if any(part.device != META for part in tensors):
-            raise Fault(f"{executor.fn.__name__} touches the memory of the host{_where()}")
+            raise Fault(f"{executor.fn.__name__} touches the memory of the host{where()}")
         # Of a cache it reads what the text needs, which no shape says: not counted.
         counts.work.append((executor.fn.__name__, 1, 0))
 
@@ -134,7 +140,7 @@ def kernels_in(counts: Counts) -> Iterator[None]:
 def watched() -> Iterator[Counts]:
     """Count what is launched here. Raises `Fault` where something cannot be captured."""
     counts = Counts()
-    with kernels_in(counts), _Listen(), _Watch(counts), torch.inference_mode():
+    with kernels_in(counts), Listen(), _Watch(counts), torch.inference_mode():
         yield counts
 
 
@@ -145,7 +151,7 @@ def count(function: Callable[[], object]) -> Counts:
     return counts
 
 
-def _tensors(of: Any) -> list[Tensor]:
+def tensors_of(of: Any) -> list[Tensor]:
     return [part for part in tree_flatten(of)[0] if isinstance(part, Tensor)]
 
 
@@ -168,12 +174,12 @@ def _bytes(part: Tensor) -> int:
     return part.element_size() * prod(size for size, step in zip(part.shape, part.stride(), strict=True) if step)
 
 
-def _where() -> str:
+def where() -> str:
     """The innermost line of ours."""
     ours = [
         frame
         for frame in traceback.extract_stack()
-        if frame.filename.startswith(str(ROOT)) and not frame.filename.endswith("watch.py")
+        if frame.filename.startswith(str(ROOT)) and Path(frame.filename).name not in ("watch.py", "replay.py")
         if "site-packages" not in frame.filename  # an environment may lie in the checkout
     ]
     return f", {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}: {ours[-1].line}" if ours else ""

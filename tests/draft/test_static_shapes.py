@@ -18,18 +18,21 @@ from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree_attention import ChainTokens
 from ssd.draft.tree_tensors import TreeRow
+from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Drawing, Law
+from ssd.speculation.sampling import Drawing, Law, highest
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
 from tests.models import tiny
 from tests.models.knobs import FALLBACK, FAMILIES
+
+pytestmark = pytest.mark.usefixtures("replayed")
 
 WARM = Law(temperature=0.8, seed=77)
 
@@ -111,6 +114,12 @@ def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
     check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [length, length + 3])
 
 
+def test_of_a_single_layer(tmp_path: Path) -> None:
+    """A winning chain is copied within one tensor, in which its cell and the path's pages are dense."""
+    runner = tiny.runner(tiny.llama(tmp_path, num_hidden_layers=1), torch.float64)
+    check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [9, 5])
+
+
 def test_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     kind, knobs = FAMILIES["mistral window"]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
@@ -129,6 +138,20 @@ def test_more_chains_than_a_row_holds(world: World) -> None:
         results.append([*found, list(drafter.forward([], [alone]))])
     assert_alike(*results)
     assert isinstance(drafter.runner, Counting) and len(drafter.runner.taken) == DEPTH + 3
+
+
+def test_an_id_that_is_not_in_the_vocabulary_ends_the_draft(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a word about it: a kernel is wrong. The target goes on without a draft."""
+
+    def wrong(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ids, values = highest(scores, count)
+        return ids + VOCABULARY, values
+
+    monkeypatch.setattr("ssd.draft.static_shapes.highest", wrong)
+    settings = config(Speculation("ssd", 4, (3,)))
+    _, drafter = drafters(world.draft.model, settings)
+    with pytest.raises(SsdError, match=f"not in the vocabulary of {VOCABULARY}"):
+        grown(drafter, trees_of(drafter, [WARM], [5], settings.speculation))
 
 
 def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
@@ -251,10 +274,12 @@ def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_toke
     ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"{s} levels",
 )
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
-    world: World, speculation: Speculation, levels: int, depths: int
+    world: World, speculation: Speculation, levels: int, depths: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forty rounds of random outcomes of three sequences with different laws, interrupted at random depths."""
-    settings = config(speculation)
+    # A smaller draft guesses however long that takes: a capture is part of a first step here.
+    dice, settings = random.Random(1), config(speculation)
+    monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *given: dice.randint(0, given[-1]))
     runners = [static(world.draft.model, settings) for _ in range(levels)]
     draft = Draft(settings, *runners)
     audit = Auditor(world, draft)

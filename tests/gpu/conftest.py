@@ -1,5 +1,5 @@
-"""What needs a GPU: `python -m pytest tests/gpu`, which fails at once without one. With SSD_TEST_DEVICE=cpu what is not
-about kernels of a GPU runs without one, to try the tests."""
+"""Tests that need a GPU: `python -m pytest tests/gpu`, which fails at once without one. With SSD_TEST_DEVICE=cpu those
+that are not about a GPU's kernels run without one, to try the tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssd.execution.graphs import GraphPool, once
 from ssd.execution.runner import device_of
 from tests.models import tiny
 
@@ -40,6 +41,13 @@ def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         fcntl.flock(device, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield
+
+
+@pytest.fixture(autouse=True)
+def plain_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is captured where torch keeps no memory, as under the memory checker: a graph's memory must stay."""
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        monkeypatch.setattr(GraphPool, "capture", lambda _, function: once(function))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel,
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
-from ssd.layers.triton_kernels import ask_kernel, attend_kernel, merge_kernel
+from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 from ssd.layers.triton_product import split_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
@@ -48,7 +47,6 @@ def compiled(
     warps: int = 4,
     most_spilled: int = _SPILLED,
     stages: int = 2,
-    capabilities: Sequence[int] = CAPABILITIES,
     **types: str,
 ) -> None:
     """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
@@ -84,7 +82,7 @@ def compiled(
         touched = re.findall(r"\b(?:ld\.global|st\.|atom|ret;|bra|cp\.async(?!\.bulk\.prefetch))", early)
         assert kernel is norm_kernel or not touched, (title, touched)
         assert set(touched) <= {"ld.global"}, (title, touched)  # weights of a norm
-    for capability in capabilities:
+    for capability in CAPABILITIES:
         made = made_for(capability)
         assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
         code = made.asm["ptx"]
@@ -182,8 +180,6 @@ def main() -> None:
         sizes = split | {"BLOCK_M": block_m}
         compiled(f"split_kernel, {block_m}", split_kernel, sizes, "bf16", "bf16", stages=4, **matrices)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
-    asked = {"BYTES": 4096, "THREADS": 32}
-    compiled("ask_kernel", ask_kernel, asked, "bf16", "bf16", 1, capabilities=(90,), **matrices)
 
 
 if __name__ == "__main__":

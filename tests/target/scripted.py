@@ -52,11 +52,15 @@ def exact() -> torch.dtype:
     return torch.float32 if cpu.present(CPU) else torch.float64
 
 
-@lru_cache
 def tiny_llama(dtype: torch.dtype | None = None, broken: int | None = None) -> Llama:
     """A random Llama in memory, `exact` by default. Large weights make its text vary. The embedding of the token
     `broken`, and so its keys and values, are not numbers."""
-    dtype = dtype or exact()
+    return _tiny_llama(dtype or exact(), broken, cpu.present(CPU))
+
+
+@lru_cache
+def _tiny_llama(dtype: torch.dtype, broken: int | None, kernels: bool) -> Llama:
+    """`kernels`: a test may do without ours, and a model is packed for them."""
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -1,4 +1,4 @@
-"""What the rehearsal concludes from the stand-in's log and cache, and what a device carries of it."""
+"""The rehearsal's conclusions from the stand-in's log and cache, and the files that a device carries."""
 
 from __future__ import annotations
 

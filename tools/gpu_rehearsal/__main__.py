@@ -51,10 +51,10 @@ def main(calls: tuple[str, ...], only: tuple[str, ...], slower: float, out: Path
     began = time.monotonic()
     carry.mkdir(parents=True, exist_ok=True)
     download_wheels(carry)
-    stand_in = StandIn(cache_dir() / "cuda-standin", cache)
-    stand_in.make(carry)
-    stand_in.log.write_text("")
     shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    stand_in = StandIn(cache_dir() / "cuda-standin", cache, out / "stand-in.log")
+    stand_in.make(carry)
     wrong = []
     with bare_checkout(ROOT) as checkout:
         for call in calls or CALLS:

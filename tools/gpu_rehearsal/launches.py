@@ -25,9 +25,11 @@ class Graph(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """A tree step attends twice a layer: to the pages and to its own keys."""
+        """A tree step attends twice a layer: to the pages and to its own keys. Torch's attention is the reference's."""
         if not self.layers:
             return "between" if self.rounds else "of the report"
+        if not self.attentions:
+            return "torch's attention"
         return "verify" if self.attentions == self.layers else "tree step"
 
     @property
@@ -35,6 +37,8 @@ class Graph(NamedTuple):
         """Return the most launches that tests/capture allows a graph of this kind in any family."""
         if not self.layers:
             return max(BETWEEN.values()) if self.rounds else None
+        if not self.attentions:
+            return None
         verify = self.kind == "verify"
         found = [most for (_, name), most in CEILINGS.items() if name.startswith("verify") is verify]
         return max(self.layers * each + besides for each, besides in found)

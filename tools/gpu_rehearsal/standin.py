@@ -44,7 +44,7 @@ _AROUND = (
     *("pytest", "pytest-xdist", "pytest-timeout", "hypothesis"),
 )
 _HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
-# What the device lacks; the rest of ssd's dependencies is there.
+# Packages that the device lacks; the rest of ssd's dependencies is there.
 _WHEELS = ("pyzmq", "msgspec", "gguf")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 _TRY = "import torch; x = torch.ones(3, device='cuda'); print(torch.__version__, torch.cuda.get_device_name(x.device))"
@@ -61,11 +61,11 @@ def download_wheels(folder: Path) -> None:
 
 
 class StandIn:
-    """Owns a folder `home` (2 GB) with a Python environment, the stub libraries and the log of what ran on them."""
+    """Owns a folder `home` (2 GB) with a Python environment and the stub libraries."""
 
-    def __init__(self, home: Path, cache: Path) -> None:
-        """`cache`: Triton's. Its files hold absolute paths, so it has the same name on the device."""
-        self.home, self.cache, self.log = home, cache, home / "fakecuda.log"
+    def __init__(self, home: Path, cache: Path, log: Path) -> None:
+        """`cache`: Triton's. Its files hold absolute paths, so it has the same name on the device. `log` grows."""
+        self.home, self.cache, self.log = home, cache, log
 
     @property
     def site(self) -> Path:
@@ -119,7 +119,7 @@ class StandIn:
         (self.site / "standin.pth").write_text("import standin_site\n")
 
     def _install_carried(self, wheels: Sequence[Path]) -> None:
-        """As on the device: into a folder of their own."""
+        """Install them into a folder of their own, as on the device."""
         shutil.rmtree(self.home / "site", ignore_errors=True)
         self._pip("install", "--no-index", "--no-deps", "--target", str(self.home / "site"), *map(str, wheels))
 
@@ -149,7 +149,7 @@ class StandIn:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a folder. Without `network` only a loopback of its own is there, if this user may do that.
 
-        The log grows; `options` are those of subprocess.run."""
+        `options` are those of subprocess.run."""
         (self.home / "home").mkdir(exist_ok=True)
         alone: list[str] = []
         if not network and os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip"):

@@ -42,7 +42,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 @click.command(help=__doc__)
 @click.option("--call", "calls", type=click.Choice(list(CALLS)), multiple=True, help="Of a programme: its steps.")
-@click.option("--only", multiple=True, help="These steps alone.")
+@click.option("--only", multiple=True, help="These steps alone, in this order.")
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--draft-device", "draft_devices", multiple=True, help="Again for another. Default: --device, and cpu.")
 @click.option("--target", help="With --draft: a pair with real texts. Default: a made one.")
@@ -76,7 +76,7 @@ def main(
     unknown = set(only) - {step.title for step in plan}
     if unknown:
         raise click.UsageError(f"no step {min(unknown)!r}; there are {', '.join(step.title for step in plan)}")
-    chosen = (step for step in plan if not only or step.title in only)
+    chosen = [step for title in only for step in plan if step.title == title] or plan
     plan = tuple(msgspec.structs.replace(step, seconds=slower * step.seconds) for step in chosen)
     end = time.monotonic() + (sum(step.seconds + _END_S for step in plan) if seconds is None else seconds)
     out.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def _audited(job: Job, texts: int) -> Iterator[Row]:
 
 
 def row_of(lookahead: int, found: Difference) -> Row:
-    noise = math.sqrt(found.noise / found.size)
+    noise = math.sqrt(found.noise / found.size) if found.size else math.inf  # logits of 0 are no model's
     usual = math.sqrt(found.noise / (found.positions or 1))
     worst = max(found.apart, default=0.0)
     return {
@@ -106,20 +106,21 @@ def written(runner: Runner, prompt: Sequence[int], count: int, pages: Sequence[i
 
     Returns it with its prompt, and the logits [count, V] that decided each new token."""
     text = list(prompt)
-    logits = [runner.forward([Tokens(text, 0, pages)])]
+    # Copies: the next forward overwrites the logits of a graph.
+    logits = [runner.forward([Tokens(text, 0, pages)]).clone()]
     text.append(int(logits[-1][0].argmax()))
     for _ in range(count - 1):
-        logits.append(runner.forward([Tokens(text[-1:], len(text) - 1, pages)]))
+        logits.append(runner.forward([Tokens(text[-1:], len(text) - 1, pages)]).clone())
         text.append(int(logits[-1][0].argmax()))
     return text, torch.cat(logits)
 
 
 def reread(runner: Runner, text: Sequence[int], prompt: int, lookahead: int, pages: Sequence[int]) -> Tensor:
     """Return the logits of the same positions, from rows of `lookahead` + 1 tokens, as if every draft were right."""
-    logits = [runner.forward([Tokens(text[:prompt], 0, pages)])]
+    logits = [runner.forward([Tokens(text[:prompt], 0, pages)]).clone()]
     for start in range(prompt, len(text) - 1, lookahead + 1):
         row = text[start : min(start + lookahead + 1, len(text) - 1)]
-        logits.append(runner.forward([Tokens(row, start, pages, len(row))]))
+        logits.append(runner.forward([Tokens(row, start, pages, len(row))]).clone())
     return torch.cat(logits)
 
 

@@ -23,7 +23,10 @@ def rows(job: Job, *, model: str = "llama-8b", context: int = 1024, counts: tupl
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     cache = StaticCache(config=config, max_cache_len=context + 64)
-    step = torch.compile(made.forward, mode="reduce-overhead", fullgraph=True)
+    # Made inside a graph, its keys would be overwritten by the next one.
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache.early_initialization(1, config.num_key_value_heads, head_dim, torch.bfloat16, device)
+    step = torch.compile(made.forward, mode="reduce-overhead", fullgraph=True, dynamic=False)
     for count in counts:
         ids = torch.ones(1, count, dtype=torch.long, device=device)
         places = torch.arange(context - count, context, device=device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Row as Tokens
-from ssd.execution.runner import Runner
+from ssd.execution.runner import Runner, device_of
 from ssd.execution.static import StaticRunner
 from ssd.kernels.groups import Grouped, Groups
 from ssd.launch.options import EngineOptions
@@ -127,7 +127,7 @@ def _runner(job: Job, like: Like, kind: str, batch: int, context: int, cache: st
         )
         if kind == "bf16":
             return load(config)[0], checkpoint, config.page_size
-    device, dtype = torch.device(job.device), torch.bfloat16
+    device, dtype = device_of(job.device), torch.bfloat16
     (family,) = [entry.load() for entry in entries(registry.GROUP) if entry.name == like.model_type]
     source = weights.dummy(dtype, device, partial(_packed, kind))
     runner = StaticRunner(

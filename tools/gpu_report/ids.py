@@ -21,6 +21,7 @@ from tools.gpu_report.job import Job, Row
 _PATIENCE_S = 30.0
 _LONGEST_LIFE_S = 1.0
 _LEAK_BYTES = 2**26
+_COUNTED = ("rounds", "drafted_tokens", "accepted_tokens", "hits", "misses")
 
 
 def rows(
@@ -53,21 +54,20 @@ def rows(
         with Client(engine.address) as client:
             expected = {}
             for temperature in (0.0, 1.0):
-                expected[temperature] = _ids(client, prompts, "ar", temperature, tokens)
+                plain = _answers(client, prompts, "ar", temperature, tokens)
+                expected[temperature] = [answer.token_ids for answer in plain]
                 for mode in ("sd", "ssd"):
-                    found = _ids(client, prompts, mode, temperature, tokens)
+                    answers = _answers(client, prompts, mode, temperature, tokens)
+                    found = [answer.token_ids for answer in answers]
                     equal = sum(a == b for a, b in zip(found, expected[temperature], strict=True))
                     name = f"{mode}, T = {temperature:g}, {job.dtype}{', deterministic' if deterministic else ''}"
                     judged = {"ok": equal == len(found)} if deterministic else {}
-                    yield {"name": name, "texts": len(found), "equal": equal, **judged}
+                    drafted = {field: sum(getattr(answer.metrics, field) for answer in answers) for field in _COUNTED}
+                    yield {"name": name, "texts": len(found), "equal": equal, **drafted, **judged}
             if kills:
                 yield from _killed(job, engine, client, prompts[:4], expected[0.0][:4], tokens, kills)
     finally:
         engine.stop(drain=0.0)
-
-
-def _ids(client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int) -> list[list[int]]:
-    return [answer.token_ids for answer in _answers(client, prompts, mode, temperature, tokens)]
 
 
 def _answers(

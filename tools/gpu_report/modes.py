@@ -42,7 +42,7 @@ PAIRS = {
 _START_S, _CASE_S = 25.0, 6.0
 
 
-class _Case(NamedTuple):
+class Case(NamedTuple):
     name: str
     options: EngineOptions
     synthetic: Agreement | None
@@ -79,7 +79,9 @@ def rows(
     if job.tiny:
         extent = extent._replace(batches=(2,), tokens=16)
     with tempfile.TemporaryDirectory() as folder:
-        for case in _cases(job, Path(folder), extent, pairs, given, draft_devices or job.draft_devices, options or {}):
+        fixed = {"num_speculative_tokens": max(lookaheads), "fan_out": (max(fan_outs),), **(options or {})}
+        devices = draft_devices or job.draft_devices
+        for case in cases(job, Path(folder), max(extent.batches), pairs, devices, fixed, given):
             if job.left() < _START_S and not job.tiny:
                 yield {"name": case.name, "not_run": "no time left"}
                 continue
@@ -90,33 +92,33 @@ def rows(
                 yield {"name": case.name, "failed": f"{type(error).__name__}: {error}", "ok": False}
 
 
-def _cases(
+def cases(
     job: Job,
     folder: Path,
-    extent: _Extent,
+    most: int,
     names: Sequence[str],
-    given: bool,
     draft_devices: Sequence[str],
     options: Mapping[str, Any],
-) -> Iterator[_Case]:
+    given: bool = False,
+) -> Iterator[Case]:
+    """Yield an engine for up to `most` sequences for each of the pairs (`PAIRS`) and draft devices."""
     pairs = {name: PAIRS[name] for name in names}
     if job.tiny:
         pairs = {"tiny": (TINY, replace(TINY.sizes, num_hidden_layers=1))}
-    common = {"device": job.device, "max_num_seqs": max(extent.batches), "max_model_len": 1024, "mode": "ssd"}
-    common |= {"dtype": "bfloat16", "num_speculative_tokens": max(extent.lookaheads)}
-    common |= {"fan_out": (max(extent.fan_outs),), **options}
+    common = {"device": job.device, "max_num_seqs": most, "max_model_len": 1024, "mode": "ssd", "dtype": "bfloat16"}
+    common |= {"num_speculative_tokens": _LOOKAHEAD, "fan_out": (_FAN_OUT,), **options}
     for number, (name, (like, sizes)) in enumerate(pairs.items()):
         target = config_folder(folder, f"target-{number}", like.config(4096))
         draft = config_folder(folder, f"draft-{number}", Like(like.model_type, like.vocab_size, sizes).config(4096))
         small, large = (read_once(inspect(Path(directory), weights=False)) for directory in (draft, target))
         for device in draft_devices:
             chosen = {"target": target, "draft": (draft,), "draft_device": device, "load_format": "dummy"}
-            yield _Case(f"{name} ({small / large:.0%}) on {device}", EngineOptions(**(common | chosen)), STATED)
+            yield Case(f"{name} ({small / large:.0%}) on {device}", EngineOptions(**(common | chosen)), STATED)
     if given and not job.made:
         for device in draft_devices:
             chosen = {"target": job.target, "draft": (job.draft,), "draft_device": device}
             name = f"{Path(job.target).name}, draft {Path(job.draft).name} on {device}"
-            yield _Case(name, EngineOptions(**(common | chosen)), None)
+            yield Case(name, EngineOptions(**(common | chosen)), None)
 
 
 def _settings(extent: _Extent) -> list[Setting]:
@@ -124,7 +126,7 @@ def _settings(extent: _Extent) -> list[Setting]:
     return sweep.settings(Speculation("ssd"))
 
 
-def _compared(job: Job, case: _Case, extent: _Extent) -> Iterator[Row]:
+def _compared(job: Job, case: Case, extent: _Extent) -> Iterator[Row]:
     config = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic)
     settings = _settings(extent)
     began = time.monotonic()

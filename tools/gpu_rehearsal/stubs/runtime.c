@@ -19,7 +19,8 @@
 #undef cudaGetDeviceProperties
 #undef cudaStreamGetCaptureInfo
 
-// What a graph repeats: 'k' a kernel, 'c' a copy, 's' a set.
+#define MOST_FORKS 16
+// An operation that a graph repeats: 'k' a kernel, 'c' a copy, 's' a set.
 typedef struct {
     char kind;
     void *dst;
@@ -30,17 +31,23 @@ typedef struct {
 } Op;
 typedef struct {
     Op *ops;
-    int n, cap, kernels, copies, sets, broken;
+    int n, cap, kernels, copies, sets, broken, ended;
     long replays;
+    struct Stream *origin, *forks[MOST_FORKS];
+    int nforks;
 } Graph;
-// `g`: what is being captured, or 0.
-typedef struct {
+// `g`: what is being captured, or 0. `work`: how much was captured on it; `joined`: how much of that the origin, the
+// stream that began the capture, waits for.
+typedef struct Stream {
     Graph *g;
     int nonblocking;
+    long work, joined;
 } Stream;
+// `stream`: where it was recorded, behind how much `work`.
 typedef struct {
     Graph *g;
-    int recorded;
+    Stream *stream;
+    long work;
 } Event;
 // Memory that CUDA knows: of the device, or of the host and page-locked.
 typedef struct {
@@ -171,10 +178,15 @@ size_t fk_drop(void *p) {
 
 // Captures and launches.
 
-static Stream *of(cudaStream_t s) {
-    return (uintptr_t)s <= 2 ? &legacy : (Stream *)s;
+static Graph *open_one(Graph *g) {
+    return g && !g->ended ? g : 0;
 }
-// What no thread may do while it captures, unless it has asked for the relaxed mode.
+static Stream *of(cudaStream_t s) {
+    Stream *found = (uintptr_t)s <= 2 ? &legacy : (Stream *)s;
+    found->g = open_one(found->g); // a capture ends on all of its streams
+    return found;
+}
+// Fails a call that no thread may make while it captures, unless it has asked for the relaxed mode.
 static int unsafe(const char *what) {
     if (capture_mode == cudaStreamCaptureModeRelaxed || !mine)
         return 0;
@@ -193,6 +205,7 @@ void fk_launch(const char *name, cudaStream_t s) {
     if (st->g) {
         put(st->g, (Op){'k', 0, 0, 0, 0, name});
         st->g->kernels++;
+        st->work++;
         return;
     }
     fk_launches++;
@@ -219,7 +232,7 @@ static const char *name_of(const void *f) {
     }
 }
 
-// What nvcc's code calls: it registers kernels by name, and launches them.
+// Called by nvcc's code: it registers kernels by name, and launches them.
 
 void **__cudaRegisterFatBinary(void *x) {
     static void *h[4];
@@ -482,6 +495,7 @@ static cudaError_t copy(void *d, const void *s, size_t n, cudaStream_t st, const
             say("WARNING %s of pageable memory in a capture (%d <- %d, %zu bytes)", what, a, b, n), trace();
         put(q->g, (Op){'c', d, s, n, 0, "memcpy"});
         q->g->copies++;
+        q->work++;
         return 0;
     }
     if (a != 1 || b != 1)
@@ -509,6 +523,7 @@ cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t st) {
     if (q->g) {
         put(q->g, (Op){'s', d, 0, n, v, "memset"});
         q->g->sets++;
+        q->work++;
         return 0;
     }
     fk_launches++;
@@ -565,10 +580,18 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned f) {
     Event *v = (Event *)e;
-    if (v->g && !of(s)->g) {
-        of(s)->g = v->g;
-        say("another stream joined a capture");
-    }
+    Stream *waits = of(s);
+    Graph *g = open_one(v->g);
+    if (!g)
+        return 0;
+    if (!waits->g) {
+        if (g->nforks == MOST_FORKS)
+            return fail(cudaErrorInvalidValue, "too many streams in a capture for this stand-in");
+        waits->g = g;
+        waits->work = waits->joined = 0;
+        g->forks[g->nforks++] = waits;
+    } else if (waits == g->origin && v->stream->joined < v->work)
+        v->stream->joined = v->work;
     return 0;
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t c, void *u, unsigned f) {
@@ -621,7 +644,10 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *m) {
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode m) {
     if (of(s) == &legacy)
         return fail(cudaErrorStreamCaptureUnsupported, "capture of the legacy stream");
+    if (of(s)->g)
+        return fail(cudaErrorIllegalState, "a capture of a captured stream");
     Graph *g = calloc(1, sizeof *g);
+    g->origin = of(s);
     of(s)->g = g;
     mine++;
     return 0;
@@ -630,7 +656,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *r) {
     Graph *g = of(s)->g;
     if (!g)
         return fail(cudaErrorIllegalState, "cudaStreamEndCapture without one");
-    of(s)->g = 0;
+    for (int i = 0; i < g->nforks; i++)
+        if (g->forks[i]->joined < g->forks[i]->work) {
+            g->broken = 1;
+            fail(cudaErrorStreamCaptureUnjoined, "cudaStreamEndCapture: the origin does not wait for a forked stream");
+        }
+    g->ended = 1;
     mine--;
     if (g->broken) {
         *r = 0;
@@ -688,22 +719,22 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return 0;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-    ((Event *)e)->g = of(s)->g;
-    ((Event *)e)->recorded = 1;
+    Stream *on = of(s);
+    *(Event *)e = (Event){on->g, on, on->work};
     return 0;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned f) {
     return cudaEventRecord(e, s);
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    if (((Event *)e)->g)
+    if (open_one(((Event *)e)->g))
         return fail(cudaErrorCapturedEvent, "cudaEventQuery of a captured event");
     if (unsafe("cudaEventQuery in a capture"))
         return last;
     return 0;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    if (((Event *)e)->g)
+    if (open_one(((Event *)e)->g))
         return fail(cudaErrorCapturedEvent, "cudaEventSynchronize of a captured event");
     fk_syncs++;
     return 0;

@@ -1,0 +1,117 @@
+"""Traces rounds of one engine: where target and draft spend their time, and why look-ups miss."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ssd.bench.datasets import random_ids
+from ssd.client import Client, Prompt
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.ipc.trace_ring import Moment, Span
+from ssd.launch.resolve import resolve
+from ssd.llm import running
+from ssd.monitor.history import History
+from ssd.monitor.subscriber import Subscriber
+from ssd.monitor.trace import trace
+from tools.gpu_report.job import Job, Row
+from tools.gpu_report.modes import cases
+
+_WARM_TOKENS, _SETTLES_S = 64, 0.3
+
+
+def rows(
+    job: Job,
+    *,
+    pair: str = "llama-8b small",
+    draft_device: str = "cuda",
+    modes: Sequence[Mode] = ("ar", "sd", "ssd"),
+    batches: Sequence[int] = (1,),
+    tokens: int = 256,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Row]:
+    """Yield a row for each mode and batch: speed, look-ups by result, and shares of time by role and state.
+
+    A run comes after another one that warms up: kernels are compiled, and a draft that was left alone is taken again.
+    The trace of the last one is in `out`, for Perfetto."""
+    if job.tiny:
+        tokens, draft_device = 32, job.draft_devices[0]
+    with tempfile.TemporaryDirectory() as folder:
+        (case,) = cases(job, Path(folder), max(batches), [pair], [draft_device], options or {})
+        config = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic)
+        with running(config) as (engine, client):
+            listener = _Listener(engine.address)
+            for batch in batches:
+                prompts: list[Prompt] = list(random_ids(batch, 32, config.vocab_size, seed=batch))
+                for mode in modes:
+                    _run(client, prompts, mode, _WARM_TOKENS)
+                    begin = time.monotonic_ns()
+                    found = _run(client, prompts, mode, tokens)
+                    end = time.monotonic_ns()
+                    time.sleep(_SETTLES_S)
+                    traces = listener.between(begin, end)
+                    yield {"name": f"{case.name}, batch {batch}, {mode}", **found, **_summary(traces)}
+            listener.close()
+    name = f"trace-{'mps' if options else draft_device}.json"
+    (Path(job.out) / name).write_text(json.dumps(trace(traces, (), begin, {"mode": mode})))
+
+
+def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> Row:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode, 5, (3,)))
+    began = time.perf_counter()
+    metrics = [answer.metrics for answer in client.generate(prompts, params)]
+    seconds = time.perf_counter() - began
+    return {
+        "tok_s": len(prompts) * tokens / seconds,
+        "a_round": sum(m.mean_acceptance_length for m in metrics) / len(metrics),
+        "drafted": sum(m.drafted_tokens for m in metrics),
+        "rounds": sum(m.rounds for m in metrics),
+        "verify_ms": sum(m.verify_ms for m in metrics) / len(metrics),
+        "wait_ms": sum(m.draft_wait_ms for m in metrics) / len(metrics),
+        "depth_ms": metrics[-1].draft_step_ms,
+    }
+
+
+def _summary(traces: Mapping[str, tuple[list[Span], list[Moment]]]) -> Row:
+    """Return look-ups by result, and for each role the share of time and the median milliseconds of its states."""
+    marks = Counter(moment.mark.name.lower() for _, moments in traces.values() for moment in moments)
+    found: Row = {"look_ups": " ".join(f"{name}={count}" for name, count in marks.most_common())}
+    for role, (states, _) in traces.items():
+        spans: dict[str, list[int]] = {}
+        for span in states:
+            spans.setdefault(span.state.name.lower(), []).append(span.end - span.begin)
+        whole = sum(map(sum, spans.values())) or 1
+        said = {name: f"{sum(own) / whole:.0%}*{sorted(own)[len(own) // 2] / 1e6:.2f}" for name, own in spans.items()}
+        found[role] = " ".join(f"{name}={share}" for name, share in said.items())
+    return found
+
+
+class _Listener:
+    """Hears an engine's traces in a thread of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._subscriber, self._history, self._over = Subscriber(address), History(), threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            snapshot = self._subscriber.receive(0.1)
+            if snapshot is not None:
+                self._history.add(snapshot)
+        self._subscriber.close()
+
+    def between(self, begin: int, end: int) -> dict[str, tuple[list[Span], list[Moment]]]:
+        return {role: kept.since(begin, end) for role, kept in self._history.traces.items()}
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
