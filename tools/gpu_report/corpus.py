@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
+from ssd.launch.mps import service
 from tools.gpu_report import distilling
 from tools.gpu_report.job import Job, Row
 
@@ -19,12 +21,18 @@ _SHOWN_S = 20.0
 
 
 def rows(
-    job: Job, *, seconds: float = 250.0, processes: int = 8, batch: int = 256, tiny: bool = False
+    job: Job,
+    *,
+    seconds: float = 250.0,
+    processes: int = 8,
+    batch: int = 256,
+    mps: bool = False,
+    tiny: bool = False,
 ) -> Iterator[Row]:
     """Write for `seconds`, or until the limit comes near; yield what is there now and again.
 
     Shards are on the disk as they are done, and the next step trains on those that are there. `batch`: texts at a time
-    of each process."""
+    of each process. `mps`: the processes share the GPU under a service of their own; else they take turns."""
     recipe = distilling.recipe(job, tiny)
     if recipe.tiny:
         seconds, processes, batch = min(seconds, 60.0), min(processes, 2), min(batch, 8)
@@ -34,7 +42,11 @@ def rows(
     limit = max(1.0, min(seconds, job.left() - _END_S))
     more = ("--until", "corpus", "--write-seconds", f"{limit:.0f}", "--workers", str(processes), "--batch", str(batch))
     work = recipe.out / "work"
-    with distilling.started("tools.distill", recipe.command(job.device, *more)) as process:
+    command = recipe.command(job.device, *more)
+    with (
+        service() if mps else nullcontext(dict[str, str]()) as variables,
+        distilling.started("tools.distill", command, variables) as process,
+    ):
         for _ in distilling.ticks(process, job):
             if distilling.since(shown) > _SHOWN_S:
                 shown = time.monotonic()

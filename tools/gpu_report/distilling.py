@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,9 +85,11 @@ def _make_tiny(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def started(module: str, arguments: Sequence[str], threads: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a module in a process, which has ended when the block ends. What it says is in the log."""
-    environment = processes.environment() | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    environment = {**processes.environment(), **variables}
     process = subprocess.Popen(processes.command(module, *arguments), stdin=subprocess.DEVNULL, env=environment)
     try:
         yield process

@@ -9,8 +9,7 @@ import os
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -90,8 +89,7 @@ def pack_corpus(work: Path, out: Path, files: int) -> Iterator[dict[str, int]]:
     A member is the shard without what the target can compute again: safetensors, xz, token ids in 16 bits. Shards
     beyond `files` files are left out."""
     shards = sorted(work.glob("corpus-*.safetensors"))
-    processes = max(1, min(4, len(os.sched_getaffinity(0)) - 1, len(shards)))
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:  # lzma holds no lock
         members = iter(list(zip(shards, pool.map(packed_shard, shards), strict=True)))
     waiting = next(members, None)
     for number in range(files):

@@ -31,8 +31,10 @@ _CHUNK = 1 << 20
 
 
 def rows(job: Job, *, join: bool = False) -> Iterator[Row]:
-    """Keep the pieces that this call carries; with `join`, make the target of all of them."""
+    """Keep the pieces that this call carries; with `join`, make the target of all of them, else begin anew."""
     kept = distilling.folder() / "pieces"
+    if not join:
+        shutil.rmtree(distilling.folder(), ignore_errors=True)
     kept.mkdir(parents=True, exist_ok=True)
     for piece in sorted(CARRIED.glob("piece*/*.xz.*")):
         shutil.copyfile(piece, kept / piece.name)
