@@ -32,7 +32,7 @@ from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
 from ssd.speculation import outcome
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Drawing, drawing_of, highest, warmed
+from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
 
 
 class _RankedStep:
@@ -78,7 +78,7 @@ class TreeRunner(Runner):
         pages = TreeCache.pages(config.draft_num_pages, config.page_size, *sizes)
         super().__init__(model, pages, config.page_size, config.deterministic, attention)
         self.tree_cache = TreeCache(self.cache, config.draft_num_pages, *sizes)
-        self.guessed = min(config.vocab_size, model.shape.outputs)
+        self.guessed, self._vocab_size = min(config.vocab_size, model.shape.outputs), config.vocab_size
         self.ids: Tensor | None = getattr(getattr(model, "head", None), "ids", None)
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.tree_cache.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
@@ -116,15 +116,19 @@ class TreeRunner(Runner):
         step, count, made = self._run(rows, shape, drawing, parts)
         meanwhile()
         if not any(any(row.more) for row in rows):
-            return [(Ranked(step.ids[:count].tolist(), step.scores[:count].tolist()), made)]
+            return [(Ranked(self._read(step.ids[:count]), step.scores[:count].tolist()), made)]
         batch, found = self._steps[shape].batch, [made]
         forwards = batch.fill_next(rows, self._next, self.tree_cache, warm=drawing > Drawing.GREEDY)
         for index in range(forwards):
             made = self._again(step, batch, index)
             found.append(None if made is None else made[:count])
         self._keep(step, forwards)
-        ids, scores = (kept[: forwards + 1, :count].tolist() for kept in self._found(step))
-        return [(Ranked(*both), own) for *both, own in zip(ids, scores, found, strict=True)]
+        ids, scores = (kept[: forwards + 1, :count] for kept in self._found(step))
+        return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=True)]
+
+    def _read(self, ids: Tensor) -> Any:
+        """Ids as lists. Raises SsdError, which ends the draft, for one that the target does not know."""
+        return read_ids(ids, self._vocab_size, refuse=True)
 
     def _keep(self, step: _RankedStep, index: int) -> None:
         """Keep what forward number `index` of a step has found: the next one overwrites it."""

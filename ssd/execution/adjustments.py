@@ -78,11 +78,16 @@ class AdjustmentTable:
         table = np.bincount(text.tokens[text.prompt :], minlength=size).astype(np.int32) * ONCE
         table[list(text.tokens[: text.prompt])] |= IN_PROMPT
         table[[token for token in wish.ends if token < size]] |= ENDS
-        self._text[slot].copy_(torch.from_numpy(table))
+        _send(torch.from_numpy(table), self._text[slot])
         bias = torch.zeros(size)
         if wish.allowed is not None:
             bias.fill_(-torch.inf)[wish.allowed[wish.allowed < size]] = 0.0
         for token, value in wish.bias.items():
             if token < size:
                 bias[token] += value
-        self._bias[slot].copy_(bias)
+        _send(bias, self._bias[slot])
+
+
+def _send(numbers: Tensor, to: Tensor) -> None:
+    """Copy in stream order; from pageable memory the host would wait for what runs."""
+    to.copy_(numbers.pin_memory() if to.is_cuda else numbers, non_blocking=True)

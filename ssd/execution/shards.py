@@ -17,7 +17,7 @@ from ssd.layers.ranks import Ranks, part_of
 from ssd.models.interface import Model
 from ssd.speculation.adjustment import Text
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Draws, Law, best, checked, perturbed, sound, warmed
+from ssd.speculation.sampling import Draws, Law, best, perturbed, read_ids, sound, warmed
 
 Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
@@ -89,7 +89,8 @@ class ShardRunner(_Shard):
         logits = Runner.forward(self, rows, context, meanwhile)  # this rank's part
         by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
-        return checked(*self._vocabulary.best(scores))
+        tokens: list[int] = read_ids(sound(*self._vocabulary.best(scores)), self.model.shape.vocab_size)
+        return tokens
 
 
 class StaticShardRunner(_Shard, StaticRunner):

@@ -22,7 +22,7 @@ from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.kernels.gpu import fuses
 from ssd.models.interface import Model
 from ssd.speculation.adjustment import Text, adjusted_rows
-from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, likeliest
+from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, likeliest, read_ids
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
@@ -187,7 +187,7 @@ class StaticRunner(Runner):
         for step, wanted in self._run(context, laws if drawing else ()):
             found = step.tokens(drawing, adjusted)
             meanwhile()
-            tokens += found[wanted].tolist()
+            tokens += read_ids(found[wanted], self.model.shape.vocab_size)
         return tokens
 
     @torch.inference_mode()

@@ -56,6 +56,7 @@ def decide_kernel(
     right = (draft == own) & (m < drafted) & (m < MOST)
     accepted = tl.min(tl.where(right, MOST, m), 0).to(tl.int64)
     token = tl.sum(tl.where(m == accepted, own, 0), 0)
+    token = tl.where((token >= 0) & (token < vocabulary), token, -1)
 
     e = tl.arange(0, BLOCK_E)
     w = tl.arange(0, BLOCK_W)
@@ -192,7 +193,7 @@ def build_kernel(
     outcome = decided + row * (3 + MOST)
     accepted = tl.load(outcome, mask=live, other=0)
     position = tl.where(live, tl.load(mine + NUMBERS + 5, mask=live, other=0) + accepted + 1 + offset, 0)
-    # A sample that is no number has no next token; the host finds out.
+    # A sample that is no token has no next one; the host finds out.
     token = tl.maximum(tl.load(outcome + 1, mask=live, other=0), 0)
     drafted = tl.load(outcome + 2 + offset, mask=live & (offset > 0), other=0)
     slot = tl.load(mine + NUMBERS, mask=live, other=0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ssd.errors import SsdError
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
 from ssd.kernels.gpu import fuses
@@ -17,6 +18,9 @@ from ssd.speculation.noise import gumbels_at, gumbels_of
 
 _BLOCK = 128
 _NUCLEUS = 256
+
+UNKNOWN = -2
+"""Stands for a sample that is not in the vocabulary, as from a kernel that is wrong."""
 
 
 class Drawing(IntEnum):
@@ -176,8 +180,8 @@ def argmax(scores: Tensor) -> list[int]:
     It is -1 for a row without a sample: one that holds a NaN or has no finite maximum."""
     if cpu.serve(scores):
         return cpu.draw(scores)
-    ids, values = best(scores)
-    return checked(ids, values)
+    tokens: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
+    return tokens
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,10 +199,16 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
     return block * _BLOCK + inside.indices, inside.values
 
 
-def checked(ids: Tensor, values: Tensor) -> list[int]:
-    """`sound` as a list; one copy from the device."""
-    tokens: list[int] = sound(ids, values).tolist()
-    return tokens
+def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
+    """Return token ids of any shape as lists: every id that leaves a device comes through here, in one copy.
+
+    -1 stays, as it stands for no sample. `UNKNOWN` takes the place of other ids that are not below `vocab_size`; with
+    `refuse` they raise SsdError."""
+    found = ids.cpu()
+    wrong = (found < -1) | (found >= vocab_size)
+    if refuse and bool(wrong.any()):
+        raise SsdError(f"the device gave a token id that is not in the vocabulary of {vocab_size}")
+    return found.masked_fill(wrong, UNKNOWN).tolist()
 
 
 def sound(ids: Tensor, values: Tensor) -> Tensor:
@@ -251,7 +261,7 @@ def ranked(scores: Tensor, count: int) -> Ranked:
     if cpu.serve(scores):
         return cpu.rank(scores, count)
     ids, values = highest(scores, count)
-    return Ranked(ids.tolist(), values.tolist())
+    return Ranked(read_ids(ids, scores.shape[1], refuse=True), values.tolist())
 
 
 def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

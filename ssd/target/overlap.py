@@ -34,7 +34,7 @@ from ssd.ipc.trace_ring import State
 from ssd.kernels.gpu import RoundLayout, fuses
 from ssd.speculation.acceptance import coupled_rows
 from ssd.speculation.adjustment import NUMBERS, Text
-from ssd.speculation.sampling import Law, drawing_of
+from ssd.speculation.sampling import Law, drawing_of, read_ids
 from ssd.target.proposer import Result
 from ssd.target.scheduler import Scheduled, part_of
 from ssd.target.sequence import Sequence
@@ -165,15 +165,15 @@ class DeviceScheduler:
         tokens that each of its `rows` followed rows took from the board; entry -1 where there were none."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        words, count = self._report.tolist(), len(self._tokens)
-        entries = [words[start : start + 3 + _MOST_IDS] for start in range(count, len(words), 3 + _MOST_IDS)][:rows]
+        samples, looked_up = self._report.split((len(self._tokens), self._most_rows * (3 + _MOST_IDS)))
+        entries = looked_up.view(self._most_rows, -1)[:rows].tolist()
         drafts = [Cached(entry, ids[:depth]) for entry, depth, _, *ids in entries]
         self._board.reader.rejected += sum(unsound for _, _, unsound, *_ in entries)
-        return words[:count], drafts
+        return read_ids(samples, self._board.reader.vocab_size), drafts
 
     def samples(self) -> list[int]:
         """Wait for the verification that runs, and return the samples of all its tokens."""
-        tokens: list[int] = self._running.tolist()
+        tokens: list[int] = read_ids(self._running, self._board.reader.vocab_size)
         return tokens
 
     def _fill(self, rows: Items[FollowedRow]) -> None:
@@ -210,6 +210,7 @@ class DeviceScheduler:
         places = first[:, None] + torch.arange(LONGEST_ROW, device=ids.device)
         own = self._tokens[places.clamp(max=len(self._tokens) - 1)]
         accepted, token = coupled_rows(ids, drafted, own)
+        token = torch.where((token >= 0) & (token < self._board.reader.vocab_size), token, -1)
         found = self._board.find(slot, torch.cat((round_key, accepted[:, None], token[:, None]), dim=1))
         depth = torch.minimum(found.depth, torch.minimum(most, left - accepted - 1).clamp(min=0))
         found = found._replace(depth=depth, ids=found.ids[:, :_MOST_IDS])
@@ -257,7 +258,7 @@ class DeviceScheduler:
         row = torch.searchsorted(ends, place, right=True).clamp(max=rows - 1)
         offset = torch.where(live, place - starts[row], 0)
         position = torch.where(live, begun[row] + accepted[row] + 1 + offset, 0)
-        # A sample that is no number has no next token; the host finds out.
+        # A sample that is no token has no next one; the host finds out.
         next_ids = torch.cat((token.clamp(min=0)[:, None], found), dim=1)
         size = self._runner.cache.page_size
         pages = tables.tensor[slot[row], position // size].long()

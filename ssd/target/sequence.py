@@ -15,7 +15,7 @@ from ssd.ipc.messages import Submit
 from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Written
-from ssd.speculation.sampling import Law
+from ssd.speculation.sampling import UNKNOWN, Law
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5
@@ -181,6 +181,8 @@ class Sequence:
         for length in range(base + 1, len(self.tokens) + 1):
             reason = self._reason(length)
             if reason is not None:
+                if self.tokens[length - 1] == UNKNOWN:
+                    self.failure = "the target's device sampled a token id that is not in the vocabulary"
                 del self.tokens[length - (reason == "error") :]
                 self.computed = min(self.computed, len(self.tokens))
                 return self.tokens[base:], reason

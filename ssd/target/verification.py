@@ -42,9 +42,10 @@ class VerifiedBatch:
     """A batch, and what its forward from `began` to `ended` (seconds of `time.perf_counter`) gave.
 
     `samples` are the target's own tokens for the sampled outputs of each row. -1 stands for a sample whose logits were
-    not numbers; the sample of a prefill chunk says nothing else. Under the ratio rule they are the tokens to emit, the
-    accepted ones first. `logits` [sum of outputs, V] is empty where the runner has drawn the samples. If the next
-    verification runs already, `in_flight` has the draft tokens of each row in it; else it is empty."""
+    not numbers, `UNKNOWN` for one that is not in the vocabulary; the sample of a prefill chunk says nothing else. Under
+    the ratio rule they are the tokens to emit, the accepted ones first. `logits` [sum of outputs, V] is empty where the
+    runner has drawn the samples. If the next verification runs already, `in_flight` has the draft tokens of each row in
+    it; else it is empty."""
 
     batch: list[Scheduled]
     samples: list[list[int]]
@@ -54,11 +55,11 @@ class VerifiedBatch:
     in_flight: Items[Cached] = ()
 
     def spoiled(self) -> list[bool]:
-        """For each row, whether draft tokens may be to blame for a sample that is not a number.
+        """For each row, whether draft tokens may be to blame for a sample that is no token.
 
         A token that the target cannot compute has keys and values of NaN. Masking does not hide them from the tokens
         before it, as 0 x NaN is NaN."""
-        return [part.drafted > 0 and -1 in own for part, own in zip(self.batch, self.samples, strict=True)]
+        return [part.drafted > 0 and min(own) < 0 for part, own in zip(self.batch, self.samples, strict=True)]
 
     def logprobs(self, tokens: Items[Items[int]]) -> list[list[TokenLogprob] | None]:
         """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
@@ -232,7 +233,7 @@ class Sampler:
 
     def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
         """What the ratio rule emits of a row whose own samples are `own`."""
-        if -1 in own:
+        if min(own) < 0:
             return own
         sequence, positions = part.sequence, part.predicted
         seed, drafted = sequence.law.seed, part.draft

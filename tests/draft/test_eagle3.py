@@ -198,6 +198,7 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     assert tree.pending(9) == [9], "one at a time: the next needs what this one gives"
 
 
+@pytest.mark.usefixtures("replayed")
 @pytest.mark.parametrize("depths", [1, 4])
 @pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.8), ("ssd", 0.0), ("ssd", 0.8)])
 def test_in_static_shapes_its_guesses_are_the_same(
@@ -221,6 +222,7 @@ def test_in_static_shapes_its_guesses_are_the_same(
     assert ids[0][: len(PROMPTS)] == world.alone[temperature]
 
 
+@pytest.mark.usefixtures("replayed")
 def test_warming_up_runs_every_static_shape(world: World) -> None:
     head = cast(Eagle3, world.trained.model)
     runner = TreeRunner(head, config("ssd", max_num_seqs=1))

@@ -18,13 +18,14 @@ from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree_attention import ChainTokens
 from ssd.draft.tree_tensors import TreeRow
+from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Drawing, Law
+from ssd.speculation.sampling import Drawing, Law, highest
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
@@ -137,6 +138,20 @@ def test_more_chains_than_a_row_holds(world: World) -> None:
         results.append([*found, list(drafter.forward([], [alone]))])
     assert_alike(*results)
     assert isinstance(drafter.runner, Counting) and len(drafter.runner.taken) == DEPTH + 3
+
+
+def test_an_id_that_is_not_in_the_vocabulary_ends_the_draft(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a word about it: a kernel is wrong. The target goes on without a draft."""
+
+    def wrong(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ids, values = highest(scores, count)
+        return ids + VOCABULARY, values
+
+    monkeypatch.setattr("ssd.draft.static_shapes.highest", wrong)
+    settings = config(Speculation("ssd", 4, (3,)))
+    _, drafter = drafters(world.draft.model, settings)
+    with pytest.raises(SsdError, match=f"not in the vocabulary of {VOCABULARY}"):
+        grown(drafter, trees_of(drafter, [WARM], [5], settings.speculation))
 
 
 def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:

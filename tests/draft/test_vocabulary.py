@@ -156,6 +156,7 @@ def test_a_grammar_masks_listed_ids_and_those_of_the_text() -> None:
     assert [guess.candidates for guess in sampler(logits, rows, texts)] == [[7, 5], [8, 9, 5]]
 
 
+@pytest.mark.usefixtures("replayed")
 def test_static_shapes_rank_the_list(folder: Path) -> None:
     model, configuration, noise = load(folder / "listed", torch.float64).model, settings(), NoiseCache(VOCABULARY)
     plain = Drafter(configuration, Runner(model, 400, pair.PAGE_SIZE), noise, VOCABULARY)

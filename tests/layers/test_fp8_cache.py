@@ -79,6 +79,7 @@ def test_rows_over_pages_of_fp8(backend: str, rule: Scores) -> None:
     assert (found.double() - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.usefixtures("replayed")
 def test_a_model_says_the_same_by_the_kernels_and_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms, turns and FP8 in one kernel; a prompt without static shape, then a verification in one."""
     model, ids = tiny.runner(tiny.qwen3(tmp_path)).model, tiny.token_ids(26, 1)
@@ -100,6 +101,7 @@ def test_a_model_says_the_same_by_the_kernels_and_by_torch(tmp_path: Path, monke
     assert 1e-3 < (found[0] - wide).norm() / wide.norm() < 0.2
 
 
+@pytest.mark.usefixtures("replayed")
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.8}, {"temperature": 0.8, "repetition_penalty": 1.2}], ids=str)
 def test_ids_are_those_of_ar_with_the_same_cache(asked: dict[str, Any], tmp_path: Path) -> None:
     """Prompts in chunks and shared ones; hits, misses, and verifications behind one another."""

@@ -122,6 +122,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("replayed")
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_model_computes_the_same_with_them(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, launched = tiny.model(kind, tmp_path, **FAMILIES[kind]), list[str]()

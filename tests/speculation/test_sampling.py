@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ssd.errors import SsdError
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, filtered, perturbed, ranked
+from ssd.speculation.sampling import UNKNOWN, Law, argmax, filtered, perturbed, ranked, read_ids
 
 INF, NAN = math.inf, math.nan
 FILTERS = Law(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=3)
@@ -243,3 +244,11 @@ def test_ranked_with_ties(vocab_size: int, count: int, seed: int, levels: int) -
 def test_the_best_rank_is_the_sample(vocab_size: int) -> None:
     scores = random_scores(50, vocab_size, seed=8)
     assert [ids[0] for ids in ranked(scores, 3).ids] == argmax(scores)
+
+
+def test_ids_of_a_device_are_those_of_the_vocabulary_or_said_to_be_none() -> None:
+    ids = torch.tensor([[3, -1, 0], [9, 2**40, -(2**63)]])
+    assert read_ids(ids, 10) == [[3, -1, 0], [9, UNKNOWN, UNKNOWN]] and read_ids(ids[:0], 10) == []
+    assert read_ids(ids[0], 10, refuse=True) == [3, -1, 0]
+    with pytest.raises(SsdError, match="vocabulary of 9"):
+        read_ids(ids, 9, refuse=True)

@@ -16,7 +16,7 @@ from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.sampling import Drawing, Law
+from ssd.speculation.sampling import UNKNOWN, Drawing, Law
 from ssd.target.overlap import DeviceScheduler, FollowedRow
 from tests.target.scripted import CPU, VOCAB, tiny_llama
 
@@ -136,13 +136,17 @@ def test_entries_that_are_not_sound_are_counted() -> None:
     assert world.device._board.reader.rejected == 1
 
 
-def test_a_sample_that_is_no_number_is_followed_by_a_token_that_there_is() -> None:
+@pytest.mark.parametrize("wrong", [-1, -7, VOCAB, 2**40])
+def test_a_sample_that_is_no_token_is_followed_by_a_token_that_there_is(wrong: int) -> None:
     world = World(broken=7)
+    tokens = world.runner.tokens
+    world.runner.tokens = lambda *given: tokens(*given).masked_fill(tokens(*given) == -1, wrong)  # type: ignore
     row = Row([7], 0, range(12), 1, 2)
     assert world.device.launch([row], [Law()])
     shape = world.device.shape([1 + K])
     assert shape is not None
     world.device.launch_next([FollowedRow(row, Law(), 0, (1, 9, 4), K, 30)], shape)
     told, taken = world.device.report(1)
-    assert told[0] == -1 and taken == [(-1, [])]
-    assert int(world.runner.steps[shape].batch.ids.min()) >= 0
+    assert told[0] == (-1 if wrong == -1 else UNKNOWN) and taken == [(-1, [])]
+    ids = world.runner.steps[shape].batch.ids
+    assert 0 <= int(ids.min()) <= int(ids.max()) < VOCAB

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.graph_shapes import LONGEST_ROW
@@ -20,15 +21,16 @@ from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.ipc import heartbeat, sockets
 from ssd.ipc.board import BoardReader, size_bytes
-from ssd.ipc.messages import Submit
+from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Step, Submit
 from ssd.ipc.process import Child, Start, memory_file
-from ssd.ipc.public import Metrics
+from ssd.ipc.public import Metrics, pack, unpack
+from ssd.speculation.sampling import Draws
 from ssd.target.overlap import Ask, OverlappedVerification, overlapped
 from ssd.target.process import Target
 from ssd.target.proposer import NoProposer
 from ssd.target.verification import PlainVerification
 from ssd.tuning.overlap import OverlapPolicy
-from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, empty_board, params
+from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, Texts, config, empty_board, params
 from tests.models import tiny
 from tests.target.scripted import Poisoned
 
@@ -46,9 +48,11 @@ class World:
         self.plain = tiny.runner(target, torch.float64, pages=PAGES)
         self.draft = tiny.runner(tiny.noisy_copy(target, folder / "draft", noise=0.03), torch.float64, pages=PAGES)
 
-    def static(self, pages: int = PAGES, deterministic: bool = False, longest: int = 9) -> StaticRunner:
+    def static(
+        self, pages: int = PAGES, deterministic: bool = False, longest: int = 9, kind: Any = StaticRunner
+    ) -> Any:
         """A slot of its cache that is read before it is written makes a NaN."""
-        made = StaticRunner(self.plain.model, pages, PAGE_SIZE, deterministic, most_rows=ROWS, longest=longest)
+        made = kind(self.plain.model, pages, PAGE_SIZE, deterministic, most_rows=ROWS, longest=longest)
         made.cache.keys.fill_(torch.nan)
         made.cache.values.fill_(torch.nan)
         return made
@@ -265,22 +269,46 @@ def test_what_a_draft_scribbles_changes_no_id(world: World, seed: int) -> None:
     assert pair.proposer.rejected > 0
 
 
-def test_tokens_whose_logits_are_no_numbers_end_only_their_own_text(world: World) -> None:
-    """Drafted, they are computed again without; committed, they are its end. What was launched behind is dropped."""
+class Astray(StaticRunner):
+    """Samples `wrong` where the logits are not numbers, as a broken kernel might."""
+
+    wrong = -1
+
+    def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
+        found = super().tokens(logits, draws)
+        return found.masked_fill(found == -1, self.wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY, 2**40, -7])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_samples_that_are_no_tokens_end_only_their_own_text(world: World, wrong: int, overlap: bool) -> None:
+    """Drafted, they are computed again without; committed, they are its end. What was launched behind is dropped, and
+    what the frontend reads says why."""
     laws = params(4, 40)
     texts = world.truth(PROMPTS[:4], laws)
     dropped = 0
     for poison in {texts[0][20], texts[1][9]}:
-        plain, static = Runner(Poisoned(world.plain.model, poison), PAGES, PAGE_SIZE), world.static()
-        static.model = Poisoned(static.model, poison)
-        pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), static)
-        assert pair.overlapped is not None
-        drops, drop = list[int](), pair.overlapped.drop
-        pair.overlapped.drop = lambda d=drop, n=drops, a=pair.overlapped: (n.append(len(a._running)), d())[1]  # type: ignore
+        plain, static = Runner(Poisoned(world.plain.model, poison), PAGES, PAGE_SIZE), world.static(kind=Astray)
+        static.model, static.wrong = Poisoned(static.model, poison), wrong
+        pair = world.pair(Speculation("ssd", 4, (3,), backup="none"), static, overlap)
+        drops, errors = list[int](), set[str]()
+        if pair.overlapped is not None:
+            drop, own = pair.overlapped.drop, pair.overlapped
+            own.drop = lambda d=drop, n=drops, a=own: (n.append(len(a._running)), d())[1]  # type: ignore
+        step = pair.engine.step
+
+        def told(step: Any = step, errors: set[str] = errors) -> list[Emission]:
+            _, read = unpack(pack(Step(emissions := step())), TARGET_TO_FRONTEND)
+            assert isinstance(read, Step) and read.emissions == emissions
+            errors |= {emission.error for emission in emissions if emission.finish_reason == "error"}
+            return emissions
+
+        pair.engine.step = told  # type: ignore[method-assign]
         truth = Pair(config(Speculation("ar"), num_pages=PAGES), plain).run(PROMPTS[:4], laws)
         assert pair.run(PROMPTS[:4], laws).ids == truth.ids
+        assert len(errors) == 1 and ("not numbers" if wrong == -1 else "not in the vocabulary") in errors.pop()
         dropped += sum(map(bool, drops))
-    assert dropped > 0
+    assert bool(dropped) == overlap
 
 
 @pytest.mark.parametrize(
