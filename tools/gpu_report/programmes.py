@@ -125,6 +125,7 @@ _FIGURES = (
     ),
 )
 _SERVICE = (
+    Step("tests", 150.0, "all tests", {"processes": 12}, expected=85, prediction="All pass."),
     Step(
         "pipeline",
         40.0,
@@ -185,7 +186,7 @@ _SERVICE = (
         60.0,
         "kills under MPS",
         {"texts": 4, "tokens": 32, "kills": 3, "mps": True},
-        expected=50,
+        expected=35,
         prediction="The target survives with 75 %.",
     ),
 )
