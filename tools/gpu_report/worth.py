@@ -20,21 +20,25 @@ _SHOWN_FAN_OUTS = ("1", "2", "5")
 
 def rows(job: Job, *, prompts: int = 16, answer_tokens: int = 96, tiny: bool = False) -> Iterator[Row]:
     """Yield tokens a round of both drafts: on held-out messages, on prompts of the tree, and on JSONL files that the
-    call carries.
+    call carries. Without a new draft the packaged one is evaluated alone.
 
     The new one comes first, as its speculation.json goes into draft.tar."""
     recipe = distilling.recipe(job, tiny)
-    sets = [str(recipe.out / HELD_OUT_FILE)]
+    held_out = recipe.out / HELD_OUT_FILE
+    sets = [str(held_out)] if held_out.is_file() else [BUILTIN]
     if recipe.tiny:
         prompts, answer_tokens = min(prompts, 2), min(answer_tokens, 16)
     else:
-        sets += [BUILTIN, *map(str, sorted(CARRIED.glob("prompts/*.jsonl")))]
+        sets = list(dict.fromkeys((*sets, BUILTIN, *map(str, sorted(CARRIED.glob("prompts/*.jsonl"))))))
     flags = [word for name in sets for word in ("--evaluate-on", name)]
     flags += ["--evaluate-prompts", str(prompts), "--answer-tokens", str(answer_tokens), "--device", job.device]
     drafts = {"new": (str(recipe.out), recipe.out)}
     if recipe.begin is not None:
         drafts["packaged"] = (recipe.begin, distilling.folder() / "packaged")
     for which, (draft, out) in drafts.items():
+        if which == "new" and not (out / "config.json").is_file():
+            yield {"name": "new draft evaluated", "state": "there is none", "ok": False}
+            continue
         arguments = [str(recipe.target), draft, "--out", str(out), *flags]
         with distilling.started("tools.distill.report", arguments) as process:
             for _ in distilling.ticks(process, job):
