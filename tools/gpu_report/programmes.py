@@ -234,11 +234,44 @@ _MODES = (
     _modes("32B", 110.0, "ssd over ar 2.0 with a draft of 2 %.", {}, pairs=("qwen3-32b 0.6b",), batches=(1,)),
 )
 
+_FIRST_PIECE = (
+    Step("pieces", 20.0, "first piece", expected=2, prediction="48 MiB."),
+    Step(
+        "corpus",
+        60.0,
+        "corpus, tiny",
+        {"tiny": True, "seconds": 20.0},
+        expected=30,
+        prediction="Graphs are captured in two processes; 100 texts.",
+    ),
+    Step("draft", 60.0, "draft, tiny", {"tiny": True, "seconds": 10.0}, expected=25, prediction="The loss falls."),
+)
+_DRAFT = (
+    Step("pieces", 40.0, "target", {"join": True}, expected=12, prediction="The pinned sha256."),
+    Step(
+        "corpus",
+        300.0,
+        options={"seconds": 265.0, "processes": 8, "batch": 256},
+        expected=280,
+        prediction="50,000 conversations, 15M tokens, 9M of answers: 35,000 answer tokens/s.",
+    ),
+    Step(
+        "draft",
+        160.0,
+        options={"seconds": 100.0},
+        expected=135,
+        prediction="1,500 steps of 16,384 tokens, 65 ms each; agreement .64 -> .68.",
+    ),
+    Step("worth", 110.0, expected=85, prediction="Tokens a round at T = 0: .10 more than the packaged draft's."),
+)
+
 CALLS: dict[str, Sequence[Step]] = {
     "1a": _CORRECTNESS,
     "1b": _FIGURES,
     "1c": _SERVICE,
     "2a": _KERNELS,
     "2b": _MODES,
+    "3a": _FIRST_PIECE,
+    "3b": _DRAFT,
 }
-"""Programme 1, correctness, and programme 2, performance, call by call."""
+"""Programme 1, correctness, programme 2, performance, and programme 3, a draft, call by call."""
