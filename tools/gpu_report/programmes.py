@@ -135,15 +135,6 @@ _SERVICE = (
     ),
     Step(
         "pipeline",
-        40.0,
-        "rounds by turns, one depth a step",
-        {"modes": ("ssd",)},
-        {"SSD_GPU_TRIALS": "onedepth"},
-        expected=14,
-        prediction="More hits, fewer tokens on each.",
-    ),
-    Step(
-        "pipeline",
         45.0,
         "rounds under MPS",
         {"options": {"mps": True}, "batches": (1, 16)},
@@ -153,11 +144,20 @@ _SERVICE = (
     Step(
         "pipeline",
         45.0,
-        "rounds under MPS, one depth a step",
-        {"options": {"mps": True}, "modes": ("ssd",)},
-        {"SSD_GPU_TRIALS": "onedepth"},
-        expected=16,
-        prediction="Hits 75 %.",
+        "rounds under MPS, same priority",
+        {"options": {"mps": True}, "modes": ("sd", "ssd")},
+        {"CUDA_MPS_CLIENT_PRIORITY": "0"},
+        expected=18,
+        prediction="A depth takes 1.0 ms for 1.6.",
+    ),
+    Step(
+        "ids",
+        60.0,
+        "ids, dependent launches",
+        {"texts": 40, "tokens": 32, "kills": 0},
+        {"SSD_PDL": "1"},
+        expected=25,
+        prediction="All equal.",
     ),
     Step(
         "modes",
@@ -192,10 +192,9 @@ _SERVICE = (
 )
 
 
-def _trial(name: str, trials: str = "", prediction: str = "") -> Step:
-    """Measure verifications with variants of kernels (`ssd.kernels.gpu.TRIALS`)."""
+def _verification(name: str, prediction: str = "", **environment: str) -> Step:
     options = {"models": ("llama-1b", "llama-8b"), "batches": (1, 4)}
-    return Step("forward", 40.0, f"forward, {name}", options, {"SSD_GPU_TRIALS": trials}, 13, prediction)
+    return Step("forward", 40.0, f"forward, {name}", options, environment, 13, prediction)
 
 
 def _modes(name: str, seconds: float, prediction: str, environment: dict[str, str], **options: Any) -> Step:
@@ -204,20 +203,10 @@ def _modes(name: str, seconds: float, prediction: str, environment: dict[str, st
 
 
 _KERNELS = (
-    _trial("plain"),
-    _trial("split-K", "splitk", "8B batch 1: -.25 ms."),
-    _trial("dependent launches", "pdl", "8B batch 1: -.25 ms."),
-    _trial("both trials", "splitk,pdl", "8B batch 1: -.4 ms."),
-    _trial("plain again"),
-    _trial("dependent launches again", "pdl"),
-    Step(
-        "gemm",
-        60.0,
-        "gemm, split-K",
-        {"models": ("llama-8b",), "kinds": ("bf16", "split", "split fp8"), "counts": (1, 8, 16, 64)},
-        expected=20,
-        prediction="At 8 rows: o .80 of the copy, qkv .85, down .88; FP8 .75 of it.",
-    ),
+    _verification("plain"),
+    _verification("dependent launches", "8B batch 1: -.25 ms.", SSD_PDL="1"),
+    _verification("plain again"),
+    _verification("dependent launches again", SSD_PDL="1"),
     Step("variants", 60.0, expected=25, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
     Step(
         "forward",
