@@ -55,7 +55,8 @@ class ChainCache:
 
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
         """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
-        where = torch.tensor(slots, device=self.keys.device)
+        # From page-locked memory: else the host waits until the device has done what it runs, a verification perhaps.
+        where = torch.tensor(slots, pin_memory=self.keys.is_cuda).to(self.keys.device, non_blocking=True)
         # Copies: cells in static shapes lie in the cache itself, and torch refuses what may overlap.
         cache.keys[:, where] = self.keys[:, cell, :count].clone()
         cache.values[:, where] = self.values[:, cell, :count].clone()

@@ -1,4 +1,4 @@
-"""Where Triton kernels of ours serve, and which of them are on trial."""
+"""Where Triton kernels of ours serve, and how they are launched."""
 
 from __future__ import annotations
 
@@ -9,24 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from ssd.errors import UsageError
-
-TRIALS = ("splitk", "pdl", "onedepth")
-"""Faster ways that no GPU has confirmed (docs/gpu.md)."""
-
-
-def trial(name: str) -> bool:
-    """Return true if `SSD_GPU_TRIALS`, names with commas between them, has this one of `TRIALS`."""
-    return name in _trials(os.environ.get("SSD_GPU_TRIALS", ""))
-
-
-@cache
-def _trials(text: str) -> frozenset[str]:
-    names = frozenset(filter(None, map(str.strip, text.split(","))))
-    if unknown := sorted(names - set(TRIALS)):
-        raise UsageError(f"SSD_GPU_TRIALS has unknown names: {', '.join(unknown)}; there are: {', '.join(TRIALS)}")
-    return names
-
 
 @cache
 def fuses(device: torch.device) -> bool:
@@ -35,8 +17,8 @@ def fuses(device: torch.device) -> bool:
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:
-    """Return what a launch of a kernel with `PDL` is given: with the trial `pdl` it starts before the last one ends."""
-    return {"PDL": True, "launch_pdl": True} if trial("pdl") and _is_hopper(device) else {}
+    """Return what a launch of a kernel with `PDL` is given: with `SSD_PDL=1` it starts before the last one ends."""
+    return {"PDL": True, "launch_pdl": True} if os.environ.get("SSD_PDL") == "1" and _is_hopper(device) else {}
 
 
 def _is_hopper(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.gpu import fuses, trial
+from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, takes
 
 log = logging.getLogger("ssd.layers")
@@ -70,11 +70,6 @@ def _dense_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Te
         return cpu.float_product(weight, bias)
     if _can_pack(weight):
         return _OneDnnProduct(weight, bias)
-    if fuses(weight.device) and trial("splitk"):
-        from ssd.layers import triton_product
-
-        if triton_product.takes(weight):
-            return triton_product.SplitProduct(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)
 
 

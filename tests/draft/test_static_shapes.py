@@ -240,6 +240,21 @@ def policy(*rounds: float, depth_s: float = 1.0) -> DepthPolicy:
     return found
 
 
+class Waiting:
+    """A tree whose target waits for its trunk."""
+
+    answers, speculation = object(), Speculation("ssd", 4, (3,))
+
+
+def test_a_depth_takes_what_it_takes_beside_a_verification() -> None:
+    found = policy(10.0, depth_s=2.0)
+    assert found.depths([Waiting()], 0.0) == 1  # type: ignore[list-item]
+    found.note_step(0.1, 1)
+    assert found.depths([], 0.0) == 5
+    found.note_step(2.0, 1)
+    assert found.depths([], 0.0) == 5
+
+
 def test_a_step_ends_before_the_next_outcome() -> None:
     assert [policy(10.0, 6.5, 9.0).depths([], now) for now in (0.0, 1.0, 4.4, 5.6, 7.0)] == [6, 5, 2, 1, 1]
     assert policy(2.0, *[9.0] * 8).depths([], 0.0) == 9, "the last eight rounds"

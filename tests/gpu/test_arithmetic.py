@@ -10,7 +10,6 @@ import torch
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
-from ssd.layers.triton_product import FEW_ROWS, SplitProduct
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.speculation.noise import gumbels, hash_lanes
@@ -59,23 +58,6 @@ def test_a_deterministic_verification_has_the_bits_of_single_steps(
     alone = [static.forward([Row([token], 10 + at, once, slot=0)]).clone() for at, token in enumerate(ids)]
     rows = [static.forward([Row(ids[at : at + 8], 10 + at, again, 8, slot=1)]).clone() for at in (0, 8)]
     assert torch.equal(torch.cat(rows), torch.cat(alone))
-
-
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (576, 576)], ids=str)
-def test_a_split_product_is_right_and_has_the_same_bits_every_time(
-    shape: tuple[int, int], device: torch.device
-) -> None:
-    """Which program adds the parts up is chance; the numbers of 50 runs, and of any batch, are the same."""
-    if device.type == "cpu":
-        pytest.skip("needs the kernel itself")
-    generator = torch.Generator(device).manual_seed(1)
-    weight, x = (torch.randn(n, shape[1], generator=generator, device=device).bfloat16() for n in (shape[0], FEW_ROWS))
-    product, exact = SplitProduct(weight), x.double() @ weight.double().T
-    first = product(x)
-    error = float((first.double() - exact).norm() / exact.norm())
-    assert error <= 2**-8
-    places = [slice(run, run + 1 + run % 16) for run in range(50)]
-    assert all([torch.equal(product(x[rows]), first[rows]) for rows in [slice(FEW_ROWS), *places]])
 
 
 def test_noise_has_the_same_bits_everywhere(device: torch.device) -> None:

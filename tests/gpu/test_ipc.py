@@ -164,6 +164,8 @@ def test_an_exporter_is_killed_and_another_one_takes_its_place(sharing: Sharing)
 PROMPT, TOKENS = tiny.token_ids(30, 30), 60
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 PLAIN = SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=Speculation("ar"))
+# Times that something is asked for until a draft has brought tokens: on a busy machine it is left alone for a while.
+_ASKED = 200
 
 
 def test_laws_cross_on_the_device(
@@ -177,9 +179,14 @@ def test_laws_cross_on_the_device(
     options = {"mode": "sd", "sampler": "rejection", "num_speculative_tokens": 3, "deterministic": True}
     with LLM(target, target, **places, **SIZES, **options) as llm:
         assert llm.generate([PROMPT], GREEDY)[0].token_ids == llm.generate([PROMPT], PLAIN)[0].token_ids
-        metrics = [completion.metrics for completion in llm.generate([PROMPT] * 4, drawn)]
-    drafted = sum(each.drafted_tokens for each in metrics)
-    assert drafted > 4 * TOKENS / 4 and sum(each.accepted_tokens for each in metrics) > 0.9 * drafted
+        drafted = accepted = 0
+        for _ in range(_ASKED):
+            for completion in llm.generate([PROMPT] * 4, drawn):
+                drafted += completion.metrics.drafted_tokens
+                accepted += completion.metrics.accepted_tokens
+            if drafted >= TOKENS:
+                break
+    assert drafted >= TOKENS and accepted > 0.9 * drafted
     assert FELL_BACK not in capfd.readouterr().err
 
 
@@ -187,14 +194,14 @@ def share_of_right(llm: LLM, expected: list[int]) -> float:
     """How many of the draft's tokens are, once it has brought some: after a start, and whenever a clock says that it
     does not pay, it brings none."""
     drafted = accepted = 0
-    for _ in range(200):
+    for _ in range(_ASKED):
         answer = llm.generate([PROMPT], GREEDY)[0]
         assert answer.token_ids == expected
         drafted += answer.metrics.drafted_tokens
         accepted += answer.metrics.accepted_tokens
         if drafted >= TOKENS:
             break
-    assert drafted, "the draft brought nothing in 200 answers"
+    assert drafted, f"the draft brought nothing in {_ASKED} answers"
     return accepted / drafted
 
 

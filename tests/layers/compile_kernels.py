@@ -24,7 +24,6 @@ from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
-from ssd.layers.triton_product import split_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
 CAPABILITIES = (90, 80)
@@ -174,11 +173,6 @@ def main() -> None:
         ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
         compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
-    split = {"BIASED": True, "SPLITS": 4, "BLOCK_N": 64, "BLOCK_K": 128, "WIDE": False}
-    matrices = dict.fromkeys(("weight", "bias"), "*bf16") | {"parts": "*fp32", "arrived": "*i32"}
-    for block_m in (16, 32):
-        sizes = split | {"BLOCK_M": block_m}
-        compiled(f"split_kernel, {block_m}", split_kernel, sizes, "bf16", "bf16", stages=4, **matrices)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
 
 

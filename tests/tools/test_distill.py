@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 from collections import defaultdict
@@ -23,10 +25,10 @@ from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.rounds import Tuning, kind_of
 from tests.models import tiny
-from tools.distill import job, report, training
+from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
-from tools.distill.corpus import CorpusPlan, Workers, write_corpus
+from tools.distill.corpus import CorpusPlan, ShardWriter, Workers, write_corpus
 from tools.distill.shards import Conversation, conversations
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner
@@ -195,6 +197,63 @@ def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Pa
         assert all((ours[kind] == theirs[kind]).all() for kind in ours)
 
 
+def test_a_corpus_that_stops_at_its_limit_keeps_what_was_written(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its conversations are beginnings of those of the whole shard; no shard is begun when time is over."""
+    clock = itertools.count()
+    monkeypatch.setattr(writing.time, "monotonic", lambda: float(next(clock)))
+
+    def written(stop: float) -> list[Conversation]:
+        directory = tmp_path / str(stop)
+        writer = ShardWriter(str(target), directory, CorpusPlan(48, 16, 24), [], Workers(batch=16, stop=stop))
+        writer.write_shard(0)
+        assert writer.is_over == (stop < math.inf)
+        file = directory / "corpus-00000.safetensors"
+        return conversations(file) if file.exists() else []
+
+    whole = written(math.inf)
+    steps, parts = next(clock), []
+    for share in (0.1, 0.5, 0.8, 0.95):
+        clock = itertools.count()
+        parts.append(written(share * steps))
+    assert not parts[0] and parts[-1]
+    for part in parts:
+        assert all(text.answer for text in part)
+        for text, same in zip(part[:10], whole, strict=False):  # the answers to the messages of the shard
+            assert same.token_ids[: len(text.token_ids)] == text.token_ids and same.opening == text.opening
+    sizes = [sum(text.answer for text in part) for part in (*parts, whole)]
+    assert sizes == sorted(sizes) and sizes[-2] < sizes[-1]
+
+
+def test_a_draft_is_trained_on_the_shards_that_there_are(target: Path, draft: Path, tmp_path: Path) -> None:
+    flags = ["--layers", "0,2", "--write-seconds", "0", "--until", "train"]
+    assert "no shard of the corpus yet" in distill(target, tmp_path / "none", *flags, code=1).replace("\n", " ")
+    work = tmp_path / "some" / "work"
+    work.mkdir(parents=True)
+    for name in ("recipe.json", "corpus-00001.safetensors"):
+        shutil.copy(draft / "work" / name, work)
+    distill(target, tmp_path / "some", *flags, "--train-seconds", "1e-6")
+    assert len(list(work.glob("*.safetensors"))) == 1
+    (entry,) = [json.loads(line) for line in (tmp_path / "some" / "training.jsonl").read_text().splitlines()]
+    assert entry["step"] == 1 and (tmp_path / "some" / "model.safetensors").exists()
+    held = [json.loads(line)["prompt"] for line in (tmp_path / "some" / "held_out.jsonl").read_text().splitlines()]
+    assert held and set(held) < {text.opening for text in conversations(work / "corpus-00001.safetensors")}
+
+
+def test_texts_written_in_graph_shapes_are_those_of_ragged_batches(target: Path) -> None:
+    prompts = [tiny.token_ids(3 + 5 * number, seed=number) for number in range(9)]
+    requests = [writing.Request(ids, 0.7 * (number % 2), 30, number) for number, ids in enumerate(prompts)]
+    found = []
+    for rows in (0, 4):
+        runner = load_runner(str(target), torch.float32, tiny.CPU, 128, copies=4, rows=rows, layers=(1,))
+        found.append(writing.Writer(runner, frozenset((7,)), 4, 128, (1,), 5).write(requests, record=True))
+    for plain, static in zip(*found, strict=True):
+        assert plain.token_ids == static.token_ids and plain.ended == static.ended
+        assert torch.equal(torch.stack(plain.ids), torch.stack(static.ids))
+        assert torch.cat(plain.features).float().allclose(torch.cat(static.features).float(), atol=0.05)
+
+
 def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
     """It opens with that message, or is about an answer to it."""
     sizes = {"vocab_size": 300, "max_position_embeddings": 1280}
@@ -232,6 +291,25 @@ def test_what_derives_from_a_held_out_message_is_held_out() -> None:
 def prepared(target: Path, work: Path) -> tuple[Student, list[training.Example], list[training.Example]]:
     data = training.examples(work, range(3))
     return build(target, StudentPlan(layers=(1,)), data), data[4:], data[:4]
+
+
+def test_the_loss_is_the_cross_entropy_over_labels_and_drawn_tokens(target: Path, draft: Path) -> None:
+    """By definition, in double precision; the parts of two processes add up to it."""
+    student, data, _ = prepared(target, draft / "work")
+    for batch in (data[:6], data[6:9]):
+        seeded = [torch.Generator().manual_seed(3) for _ in range(4)]
+        whole, *parts = (
+            training.loss_of(student, batch, own, generator)
+            for own, generator in zip((batch, batch[:1], batch[1:]), seeded, strict=False)
+        )
+        (labels,) = student.labels(batch)
+        known = labels.ids[labels.probabilities > 0].unique()
+        assert len(known) < student.head.shape[0] < 1024  # so that no token is left out
+        (states,) = student.states(batch)
+        likelihoods = (states.double() @ student.head.double().T).log_softmax(-1).gather(1, labels.ids)
+        expected = -(likelihoods * labels.probabilities).sum() / len(labels.ids)
+        assert whole.item() == pytest.approx(expected.item(), rel=2e-2)
+        assert whole.item() == pytest.approx(sum(part.item() for part in parts), rel=2e-2)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

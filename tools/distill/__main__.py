@@ -18,6 +18,7 @@ from tools.distill.job import KINDS, STAGES, Job
 from tools.distill.layouts import Layout
 from tools.distill.student import Store
 
+_SECONDS = click.FloatRange(min=0)
 _POSITIVE, _NATURAL = click.IntRange(min=1), click.IntRange(min=0)
 
 
@@ -109,6 +110,12 @@ class Numbers(click.ParamType):
 )
 @click.option("--evaluate-on", multiple=True, help="Prompts to evaluate on, as for --prompts.")
 @click.option("--evaluate-prompts", type=_POSITIVE, default=32, show_default=True, help="At most so many of each.")
+@click.option(
+    "--write-seconds",
+    type=_SECONDS,
+    help="Stop writing after so long and go on with what is there; 0: write nothing. Default: all --conversations.",
+)
+@click.option("--train-seconds", type=_SECONDS, help="Train for at most so long. Default: all --epochs.")
 @click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Last stage to run.")
 def main(**flags: Any) -> None:
     job = Job(**flags)

@@ -9,6 +9,8 @@ are of. `openings` int32 [n] is the index in `prompts` of the message that a con
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -73,21 +75,25 @@ class CorpusPlan:
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that write: `count` with a share of the cores each. Each writes `batch` texts at a time."""
+    """The processes that write: `count` with a share of the cores each. Each writes `batch` texts at a time.
+
+    They stop at `stop`, of time.monotonic()."""
 
     count: int = 1
     batch: int = 64
     device: str = "cpu"
     dtype: str = "float32"
+    stop: float = math.inf
 
 
 def write_corpus(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str], workers: Workers) -> None:
     """Write the missing shards.
 
     `prompts` are answered in turn; without any the target writes its own. But for rounding, a shard depends on its
-    number and the plan alone, not on who writes it or when."""
+    number and the plan alone, not on who writes it or when. Shards that were being written at `workers.stop` are
+    shorter: their last conversations break off or lack."""
     missing = [index for index in plan.shards if not is_done(directory, "corpus", index)]
-    if not missing:
+    if not missing or time.monotonic() >= workers.stop:
         return
     start = target, directory, plan, prompts, workers
     with (
@@ -115,7 +121,9 @@ def _start(target: str, directory: Path, plan: CorpusPlan, prompts: Sequence[str
 
 
 def _run(index: int) -> None:
-    _shard_writer().write_shard(index)
+    writer = _shard_writer()
+    if not writer.is_over:
+        writer.write_shard(index)
 
 
 class ShardWriter:
@@ -127,12 +135,21 @@ class ShardWriter:
         checkpoint = inspect(hub.resolve(target))
         longest = longest_text(checkpoint)
         dtype, device = getattr(torch, workers.dtype), device_of(workers.device)
-        runner = load_runner(target, dtype, device, longest, copies=workers.batch, activations="int16")
+        options: dict[str, Any] = {"activations": "int16"}
+        if device.type == "cuda":
+            options = {"rows": workers.batch, "layers": plan.features}
+        runner = load_runner(target, dtype, device, longest, copies=workers.batch, **options)
         self._tokenizer = Tokenizer(checkpoint.directory)
-        self._writer = Writer(runner, stop_token_ids(checkpoint), workers.batch, longest, plan.features, TOP)
+        stop = stop_token_ids(checkpoint)
+        self._writer = Writer(runner, stop, workers.batch, longest, plan.features, TOP, workers.stop)
         self._room = longest - plan.answer_tokens
         self._directory, self._plan, self._prompts = directory, plan, prompts
         self._rng = Random()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether no more is written."""
+        return self._writer.is_over
 
     def write_shard(self, index: int) -> None:
         plan = self._plan
@@ -150,6 +167,8 @@ class ShardWriter:
             rest = plan.shard - 2 * count
             more = self._followed(answered, rest // 2) + self._about(answered, rest - rest // 2)
             answered += self._answer(self._fitting(more))
+        if not answered and self.is_over:
+            return
         tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered])
         metadata = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
         save(shard_path(self._directory, "corpus", index), tensors, metadata)
@@ -178,7 +197,7 @@ class ShardWriter:
                 system = [ChatMessage("system", self._rng.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
                 found[message] = [*system, ChatMessage("user", message)]
             fitting = [chat for chat in found.values() if _fits(self._tokenizer, chat, self._room)]
-            if len(fitting) >= count:
+            if len(fitting) >= count or self.is_over:
                 return fitting[:count]
         raise UsageError(f"the target's user messages hardly ever end within {_MESSAGE_TOKENS} tokens: give --prompts")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -25,7 +27,7 @@ from tools.distill.corpus import LONGEST, CorpusPlan, Workers, longest_text, wri
 from tools.distill.head import HeadPlan, HeadStudent
 from tools.distill.layouts import Layout
 from tools.distill.report import fitting, measured, prompt_sets, write
-from tools.distill.shards import SHARD_VERSION, Conversation, claim
+from tools.distill.shards import SHARD_VERSION, Conversation, claim, is_done
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import hidden, load_runner
 from tools.distill.training import (
@@ -41,6 +43,8 @@ from tools.distill.training import (
 KINDS = ("decoder", "eagle3")
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
+HELD_OUT_FILE = "held_out.jsonl"
+"""In a draft's folder: opening messages that were not trained on, as prompts to evaluate on."""
 _HELD_OUT = 128  # conversations, or a few more, that are not trained on
 
 
@@ -79,6 +83,8 @@ class Job:
     evaluate_on: tuple[str, ...]
     evaluate_prompts: int
     until: str
+    write_seconds: float | None = None
+    train_seconds: float | None = None
 
     def run(self) -> None:
         """Run the stages up to `until`. Raises UsageError before the first one for flags that do not fit."""
@@ -100,10 +106,15 @@ class Job:
             student, training = asdict(self._plan) | begun, asdict(self._training)
             made = {"target": digest, "corpus": asdict(corpus), "student": student, "training": training}
             claim(self.out / "recipe.json", made)
-        workers = Workers(self.workers, self.batch, self.device, self._dtype)
-        write_corpus(self.target, work, corpus, prompts, workers)
+        stop = math.inf if self.write_seconds is None else time.monotonic() + self.write_seconds
+        write_corpus(
+            self.target, work, corpus, prompts, Workers(self.workers, self.batch, self.device, self._dtype, stop)
+        )
+        shards = [index for index in corpus.shards if is_done(work, "corpus", index)]
+        if not shards:
+            raise UsageError(f"{work} has no shard of the corpus yet: give more --write-seconds")
         if "train" in stages:
-            messages, log = self._train(directory, work, corpus)
+            messages, log = self._train(directory, work, shards)
         if "evaluate" in stages:
             self._evaluate(sets | {"held out": messages[: self.evaluate_prompts]}, corpus, log)
 
@@ -186,18 +197,22 @@ class Job:
         data, held = split(examples(work, shards), _HELD_OUT)
         return self._build(directory, data), data, held
 
-    def _train(self, directory: Path, work: Path, corpus: CorpusPlan) -> tuple[list[str], list[dict[str, Any]]]:
+    def _train(self, directory: Path, work: Path, shards: Sequence[int]) -> tuple[list[str], list[dict[str, Any]]]:
         """Return the opening messages that were not trained on, and the figures of the epochs."""
-        prepare = partial(self._prepare, directory, work, corpus.shards)
+        prepare = partial(self._prepare, directory, work, shards)
         student, data, held = prepare()
         processes = self.workers if student.head.device.type == "cpu" else 1
-        with process_group(processes, prepare, self._training, self.out):
-            log = train(student, data, held, self._training, self.out)
+        messages = list(dict.fromkeys(example.text.opening for example in held))
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / HELD_OUT_FILE).write_text("".join(json.dumps({"prompt": m}) + "\n" for m in messages))
+        seconds = self.train_seconds or math.inf
+        with process_group(processes, prepare, self._training, self.out, seconds):
+            log = train(student, data, held, self._training, self.out, seconds)
         if isinstance(student, HeadStudent):
             student.write(directory, self.out, self.store, self.layout)
         else:
             student.write(directory, self.out, self.store)
-        return list(dict.fromkeys(example.text.opening for example in held)), log
+        return messages, log
 
     def _evaluate(self, sets: dict[str, list[str]], corpus: CorpusPlan, log: list[dict[str, Any]]) -> None:
         report, known = measured(self.target, str(self.out), sets, self.answer_tokens, self.device)

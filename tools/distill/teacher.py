@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.execution.static import StaticRunner
 from ssd.layers.linear import Activations
 from ssd.models import hub, registry
 from ssd.models.checkpoint import inspect
@@ -28,13 +29,23 @@ def load_runner(
     lender: str | None = None,
     copies: int = 2,
     activations: Activations = "float32",
+    rows: int = 0,
+    layers: Collection[int] = (),
 ) -> Runner:
-    """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`."""
+    """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`.
+
+    With `rows`, forwards of one token of each of up to so many texts have graph shapes, captured on a GPU. They show
+    hidden states after `layers` alone."""
     checkpoint = inspect(hub.resolve(model))
     if lender is not None:
         checkpoint = with_list(borrowed(checkpoint, inspect(hub.resolve(lender))))
     loaded = registry.load(checkpoint, dtype, device, tokens, activations=activations)
-    return Runner(loaded, copies * -(-tokens // PAGE), PAGE)
+    pages = copies * -(-tokens // PAGE)
+    if not rows:
+        return Runner(loaded, pages, PAGE)
+    runner = StaticRunner(loaded, pages, PAGE, most_rows=rows, longest=1, layers=layers)
+    runner.warm_up(1)
+    return runner
 
 
 def score(runner: Runner, batch: Sequence[Conversation]) -> Tensor:

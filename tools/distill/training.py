@@ -195,18 +195,25 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
 
 
 def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
-    """Return what the examples `own` add to the cross-entropy of a batch to the target."""
+    """Return what the examples `own` add to the cross-entropy of a batch to the target.
+
+    The softmax runs over the labels of the batch and other tokens, which `generator` draws. The host marks the labels
+    in a table of the vocabulary; it never waits for the device."""
     device, vocab = student.head.device, student.head.shape[0]
     whole = student.labels(batch)
-    known = torch.cat([labels.ids[labels.probabilities > 0] for labels in whole]).unique()
-    others = torch.ones(vocab, dtype=torch.bool).index_fill_(0, known, False).nonzero().squeeze(1)
+    is_label = torch.zeros(vocab, dtype=torch.bool)
+    for labels in whole:
+        is_label[labels.ids[labels.probabilities > 0]] = True
+    known, others = (table.nonzero().squeeze(1) for table in (is_label, ~is_label))
     wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
     drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
     classes = student.head[torch.cat((known, drawn)).to(device)]
+    places = torch.zeros(vocab, dtype=torch.long).index_copy_(0, known, torch.arange(len(known))).to(device)
     losses = []
     with arithmetic(device):
         predicting = student.states(own)
-    for states, (ids, probabilities, weight), all_labels in zip(predicting, student.labels(own), whole, strict=True):
+    mine = whole if own is batch else student.labels(own)
+    for states, (ids, probabilities, weight), all_labels in zip(predicting, mine, whole, strict=True):
         with arithmetic(device):
             rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
             logits = (rows @ classes.T)[: len(ids)].float()
@@ -214,9 +221,8 @@ def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], 
             shift = torch.zeros(logits.shape[1], device=device)
             shift[len(known) :] = math.log(len(others) / len(drawn))
             logits = logits + shift
-        where = torch.searchsorted(known, ids).clamp_max(len(known) - 1).to(device)
         targets = probabilities.to(device, torch.float32)
-        likelihoods = logits.gather(1, where) - torch.logsumexp(logits, -1, keepdim=True)
+        likelihoods = logits.gather(1, places[ids.to(device)]) - torch.logsumexp(logits, -1, keepdim=True)
         losses.append(-(likelihoods * targets).sum() / max(1, len(all_labels.ids)) * weight)
     return torch.stack(losses).sum() / sum(labels.weight for labels in whole)
 
@@ -251,12 +257,18 @@ def arithmetic(device: torch.device) -> AbstractContextManager[None]:
 
 @torch.enable_grad()  # loading a model for the engine switches it off
 def train(
-    student: Learner, data: Sequence[Example], held: Sequence[Example], plan: TrainingPlan, directory: Path
+    student: Learner,
+    data: Sequence[Example],
+    held: Sequence[Example],
+    plan: TrainingPlan,
+    directory: Path,
+    seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Train in place, from where an earlier run was saved. Returns the figures of every epoch, earlier ones too.
 
+    It ends after `seconds`, and the learning rate falls to its end by then; the figures are then of part of an epoch.
     In a process group, every process calls it with the same arguments and computes its share of each batch; all of
-    them make the same steps. The first one writes."""
+    them make the same steps. The first one writes, and says when time is over."""
     rank, processes = _rank()
     parameters = [parameter for _, parameter in student.named_trainable()]
     optimizers = _optimizers(student, plan)
@@ -271,13 +283,14 @@ def train(
             dist.broadcast(parameter.data, 0)
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
-    saved = time.monotonic()
+    began = saved = time.monotonic()
     with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
+            spent = _of_the_first((time.monotonic() - began) / seconds) if seconds < math.inf else 0.0
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = group["peak"] * _schedule(step / len(steps), plan.warm_up)
-            if own := batch[rank::processes]:
+                group["lr"] = group["peak"] * _schedule(min(1.0, max(step / len(steps), spent)), plan.warm_up)
+            if own := batch[rank::processes] if processes > 1 else batch:
                 loss = loss_of(student, batch, own, torch.Generator().manual_seed(plan.seed + step))
                 loss.backward()
             else:
@@ -288,7 +301,7 @@ def train(
                 optimizer.step()
                 optimizer.zero_grad()
             progress.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
-            last = step + 1 == len(steps) or steps[step + 1][0] != number
+            last = step + 1 == len(steps) or steps[step + 1][0] != number or spent >= 1
             if last:
                 agreed = held_out(student, held, plan)
                 entry = {"epoch": number + 1, "step": step + 1, "loss": fmean(losses), "held_out_agreement": agreed}
@@ -300,11 +313,15 @@ def train(
             if rank == 0 and (last or time.monotonic() - saved > _SAVE_SECONDS):
                 _save(directory, student, optimizers, step + 1)
                 saved = time.monotonic()
+            if spent >= 1:
+                break
     return log
 
 
 @contextmanager
-def process_group(count: int, prepare: Prepare, plan: TrainingPlan, directory: Path) -> Iterator[None]:
+def process_group(
+    count: int, prepare: Prepare, plan: TrainingPlan, directory: Path, seconds: float = math.inf
+) -> Iterator[None]:
     """Start `count` - 1 more processes, which call `train` as this one does within the context.
 
     Each has its share of this process's threads. `prepare` is called in the others and must return what `train` is
@@ -317,7 +334,7 @@ def process_group(count: int, prepare: Prepare, plan: TrainingPlan, directory: P
     share = max(1, threads // count)
     with TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
-        given = count, share, meeting, prepare, plan, directory
+        given = count, share, meeting, prepare, plan, directory, seconds
         others = torch.multiprocessing.spawn(_follow, given, count - 1, join=False, daemon=True)
         torch.set_num_threads(share)
         try:
@@ -337,18 +354,34 @@ def process_group(count: int, prepare: Prepare, plan: TrainingPlan, directory: P
 
 
 def _follow(
-    index: int, count: int, threads: int, meeting: str, prepare: Prepare, plan: TrainingPlan, directory: Path
+    index: int,
+    count: int,
+    threads: int,
+    meeting: str,
+    prepare: Prepare,
+    plan: TrainingPlan,
+    directory: Path,
+    seconds: float,
 ) -> None:
     """Train in a process that `process_group` started."""
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", init_method=meeting, rank=index + 1, world_size=count)
-    train(*prepare(), plan, directory)
+    train(*prepare(), plan, directory, seconds)
     dist.destroy_process_group()
 
 
 def _rank() -> tuple[int, int]:
     """Return the number of this process, and how many train."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _of_the_first(number: float) -> float:
+    """Return the number that the first process has."""
+    if not dist.is_initialized():
+        return number
+    told = torch.tensor(number, dtype=torch.float64)
+    dist.broadcast(told, 0)
+    return told.item()
 
 
 def _summed(parameters: Sequence[nn.Parameter], loss: Tensor) -> float:

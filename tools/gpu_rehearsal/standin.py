@@ -87,6 +87,7 @@ class StandIn:
             self._step("stubs", f"{python} {_TORCH} {digest}", self._build_stubs)
             carried = sorted(wheels.glob("*.whl"))
             self._step("wheels", str([wheel.name for wheel in carried]), lambda: self._install_carried(carried))
+            shutil.rmtree(self.home / "inductor", ignore_errors=True)  # what torch compiled, which no device has
         print(self.run(Path("/"), ["python", "-c", _TRY], network=True, capture_output=True, text=True).stdout.strip())
 
     def _step(self, name: str, words: str, make: Callable[[], object]) -> None:
@@ -133,6 +134,7 @@ class StandIn:
             "TRITON_LIBCUDA_PATH": str(self.home / "lib"),
             "TRITON_CACHE_DIR": str(self.cache),
             "PIN_TRITON": PIN,
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),
             "FAKECUDA_LOG": str(self.log),
             "FAKECUDA_VERBOSE": "1",
             "HOME": str(self.home / "home"),

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ssd.kernels.groups import Groups
 from ssd.layers.quantized import packed_product
-from ssd.layers.triton_product import SplitProduct
 from tools.gpu_report.job import TINY, Job, Row
 from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds
 from tools.inflate.sizes import LIKE, Like
 
 Product = Callable[[Tensor], Tensor]
 _GROUP = 64
-_BITS = {"bf16": 16, "fp8": 8, "int4": 4, "split": 16, "split fp8": 8}
+_BITS = {"bf16": 16, "fp8": 8, "int4": 4}
 # Bytes of the weights that take turns: several times the L2 cache.
 _ROTATED = 2**30
 
@@ -32,8 +31,7 @@ def rows(
 ) -> Iterator[Row]:
     """Yield a row for each weight and kind: microseconds by number of rows, and the share of the copy bandwidth at 8.
 
-    `kinds`: bf16 is torch's product (cuBLAS); fp8 and int4 are the engine's packed products with bf16 inputs; "split"
-    is its split-K product of 16-bit weights, and "split fp8" the same kernel reading FP8 numbers without steps. Weights
+    `kinds`: bf16 is torch's product (cuBLAS); the others are the engine's packed products with bf16 inputs. Weights
     take turns so that no cache holds them."""
     likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in models}
     rotated = 2**16 if job.tiny else _ROTATED
@@ -95,11 +93,9 @@ def _run(products: Sequence[Product], inputs: Tensor) -> None:
 
 
 def made_product(kind: str, shape: tuple[int, int], device: torch.device) -> Product:
-    if _BITS[kind] == 16 or kind == "split fp8":
+    if kind == "bf16":
         weight = torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, 0.02)
-        if kind == "bf16":
-            return lambda x: F.linear(x, weight)
-        return SplitProduct(weight if kind == "split" else weight.to(torch.float8_e4m3fn))
+        return lambda x: F.linear(x, weight)
     most = 16 if kind == "int4" else 120  # below the NaN of e4m3
     codes = torch.randint(0, most, shape, device=device, dtype=torch.uint8)
     steps = torch.full((shape[0], shape[1] // _GROUP), 2.0**-8, device=device)

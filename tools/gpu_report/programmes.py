@@ -125,21 +125,13 @@ _FIGURES = (
     ),
 )
 _SERVICE = (
+    Step("tests", 150.0, "all tests", {"processes": 12}, expected=85, prediction="All pass."),
     Step(
         "pipeline",
         40.0,
         "rounds by turns",
         expected=17,
         prediction="Look-ups come late: a step of several depths ends after the verification.",
-    ),
-    Step(
-        "pipeline",
-        40.0,
-        "rounds by turns, one depth a step",
-        {"modes": ("ssd",)},
-        {"SSD_GPU_TRIALS": "onedepth"},
-        expected=14,
-        prediction="More hits, fewer tokens on each.",
     ),
     Step(
         "pipeline",
@@ -152,11 +144,20 @@ _SERVICE = (
     Step(
         "pipeline",
         45.0,
-        "rounds under MPS, one depth a step",
-        {"options": {"mps": True}, "modes": ("ssd",)},
-        {"SSD_GPU_TRIALS": "onedepth"},
-        expected=16,
-        prediction="Hits 75 %.",
+        "rounds under MPS, same priority",
+        {"options": {"mps": True}, "modes": ("sd", "ssd")},
+        {"CUDA_MPS_CLIENT_PRIORITY": "0"},
+        expected=18,
+        prediction="A depth takes 1.0 ms for 1.6.",
+    ),
+    Step(
+        "ids",
+        60.0,
+        "ids, dependent launches",
+        {"texts": 40, "tokens": 32, "kills": 0},
+        {"SSD_PDL": "1"},
+        expected=25,
+        prediction="All equal.",
     ),
     Step(
         "modes",
@@ -185,16 +186,15 @@ _SERVICE = (
         60.0,
         "kills under MPS",
         {"texts": 4, "tokens": 32, "kills": 3, "mps": True},
-        expected=50,
+        expected=35,
         prediction="The target survives with 75 %.",
     ),
 )
 
 
-def _trial(name: str, trials: str = "", prediction: str = "") -> Step:
-    """Measure verifications with variants of kernels (`ssd.kernels.gpu.TRIALS`)."""
+def _verification(name: str, prediction: str = "", **environment: str) -> Step:
     options = {"models": ("llama-1b", "llama-8b"), "batches": (1, 4)}
-    return Step("forward", 40.0, f"forward, {name}", options, {"SSD_GPU_TRIALS": trials}, 13, prediction)
+    return Step("forward", 40.0, f"forward, {name}", options, environment, 13, prediction)
 
 
 def _modes(name: str, seconds: float, prediction: str, environment: dict[str, str], **options: Any) -> Step:
@@ -203,20 +203,10 @@ def _modes(name: str, seconds: float, prediction: str, environment: dict[str, st
 
 
 _KERNELS = (
-    _trial("plain"),
-    _trial("split-K", "splitk", "8B batch 1: -.25 ms."),
-    _trial("dependent launches", "pdl", "8B batch 1: -.25 ms."),
-    _trial("both trials", "splitk,pdl", "8B batch 1: -.4 ms."),
-    _trial("plain again"),
-    _trial("dependent launches again", "pdl"),
-    Step(
-        "gemm",
-        60.0,
-        "gemm, split-K",
-        {"models": ("llama-8b",), "kinds": ("bf16", "split", "split fp8"), "counts": (1, 8, 16, 64)},
-        expected=20,
-        prediction="At 8 rows: o .80 of the copy, qkv .85, down .88; FP8 .75 of it.",
-    ),
+    _verification("plain"),
+    _verification("dependent launches", "8B batch 1: -.25 ms.", SSD_PDL="1"),
+    _verification("plain again"),
+    _verification("dependent launches again", SSD_PDL="1"),
     Step("variants", 60.0, expected=25, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
     Step(
         "forward",
@@ -262,11 +252,44 @@ _MODES = (
     _modes("32B", 110.0, "ssd over ar 2.0 with a draft of 2 %.", {}, pairs=("qwen3-32b 0.6b",), batches=(1,)),
 )
 
+_FIRST_PIECE = (
+    Step("pieces", 20.0, "first piece", expected=2, prediction="48 MiB."),
+    Step(
+        "corpus",
+        60.0,
+        "corpus, tiny",
+        {"tiny": True, "seconds": 20.0},
+        expected=30,
+        prediction="Graphs are captured in two processes; 100 texts.",
+    ),
+    Step("draft", 60.0, "draft, tiny", {"tiny": True, "seconds": 10.0}, expected=25, prediction="The loss falls."),
+)
+_DRAFT = (
+    Step("pieces", 40.0, "target", {"join": True}, expected=12, prediction="The pinned sha256."),
+    Step(
+        "corpus",
+        300.0,
+        options={"seconds": 265.0, "processes": 8, "batch": 256},
+        expected=280,
+        prediction="50,000 conversations, 15M tokens, 9M of answers: 35,000 answer tokens/s.",
+    ),
+    Step(
+        "draft",
+        160.0,
+        options={"seconds": 100.0},
+        expected=135,
+        prediction="1,500 steps of 16,384 tokens, 65 ms each; agreement .64 -> .68.",
+    ),
+    Step("worth", 110.0, expected=85, prediction="Tokens a round at T = 0: .10 more than the packaged draft's."),
+)
+
 CALLS: dict[str, Sequence[Step]] = {
     "1a": _CORRECTNESS,
     "1b": _FIGURES,
     "1c": _SERVICE,
     "2a": _KERNELS,
     "2b": _MODES,
+    "3a": _FIRST_PIECE,
+    "3b": _DRAFT,
 }
-"""Programme 1, correctness, and programme 2, performance, call by call."""
+"""Programme 1, correctness, programme 2, performance, and programme 3, a draft, call by call."""

@@ -1,0 +1,98 @@
+"""Programme 3 of the GPU report on a CPU: a corpus, a draft and what comes back, of a tiny target."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ssd.errors import UsageError
+from tools.distill.shards import conversations
+from tools.gpu_report import distilling, pieces
+from tools.gpu_report import draft as packing
+from tools.gpu_report.draft import pack_corpus, unpacked
+from tools.gpu_report.job import Job, Row
+from tools.gpu_report.programmes import CALLS
+
+
+@pytest.mark.timeout(600)
+def test_both_calls_run_to_their_ends_and_leave_a_draft_and_its_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second steps of the calls are the first ones' but for sizes."""
+    monkeypatch.setenv(distilling.FOLDER_VARIABLE, str(tmp_path / "kept"))
+    out = tmp_path / "out"
+    out.mkdir()
+    job = Job("cpu", ("cpu",), True, "", "", True, "random", str(out), time.monotonic() + 500.0)
+    rows: dict[str, dict[str, Row]] = {}
+    for step in (CALLS["3a"][0], *CALLS["3b"]):
+        part = importlib.import_module(f"tools.gpu_report.{step.part}")
+        rows[step.title] = {row["name"]: row for row in part.rows(job, **step.options)}
+        assert all(row.get("ok", True) for row in rows[step.title].values())
+    written = rows["corpus"]["corpus"]
+    assert written["state"] == "done" and written["conversations"] == 48
+    assert rows["draft"]["corpus-0.tar"]["shards"] == written["shards"] == 2
+    assert rows["draft"]["draft"]["ok"] and "epoch 1" in rows["draft"]
+    assert rows["worth"]["new, all, T = 0.0"]["rounds"] > 0
+    with tarfile.open(out / "draft.tar") as archive:
+        assert {"model.safetensors", "config.json", "speculation.json", "held_out.jsonl"} <= set(archive.getnames())
+    assert {file.name for file in out.iterdir()} == {"draft.tar", "corpus-0.tar"}  # a log, rows and a report besides
+
+    work = next((tmp_path / "kept").glob("*/work"))
+    back = tmp_path / "back"
+    assert unpacked([out / "corpus-0.tar"], back)["tokens"] == written["tokens"]
+    for shard in work.glob("*.safetensors"):
+        assert conversations(back / shard.name) == conversations(shard)
+
+
+def test_a_corpus_beyond_the_files_that_come_back_says_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_MOST", 6000)
+    monkeypatch.setattr(packing, "packed_shard", len_of_a_shard)
+    for number in range(7):
+        (tmp_path / f"corpus-0000{number}.safetensors").touch()
+    found = list(pack_corpus(tmp_path, tmp_path, 2))
+    assert [(each["shards"], each["left_out"]) for each in found] == [(3, 0), (3, 1)]
+    assert all(each["bytes"] <= 6000 + 1024 for each in found)
+
+
+def len_of_a_shard(shard: Path) -> bytes:
+    return b"x" * 900
+
+
+def test_pieces_of_a_target_are_joined_and_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "complete", lambda source, directory: (directory / "config.json").write_text("{}"))
+    content = random.Random(0).randbytes(3 * 2**19)
+    (tmp_path / "model.gguf").write_bytes(content)
+    monkeypatch.setattr(pieces.hub, "ensure", lambda name: tmp_path)
+    done = CliRunner().invoke(pieces.main, ["--first", "1", "--carry", str(tmp_path / "carry")], catch_exceptions=False)
+    assert "piece1/smollm2.xz.1: 1.0 MiB" in done.stdout
+    parts = sorted((tmp_path / "carry").glob("piece*/*.xz.*"))
+    assert len(parts) == 2 and all(part.stat().st_size <= 2**20 for part in parts)
+    source = replace(pieces.SOURCES["smollm2"], member_sha256=hashlib.sha256(content).hexdigest())
+    pieces.joined(parts, source, tmp_path / "target")
+    assert (tmp_path / "target" / "model.gguf").read_bytes() == content
+    for wrong in ([], parts[:1], [parts[0], parts[0]]):
+        with pytest.raises(UsageError, match="the pieces are not"):
+            pieces.joined(wrong, source, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_without_its_target_a_call_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(distilling.FOLDER_VARIABLE, str(tmp_path))
+    job = Job("cpu", ("cpu",), False, "", "", True, "random", str(tmp_path), 0.0)
+    with pytest.raises(UsageError, match="pieces were not joined"):
+        distilling.recipe(job, tiny=False)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    recipe = distilling.recipe(job, tiny=False)
+    assert recipe.begin == "smollm2-draft" and "16384" in recipe.student
+    assert distilling.recipe(job, tiny=True).target == tmp_path / "tiny-target"
