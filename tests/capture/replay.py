@@ -156,9 +156,10 @@ def _filled(given: Any, values: list[Any]) -> Any:
 
 
 def _numbers(given: Any) -> Iterator[_Number]:
-    for part in given if isinstance(given, list) else (given,):
-        if isinstance(part, _Number):
-            yield part
+    if isinstance(given, _Number):
+        yield given
+    for part in given if isinstance(given, list) else ():
+        yield from _numbers(part)
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -247,7 +248,6 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
     """Stand in for `ssd.execution.graphs.GraphPool.capture`. The capture itself leaves only garbage in the results."""
     if isinstance(function, _Later):
         return function.capture()
-    function()  # what it makes once, it has made before the capture
     recorder = _Recorder()
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
@@ -255,9 +255,12 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             recorder.add(_run_kernel, (executor, *args), kwargs)
 
-    with pytest.MonkeyPatch.context() as patch, _Listen(), recorder:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridExecutor, "__call__", launch)
-        function()
+        function()  # what it makes once, it has made before the capture
+        recorder = _Recorder()
+        with _Listen(), recorder:
+            function()
     recording = Recording(recorder.launches, recorder.tensors)
     recording.spoil(everything=True)
     return recording
