@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.execution.paged import PagedContext
-from ssd.execution.tables import TableContext
+from ssd.execution.tables import TableContext, uploaded
 from ssd.kernels import cpu
 from ssd.kernels.attention import KVSpans, View
 from ssd.kernels.decoder import Views
@@ -55,8 +55,7 @@ class ChainCache:
 
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
         """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
-        # From page-locked memory: else the host waits until the device has done what it runs, a verification perhaps.
-        where = torch.tensor(slots, pin_memory=self.keys.is_cuda).to(self.keys.device, non_blocking=True)
+        where = uploaded(torch.tensor(slots), self.keys.device)
         # Copies: cells in static shapes lie in the cache itself, and torch refuses what may overlap.
         cache.keys[:, where] = self.keys[:, cell, :count].clone()
         cache.values[:, where] = self.values[:, cell, :count].clone()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.execution.tables import Upload
+from ssd.execution.tables import Upload, uploaded
 from ssd.speculation.adjustment import ENDS, IN_PROMPT, NUMBERS, ONCE, RECENT, AdjustedRows, Text
 
 # New tokens of a slot that are sent at a time; a text with more is sent as a whole.
@@ -78,16 +78,11 @@ class AdjustmentTable:
         table = np.bincount(text.tokens[text.prompt :], minlength=size).astype(np.int32) * ONCE
         table[list(text.tokens[: text.prompt])] |= IN_PROMPT
         table[[token for token in wish.ends if token < size]] |= ENDS
-        _send(torch.from_numpy(table), self._text[slot])
+        self._text[slot] = uploaded(torch.from_numpy(table), self._text.device)
         bias = torch.zeros(size)
         if wish.allowed is not None:
             bias.fill_(-torch.inf)[wish.allowed[wish.allowed < size]] = 0.0
         for token, value in wish.bias.items():
             if token < size:
                 bias[token] += value
-        _send(bias, self._bias[slot])
-
-
-def _send(numbers: Tensor, to: Tensor) -> None:
-    """Copy in stream order; from pageable memory the host would wait for what runs."""
-    to.copy_(numbers.pin_memory() if to.is_cuda else numbers, non_blocking=True)
+        self._bias[slot] = uploaded(bias, self._bias.device)

@@ -68,6 +68,11 @@ class Upload:
             self._copied.record()
 
 
+def uploaded(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device in stream order. From memory that is not page-locked the host would wait for what runs there."""
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
 class Tables:
     """Page tables on the device, int32 [sequences + 1, pages]: one a slot, and the last for the dummy sequence.
 

@@ -18,10 +18,10 @@ def fuses(device: torch.device) -> bool:
 
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Return what a launch of a kernel with `PDL` is given: with `SSD_PDL=1` it starts before the last one ends."""
-    return {"PDL": True, "launch_pdl": True} if os.environ.get("SSD_PDL") == "1" and _is_hopper(device) else {}
+    return {"PDL": True, "launch_pdl": True} if os.environ.get("SSD_PDL") == "1" and _launches_early(device) else {}
 
 
-def _is_hopper(device: torch.device) -> bool:
+def _launches_early(device: torch.device) -> bool:
     """Return true for a GPU of compute capability 9 or later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 

@@ -200,13 +200,13 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
-    """Return token ids of any shape as lists: every id that leaves a device comes through here, in one copy.
+    """Return token ids of any shape, which a device sampled or ranked, as lists, in one copy.
 
     -1 stays, as it stands for no sample. `UNKNOWN` takes the place of other ids that are not below `vocab_size`; with
-    `refuse` they raise SsdError."""
+    `refuse` they and -1 raise SsdError."""
     found = ids.cpu()
     wrong = (found < -1) | (found >= vocab_size)
-    if refuse and bool(wrong.any()):
+    if refuse and bool((wrong | (found < 0)).any()):
         raise SsdError(f"the device gave a token id that is not in the vocabulary of {vocab_size}")
     return found.masked_fill(wrong, UNKNOWN).tolist()
 

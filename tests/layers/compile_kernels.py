@@ -78,7 +78,7 @@ def compiled(
 
     if "PDL" in constants:
         early = made_for(90, PDL=True).asm["ptx"].partition("griddepcontrol.wait")[0]
-        touched = re.findall(r"\b(?:ld\.global|st\.|atom|ret;|bra|cp\.async(?!\.bulk\.prefetch))", early)
+        touched = re.findall(r"\b(?:ld\.global|st\.|atom|ret;|bra|cp\.async)", early)
         assert kernel is norm_kernel or not touched, (title, touched)
         assert set(touched) <= {"ld.global"}, (title, touched)  # weights of a norm
     for capability in CAPABILITIES:
@@ -86,8 +86,7 @@ def compiled(
         assert made.metadata.shared <= _SHARED[capability], (title, made.metadata.shared)
         code = made.asm["ptx"]
         found = [unit for unit in ("wgmma", "mma.sync") if unit in code][:1]
-        found += ["asks ahead"] if "cp.async.bulk.prefetch.L2" in code else []
-        found += ["copies ahead"] if "cp.async.c" in code else []
+        found += ["copies ahead"] if "cp.async" in code else []
         spilled = _spilled(code, capability)
         assert spilled <= most_spilled, (title, spilled)
         print(f"sm_{capability} {title}: {', '.join(found)}".removesuffix(": "))

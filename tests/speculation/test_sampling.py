@@ -249,6 +249,7 @@ def test_the_best_rank_is_the_sample(vocab_size: int) -> None:
 def test_ids_of_a_device_are_those_of_the_vocabulary_or_said_to_be_none() -> None:
     ids = torch.tensor([[3, -1, 0], [9, 2**40, -(2**63)]])
     assert read_ids(ids, 10) == [[3, -1, 0], [9, UNKNOWN, UNKNOWN]] and read_ids(ids[:0], 10) == []
-    assert read_ids(ids[0], 10, refuse=True) == [3, -1, 0]
-    with pytest.raises(SsdError, match="vocabulary of 9"):
-        read_ids(ids, 9, refuse=True)
+    assert read_ids(ids[0, ::2], 4, refuse=True) == [3, 0]
+    for wrong in (ids[0], ids[1, :1], ids[1, 1:]):
+        with pytest.raises(SsdError, match="vocabulary of 9"):
+            read_ids(wrong, 9, refuse=True)

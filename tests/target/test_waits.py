@@ -13,9 +13,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ssd.config.params import SamplingParams, Speculation
+from ssd.draft import tree_attention
+from ssd.draft.tree_attention import ChainCache
+from ssd.execution import adjustments
 from ssd.execution.adjustments import AdjustmentTable
+from ssd.execution.kv_cache import KVCache
 from ssd.execution.static import StaticRunner, Step
-from ssd.execution.tables import Tables, Upload
+from ssd.execution.tables import Tables, Upload, uploaded
+from ssd.models.interface import Shape
 from ssd.speculation.adjustment import Adjustment, Text
 from ssd.target.overlap import DeviceScheduler
 from tests.draft.audit import World, world_in
@@ -120,28 +125,44 @@ def test_nothing_that_runs_is_waited_for_before_the_next_launch(world: World, st
     assert stream.launches > 10 and not stream.waited
 
 
-class Copies(TorchFunctionMode):
-    """Notes of each copy whether the host may go on before it is done."""
+def test_what_is_uploaded_comes_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead: list[bool] = []
+    def pin_memory(numbers: Tensor) -> Tensor:
+        calls.append("pinned")
+        return numbers
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.copy_:
-            self.ahead.append(bool((kwargs or {}).get("non_blocking")))
-        return func(*args, **(kwargs or {}))
+    def to(numbers: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        calls.append((device.type, non_blocking))
+        return numbers
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(Tensor, "to", to)
+    uploaded(torch.zeros(3), torch.device("cuda"))
+    assert calls == ["pinned", ("cuda", True)]
 
 
-def test_what_a_request_asks_of_its_logits_is_sent_ahead() -> None:
-    """A text that begins, with its biases, and one that goes on."""
+def test_texts_that_begin_and_chains_that_win_are_uploaded_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that begins, with its biases, but not one that goes on; and the places of a winning chain."""
+    sent: list[Tensor] = []
+
+    def counted(numbers: Tensor, device: torch.device) -> Tensor:
+        sent.append(numbers)
+        return uploaded(numbers, device)
+
+    monkeypatch.setattr(adjustments, "uploaded", counted)
+    monkeypatch.setattr(tree_attention, "uploaded", counted)
     table, text = AdjustmentTable(2, 50, tiny.CPU), [3, 9, 3]
     wish = Adjustment(1.2, bias={4: 1.0}, allowed=torch.arange(9))
-    for count in (3, 2):
-        with Copies() as copies:
-            table.tell([(1, Text(text, 2, wish))])
-        assert copies.ahead == [True] * count
+    for count in (2, 2):
+        table.tell([(1, Text(text, 2, wish))])
+        assert len(sent) == count
         text += [7, 8]
+    shape = Shape(50, 50, 1, 1, 1, 2, 50)
+    cache = KVCache(shape, 2, 4, torch.float32, tiny.CPU)
+    chains = ChainCache.new(shape, 3, 2, torch.float32, tiny.CPU)
+    chains.promote(0, 2, cache, [3, 4])
+    assert sent[-1].tolist() == [3, 4]
 
 
 # -- planted ----------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_a_step_that_does_not_end_or_breaks_loses_nothing_and_stops_no_other(
 
     class Started(subprocess.Popen[bytes]):
         def wait(self, timeout: float | None = None) -> int:
-            deadline, kept = time.monotonic() + 60, out / "rows.jsonl"
+            deadline, kept = time.monotonic() + 300, out / "rows.jsonl"
             while self.poll() is None and "again" not in kept.read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -103,19 +103,17 @@ def test_a_step_that_does_not_end_or_breaks_loses_nothing_and_stops_no_other(
 
     monkeypatch.setattr(processes, "command", lambda _, *arguments: [sys.executable, str(script), *arguments])
     monkeypatch.setattr(subprocess, "Popen", Started)
-    began = time.monotonic()
-    job = Job("cpu", ("cpu",), True, "", "", True, "random", str(out), began + 60.0)
-    plan = (Step("slow", 0.5), Step("broken", 30.0))
+    job = Job("cpu", ("cpu",), True, "", "", True, "random", str(out), time.monotonic() + 900.0)
+    plan = (Step("slow", 0.5), Step("broken", 300.0))
     slow, broken = gpu_report._report(job, plan, tmp_path, out)
-    assert slow.state == "stopped at its limit" and time.monotonic() - began < 60
+    assert slow.state == "stopped at its limit"
     ((row),) = slow.rows
-    assert row["again"] and gone(row["pid"], within_s=5)
+    assert row["again"] and gone(row["pid"], within_s=60)
     assert broken.state == "failed: no such device" and broken.rows == [{"name": "found", "of": 1}]
     assert "a word of the step" in (out / "log.txt").read_text()
 
 
-def test_calls_fit_a_machine_that_is_lent_for_minutes() -> None:
-    """Every part is there and takes the options; a call ends within ten minutes, a programme within fifteen."""
+def test_calls_have_parts_that_take_their_options_and_end_within_ten_minutes() -> None:
     titles = [step.title for steps in CALLS.values() for step in steps]
     assert len(set(titles)) == len(titles)
     for call, steps in CALLS.items():
@@ -128,11 +126,23 @@ def test_calls_fit_a_machine_that_is_lent_for_minutes() -> None:
 
 def test_what_a_part_dies_of_is_in_the_report() -> None:
     parts: list[Any] = [
-        Part("audit", "Predicted.", "failed: no such model", 1.0),
-        Part("ids", "Predicted.", "done", 2.0, [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}]),
+        Part("audit", "Predicted.", True, "failed: no such model", 1.0),
+        Part("tests", "Predicted.", True, "stopped at its limit", 1.0),
+        Part("forward", "Predicted.", False, "stopped at its limit", 1.0),
+        Part(
+            "ids",
+            "Predicted.",
+            True,
+            "done",
+            2.0,
+            [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}],
+        ),
     ]
     text = markdown({"gpus": ["one"]}, parts)
-    assert "Wrong: audit: failed: no such model; ids: sd" in text and "| sd | 3 | False |" in text
+    assert (
+        "Wrong: audit: failed: no such model; tests: stopped at its limit; ids: sd" in text
+        and "| sd | 3 | False |" in text
+    )
 
 
 def test_best_tokens_may_differ_in_near_ties_alone() -> None:

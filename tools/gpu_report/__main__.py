@@ -34,7 +34,7 @@ _END_S = 5.0  # what a step gets beyond its limit, to end by itself and then by 
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What the process of a step is told."""
+    """The message to the process of a step."""
 
     step: Step
     job: Job
@@ -100,7 +100,8 @@ def _report(job: Job, plan: Sequence[Step], folder: Path, out: Path) -> list[Par
     for step in plan:
         began = time.monotonic()
         limit = min(step.seconds, job.deadline - began - _END_S)
-        state = _started(step, msgspec.structs.replace(job, deadline=began + limit), folder) if limit > 0 else "no time"
+        told = msgspec.structs.replace(job, deadline=began + limit, step=step.title)
+        state = _started(step, told, folder) if limit > 0 else "no time"
         seconds = time.monotonic() - began
         log.add(step=step.title, state=state, seconds=seconds)
         click.echo(f"{step.title}: {state}, {seconds:.0f} s")

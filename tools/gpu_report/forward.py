@@ -25,13 +25,12 @@ from ssd.models.sizes import ModelSizes
 from ssd.models.sizes import weights as weights_of
 from ssd.registered import entries
 from ssd.target.loading import load
+from tools.gpu_report.gemm import BITS, GROUP
 from tools.gpu_report.job import TINY, Job, Row, config_folder
-from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed
+from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed, wait
 from tools.inflate.sizes import LIKE, Like
 
 _LOOKAHEAD = 7
-_GROUP = 64
-_BITS = {"bf16": 16, "fp8": 8, "int4": 4}
 _SHOWN_KERNELS = 12
 
 
@@ -61,7 +60,7 @@ def rows(
             if job.left() <= 0:
                 return
             runner, checkpoint, page = _runner(job, like, kind, max(batches), max(contexts), cache)
-            sizes, bits = ModelSizes.of(checkpoint), _BITS[kind]
+            sizes, bits = ModelSizes.of(checkpoint), BITS[kind]
             for context in contexts:
                 for batch in batches:
                     tokens = _batch(batch, context, page)
@@ -145,7 +144,7 @@ def _runner(job: Job, like: Like, kind: str, batch: int, context: int, cache: st
 def _packed(kind: str, weight: Tensor | Grouped, bias: Tensor | None) -> Linear:
     """Return a linear layer with the weight rounded to FP8 numbers or to 4 bits, in groups."""
     assert isinstance(weight, Tensor)
-    grouped = weight.float().unflatten(1, (-1, _GROUP))
+    grouped = weight.float().unflatten(1, (-1, GROUP))
     largest = grouped.abs().amax(-1)
     steps = largest / (448.0 if kind == "fp8" else 7.0)
     scaled = (grouped / steps[..., None]).flatten(1)
@@ -162,7 +161,7 @@ def _profiled(job: Job, name: str, forward: partial[Tensor]) -> Iterator[Row]:
     with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
         for _ in range(3):
             forward()
-        job.wait()
+        wait(torch.device(job.device))
     kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
     kernels.sort(key=lambda event: -event.self_device_time_total)
     with (Path(job.out) / "profile.txt").open("a") as file:

@@ -16,24 +16,19 @@ from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds
 from tools.inflate.sizes import LIKE, Like
 
 Product = Callable[[Tensor], Tensor]
-_GROUP = 64
-_BITS = {"bf16": 16, "fp8": 8, "int4": 4}
+GROUP = 64
+BITS = {"bf16": 16, "fp8": 8, "int4": 4}
+_MODELS = ("llama-8b", "qwen3-32b")
 # Bytes of the weights that take turns: several times the L2 cache.
 _ROTATED = 2**30
 
 
-def rows(
-    job: Job,
-    *,
-    models: Sequence[str] = ("llama-8b", "qwen3-32b"),
-    counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    kinds: Sequence[str] = ("bf16", "fp8", "int4"),
-) -> Iterator[Row]:
+def rows(job: Job, *, counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Iterator[Row]:
     """Yield a row for each weight and kind: microseconds by number of rows, and the share of the copy bandwidth at 8.
 
-    `kinds`: bf16 is torch's product (cuBLAS); the others are the engine's packed products with bf16 inputs. Weights
-    take turns so that no cache holds them."""
-    likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in models}
+    bf16 is torch's product (cuBLAS); the others are the engine's packed products with bf16 inputs. Weights take turns
+    so that no cache holds them."""
+    likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in _MODELS}
     rotated = 2**16 if job.tiny else _ROTATED
     device = torch.device(job.device)
     rate = copy_bandwidth(device, 16 * rotated if job.tiny else 2**32, 10)
@@ -41,7 +36,7 @@ def rows(
         for name, (outputs, inputs) in shapes(like).items():
             if job.left() < 0:
                 return
-            yield from _product(f"{model} {name}", (outputs, inputs), counts, kinds, rotated, rate, device)
+            yield from _product(f"{model} {name}", (outputs, inputs), counts, rotated, rate, device)
 
 
 def shapes(like: Like) -> dict[str, tuple[int, int]]:
@@ -61,15 +56,13 @@ def _product(
     name: str,
     shape: tuple[int, int],
     counts: Sequence[int],
-    kinds: Sequence[str],
     rotated: int,
     rate: float,
     device: torch.device,
 ) -> Iterator[Row]:
     size = shape[0] * shape[1]
     inputs = torch.randn(max(counts), shape[1], device=device, dtype=torch.bfloat16)
-    for kind in kinds:
-        bits = _BITS[kind]
+    for kind, bits in BITS.items():
         products = [made_product(kind, shape, device) for _ in range(max(1, min(64, rotated * 8 // (size * bits))))]
         found = {}
         for count in counts:
@@ -98,7 +91,7 @@ def made_product(kind: str, shape: tuple[int, int], device: torch.device) -> Pro
         return lambda x: F.linear(x, weight)
     most = 16 if kind == "int4" else 120  # below the NaN of e4m3
     codes = torch.randint(0, most, shape, device=device, dtype=torch.uint8)
-    steps = torch.full((shape[0], shape[1] // _GROUP), 2.0**-8, device=device)
+    steps = torch.full((shape[0], shape[1] // GROUP), 2.0**-8, device=device)
     e4m3 = kind == "fp8"
     return packed_product(
         Groups(codes, steps, None, zero=0 if e4m3 else 8, e4m3=e4m3, dtype=torch.bfloat16)  # type: ignore[arg-type]

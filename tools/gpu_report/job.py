@@ -1,4 +1,4 @@
-"""What every part of the report is told, and what it answers."""
+"""Tell every part of the report what to measure, and define its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from ssd.bench.datasets import RANDOM, prompts
 from ssd.client import Prompt
@@ -28,10 +27,10 @@ _LACKS = 1
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to measure. `target` and `draft` are a pair, `dataset` names its prompts if it has a tokenizer.
+    """Name what to measure. `target` and `draft` are a pair, `dataset` names its prompts if it has a tokenizer.
 
     `made`: the pair has random weights. A part should end by `deadline` (of time.monotonic); soon after, it is
-    killed. It may leave files in the folder `out`."""
+    killed. It may leave files in the folder `out`, named after its `step`."""
 
     device: str
     draft_devices: tuple[str, ...]
@@ -42,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dataset: str
     out: str
     deadline: float
+    step: str = ""
 
     def left(self) -> float:
         """Return the seconds left."""
@@ -62,11 +62,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         directory = hub.ensure(self.target)
         dataset = RANDOM if vocabulary_of(directory) is None else self.dataset
         return prompts(dataset, count, int(inspect(directory, weights=False).config["vocab_size"]), length=12)
-
-    def wait(self) -> None:
-        """Wait until the device has done everything."""
-        if self.device != "cpu":
-            torch.cuda.synchronize(self.device)
 
 
 def config_folder(folder: Path, name: str, config: dict[str, Any]) -> str:

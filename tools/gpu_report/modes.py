@@ -61,7 +61,6 @@ def rows(
     job: Job,
     *,
     pairs: Sequence[str] = ("llama-8b small", "llama-8b 0.6b", "qwen3-32b 0.6b"),
-    given: bool = True,
     draft_devices: Sequence[str] = (),
     batches: Sequence[int] = (1, 4, 16),
     temperatures: Sequence[float] = (0.0, 1.0),
@@ -72,8 +71,8 @@ def rows(
 ) -> Iterator[Row]:
     """Yield the modes by turns, for every pair, draft device, temperature and batch that there is time for.
 
-    `pairs` are names of `PAIRS`, with random weights and synthetic acceptance; `given`: the job's pair as well, unless
-    it is a made one. `draft_devices`: by default the job's. `options` are further ones of the engine. A pair that fails
+    `pairs` are names of `PAIRS`, with random weights and synthetic acceptance; the job's pair comes too, unless it is a
+    made one. `draft_devices`: by default the job's. `options` are further ones of the engine. A pair that fails
     is a row."""
     extent = _Extent(batches, temperatures, modes, fan_outs, lookaheads, 64)
     if job.tiny:
@@ -81,7 +80,7 @@ def rows(
     with tempfile.TemporaryDirectory() as folder:
         fixed = {"num_speculative_tokens": max(lookaheads), "fan_out": (max(fan_outs),), **(options or {})}
         devices = draft_devices or job.draft_devices
-        for case in cases(job, Path(folder), max(extent.batches), pairs, devices, fixed, given):
+        for case in cases(job, Path(folder), max(extent.batches), pairs, devices, fixed, given=not job.made):
             if job.left() < _START_S and not job.tiny:
                 yield {"name": case.name, "not_run": "no time left"}
                 continue
@@ -114,7 +113,7 @@ def cases(
         for device in draft_devices:
             chosen = {"target": target, "draft": (draft,), "draft_device": device, "load_format": "dummy"}
             yield Case(f"{name} ({small / large:.0%}) on {device}", EngineOptions(**(common | chosen)), STATED)
-    if given and not job.made:
+    if given:
         for device in draft_devices:
             chosen = {"target": job.target, "draft": (job.draft,), "draft_device": device}
             name = f"{Path(job.target).name}, draft {Path(job.draft).name} on {device}"

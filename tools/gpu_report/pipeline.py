@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import threading
 import time
@@ -25,27 +26,24 @@ from ssd.monitor.trace import trace
 from tools.gpu_report.job import Job, Row
 from tools.gpu_report.modes import cases
 
-_WARM_TOKENS, _SETTLES_S = 64, 0.3
+_PAIR = "llama-8b small"
+_WARM_TOKENS, _TOKENS, _SETTLES_S = 64, 256, 0.3
 
 
 def rows(
     job: Job,
     *,
-    pair: str = "llama-8b small",
-    draft_device: str = "cuda",
     modes: Sequence[Mode] = ("ar", "sd", "ssd"),
     batches: Sequence[int] = (1,),
-    tokens: int = 256,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each mode and batch: speed, look-ups by result, and shares of time by role and state.
 
     A run comes after another one that warms up: kernels are compiled, and a draft that was left alone is taken again.
     The trace of the last one is in `out`, for Perfetto."""
-    if job.tiny:
-        tokens, draft_device = 32, job.draft_devices[0]
+    tokens = 32 if job.tiny else _TOKENS
     with tempfile.TemporaryDirectory() as folder:
-        (case,) = cases(job, Path(folder), max(batches), [pair], [draft_device], options or {})
+        (case,) = cases(job, Path(folder), max(batches), [_PAIR], job.draft_devices[:1], options or {})
         config = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic)
         with running(config) as (engine, client):
             listener = _Listener(engine.address)
@@ -60,8 +58,9 @@ def rows(
                     traces = listener.between(begin, end)
                     yield {"name": f"{case.name}, batch {batch}, {mode}", **found, **_summary(traces)}
             listener.close()
-    name = f"trace-{'mps' if options else draft_device}.json"
-    (Path(job.out) / name).write_text(json.dumps(trace(traces, (), begin, {"mode": mode})))
+    (Path(job.out) / f"trace-{re.sub(r'[^a-z0-9]+', '-', job.step)}.json").write_text(
+        json.dumps(trace(traces, (), begin, {"mode": mode}))
+    )
 
 
 def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> Row:

@@ -20,7 +20,7 @@ from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.process import memory_file
 from tools.gpu_report.job import Job, Row
-from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds
+from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds, wait
 
 _PACKAGES = ("zmq", "msgspec", "gguf", "flash_attn", "llguidance", "jsonschema", "xdist", "pytest_timeout", "click")
 _PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "compute-sanitizer", "ncu", "nvcc", "gcc")
@@ -66,10 +66,10 @@ def _first_launch(job: Job) -> Row:
     from ssd.speculation.sampling import likeliest
 
     logits = torch.randn(8, 4096, device=job.device, dtype=torch.bfloat16)
-    job.wait()
+    wait(torch.device(job.device))
     began = time.perf_counter()
     likeliest(logits)
-    job.wait()
+    wait(torch.device(job.device))
     return {"ms": 1e3 * (time.perf_counter() - began), "fuses": fuses(torch.device(job.device))}
 
 
@@ -97,7 +97,7 @@ def _page_lock(job: Job) -> Row:
     locked = page_locked(reader)
     board = DeviceBoard(reader, torch.device(job.device))
     board.fetch(2)
-    job.wait()
+    wait(torch.device(job.device))
     same = bool((board.words[0].cpu() == torch.from_numpy(reader.slots)).all())
     return {"locked": locked, "ok": locked and same}
 

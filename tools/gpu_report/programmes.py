@@ -12,7 +12,7 @@ class Step(msgspec.Struct, frozen=True):
     """Runs the module `part` of `tools.gpu_report` in a process of its own, for at most `seconds`.
 
     `options` are keyword arguments of the part's `rows`; `name` tells steps of one part apart; `environment` is added
-    to the process's. `expected` seconds and `prediction` were written before the first run on a device."""
+    to the process's. `expected` seconds and `prediction` were written before the step first ran on a device."""
 
     part: str
     seconds: float

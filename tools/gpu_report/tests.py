@@ -1,4 +1,4 @@
-"""Runs tests/gpu; each test is a row, as it ends: a limit loses none that has run."""
+"""Run tests/gpu; each failure is a row as soon as the test ends: a limit loses none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"
 def rows(
     job: Job, *, tests: Sequence[str] = ("",), processes: int = 1, sanitizer: bool = False, chosen: str = ""
 ) -> Iterator[Row]:
-    """Yield a row for each test. Their whole output is in the log.
+    """Yield a row for each test that fails, and one that counts. All output is in the log.
 
     `tests` are files in tests/gpu, `chosen` is an expression for pytest's -k. `sanitizer`: under NVIDIA's memory
     checker, which finds accesses out of bounds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from tools.gpu_report.timing import captured, device_seconds
 from tools.inflate.sizes import LIKE
 
 _LAUNCHES = 200
+_WARPS, _PRODUCT_WARPS, _STAGES = (4, 8, 16), (2, 4, 8), (2, 3, 4, 6)
 
 
 class _Tuned:
@@ -26,22 +27,15 @@ class _Tuned:
         return lambda *given, **more: self._kernel[grid](*given, **(more | self._options))
 
 
-def rows(
-    job: Job,
-    *,
-    model: str = "llama-8b",
-    warps: Sequence[int] = (4, 8, 16),
-    product_warps: Sequence[int] = (2, 4, 8),
-    stages: Sequence[int] = (2, 3, 4, 6),
-) -> Iterator[Row]:
+def rows(job: Job) -> Iterator[Row]:
     """Yield microseconds of a norm of 8 rows by warps, then of packed products of 8 rows by warps and stages."""
-    like = TINY if job.tiny else LIKE[model]
+    like = TINY if job.tiny else LIKE["llama-8b"]
     device, norm_kernel = torch.device(job.device), triton_fused.norm_kernel
     for width in {like.sizes.hidden_size, 5120}:
         x, added = torch.randn(2, 8, width, device=device, dtype=torch.bfloat16)
         norm = torch.ones(width, device=device), 1e-6
         found = {}
-        for count in warps:
+        for count in _WARPS:
             triton_fused.norm_kernel = _Tuned(norm_kernel, {"num_warps": count})
             graph = captured(lambda x=x, added=added, norm=norm: _norms(x, norm, added))
             found[f"{count} warps"] = 1e6 * device_seconds(graph, 10) / _LAUNCHES
@@ -53,9 +47,9 @@ def rows(
             shape = shapes(like)[name]
             products = [made_product(kind, shape, device) for _ in range(2 if job.tiny else 8)]
             x = torch.randn(8, shape[1], device=device, dtype=torch.bfloat16)
-            for count in product_warps:
+            for count in _PRODUCT_WARPS:
                 found = {}
-                for stage in stages:
+                for stage in _STAGES:
                     quantized.product_kernel = _Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
                     graph = captured(lambda x=x, products=products: [product(x) for product in products])
                     found[f"{stage} stages"] = 1e6 * device_seconds(graph, 5) / len(products)

@@ -1,4 +1,4 @@
-"""Keeps what the steps found, row by row, and writes the report as markdown."""
+"""Keep the findings of the steps, row by row, and write the report as markdown."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tools.gpu_report.job import Row
 from tools.gpu_report.programmes import Step
 
 ROWS = "rows.jsonl"
+_CHECKS = ("tests", "audit", "ids")
 
 
 class Log:
@@ -29,10 +30,12 @@ class Log:
 
 
 class Part(msgspec.Struct):
-    """What came of a step. `state`: "done", "stopped at its limit", or why it failed."""
+    """The outcome of a step. `state`: "done", "stopped at its limit", or why it failed. `checks`: it looks for faults, so
+    it must come to its end."""
 
     name: str
     prediction: str = ""
+    checks: bool = False
     state: str = "not run"
     seconds: float = 0.0
     rows: list[Row] = []
@@ -41,7 +44,8 @@ class Part(msgspec.Struct):
     def wrong(self) -> list[str]:
         """Return what is wrong, not merely slow or not measured."""
         found = [f"{self.name}: {row['name']}" for row in self.rows if row.get("ok") is False]
-        return found + ([f"{self.name}: {self.state}"] if self.state.startswith("failed") else [])
+        broken = self.state.startswith("failed") or (self.checks and self.state.startswith("stopped"))
+        return found + ([f"{self.name}: {self.state}"] if broken else [])
 
 
 def parts_of(out: Path, plan: Sequence[Step]) -> list[Part]:
@@ -50,7 +54,12 @@ def parts_of(out: Path, plan: Sequence[Step]) -> list[Part]:
     parts = []
     for step in plan:
         own = [{key: row[key] for key in row if key != "step"} for row in lines if row["step"] == step.title]
-        part = Part(step.title, step.prediction, rows=list({row["name"]: row for row in own if "name" in row}.values()))
+        part = Part(
+            step.title,
+            step.prediction,
+            step.part in _CHECKS,
+            rows=list({row["name"]: row for row in own if "name" in row}.values()),
+        )
         for row in own:
             if "state" in row and "name" not in row:
                 part.state, part.seconds = row["state"], row["seconds"]
