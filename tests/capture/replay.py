@@ -116,7 +116,7 @@ class Recording:
 
 
 def _steps(launches: list[_Launch], fixed: list[Tensor | None]) -> list[_Step]:
-    """What has to be repeated; `fixed` are the tensors whose memory stays."""
+    """Return the operations to repeat; `fixed` are the tensors whose memory stays."""
     steps, read = list[_Step](), set[_Number]()
     for launch in reversed(launches):
         results = [
@@ -180,7 +180,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _references(memory: int) -> int:
-    """How many tensors have this memory."""
+    """Count the tensors that have this memory."""
     return torch._C._storage_Use_Count(memory) - 1  # the question holds one, too
 
 

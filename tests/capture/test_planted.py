@@ -67,7 +67,7 @@ def batches() -> list[list[Row]]:
 
 
 def eager(logits: Tensor, rows: list[Row], laws: tuple[Law, ...], texts: list[Text | None] | None = None) -> list[int]:
-    """What these rows of logits say, drawn by the functions of an engine without static shapes."""
+    """Return the tokens of these rows of logits, drawn by the functions of an engine without static shapes."""
     noise, scores = NoiseCache(VOCABULARY), []
     parts = logits.split([row.outputs for row in rows])
     for part, row, law, text in zip(parts, rows, laws, texts or [None] * len(rows), strict=False):
@@ -80,7 +80,7 @@ def eager(logits: Tensor, rows: list[Row], laws: tuple[Law, ...], texts: list[Te
 
 
 def check_samples(world: World) -> None:
-    """Of all laws in all shapes by turns, so that each graph runs after each other one."""
+    """Draw by all laws in all shapes by turns, so that each graph runs after each other one."""
     runner = static(world)
     for rows in batches():
         logits = world.target.forward(rows).clone()
@@ -250,7 +250,7 @@ def tokens_replaced(patch: pytest.MonkeyPatch) -> None:
 
 
 def tensor_of_the_first_run(patch: pytest.MonkeyPatch) -> None:
-    """How many keys each token sees is worked out when the host sends other rows, and kept."""
+    """The number of keys that each token sees is worked out when the host sends other rows, and kept."""
     send, context = Upload.send, BatchTensors.context
 
     def forget(self: Any, *part: Any) -> None:

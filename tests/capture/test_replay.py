@@ -85,7 +85,7 @@ def test_python_is_not_run_again() -> None:
 
 
 def test_memory_that_nothing_else_refers_to_is_lost() -> None:
-    """As another graph of the pool overwrites it; what is referred to stays."""
+    """Another graph of the pool overwrites it; what is referred to stays."""
     world = World()
 
     def function() -> None:

@@ -1,4 +1,4 @@
-"""How kernels of a GPU are launched."""
+"""Kernels of a GPU are launched with the options that it takes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _VALUES = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__
 
 
 class Stream:
-    """How many forwards are `launched`, how many the host knows to be `over`, and what it `waited` for while it
+    """Counts how many forwards are `launched`, how many the host knows to be `over`, and what it `waited` for while it
     launched the next one."""
 
     def __init__(self) -> None:

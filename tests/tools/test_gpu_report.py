@@ -129,14 +129,7 @@ def test_what_a_part_dies_of_is_in_the_report() -> None:
         Part("audit", "Predicted.", True, "failed: no such model", 1.0),
         Part("tests", "Predicted.", True, "stopped at its limit", 1.0),
         Part("forward", "Predicted.", False, "stopped at its limit", 1.0),
-        Part(
-            "ids",
-            "Predicted.",
-            True,
-            "done",
-            2.0,
-            [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}],
-        ),
+        Part("ids", "", True, "done", 2.0, [{"name": "sd", "equal": 3, "ok": False}, {"name": "ssd", "ok": True}]),
     ]
     text = markdown({"gpus": ["one"]}, parts)
     assert (

@@ -1,4 +1,4 @@
-"""Measures transformers' plain and assisted generation with the same pair: greedy, one request at a time."""
+"""Measure transformers' plain and assisted generation with the same pair: greedy, one request at a time."""
 
 from __future__ import annotations
 

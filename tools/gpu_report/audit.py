@@ -1,4 +1,4 @@
-"""Audits verifications against single steps: teacher-forced, position by position."""
+"""Audit verifications against single steps: teacher-forced, position by position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_PROMPT = 256
 
 
 class Difference(NamedTuple):
-    """Of logits [n, V] computed in two ways: means over the vocabulary of the squares of `noise`, what they differ by,
+    """Compare logits [n, V] that were computed in two ways: means over the vocabulary of the squares of `noise`, what they differ by,
     and of `size`, summed over positions. For each position where the best tokens differ, how far `apart` single steps
     score them."""
 

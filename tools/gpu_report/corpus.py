@@ -1,4 +1,4 @@
-"""Lets the target write a corpus with `tools.distill` for as long as there is time (docs/gpu.md)."""
+"""Let the target write a corpus with `tools.distill` for as long as there is time (docs/gpu.md)."""
 
 from __future__ import annotations
 

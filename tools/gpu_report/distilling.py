@@ -1,4 +1,4 @@
-"""Where programme 3 makes its corpus and its draft, of what and how large; starts the commands of `tools.distill`."""
+"""Start the commands of `tools.distill` for programme 3, which makes its corpus and its draft in one folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder() -> Path:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made in the folder `out`: `corpus` and `student` are flags of `tools.distill`.
+    """Name what is made in the folder `out`: `corpus` and `student` are flags of `tools.distill`.
 
     `begin`: the draft that training begins from, and that the new one is compared with."""
 

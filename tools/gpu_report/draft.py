@@ -1,4 +1,4 @@
-"""Trains a draft on the corpus that is there, and packs both for the way back (docs/gpu.md)."""
+"""Train a draft on the corpus that is there, and pack both for the way back (docs/gpu.md)."""
 
 from __future__ import annotations
 

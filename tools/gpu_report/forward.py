@@ -1,4 +1,4 @@
-"""Measures how near verification comes to the memory's speed, with random weights of known shapes."""
+"""Measure how near verification comes to the memory's speed, with random weights of known shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times the products of known models at few rows, and looks whether a row's bits depend on its place."""
+"""Time the products of known models at few rows, and look whether a row's bits depend on its place."""
 
 from __future__ import annotations
 

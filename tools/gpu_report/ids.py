@@ -1,4 +1,4 @@
-"""Checks that every mode has the ids of `ar`, bit for bit, also while drafts are killed."""
+"""Check that every mode has the ids of `ar`, bit for bit, also while drafts are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures modes at the cost of large models: random weights with synthetic acceptance, or an inflated pair."""
+"""Measure modes at the cost of large models: random weights with synthetic acceptance, or an inflated pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings the built-in target to a machine without a network: compressed, in pieces that calls carry one by one.
+"""Bring the built-in target to a machine without a network: compressed, in pieces that calls carry one by one.
 
     python -m tools.gpu_report.pieces        # here, before the first call: leaves the pieces in .carry
 

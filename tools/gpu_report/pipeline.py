@@ -1,4 +1,4 @@
-"""Traces rounds of one engine: where target and draft spend their time, and why look-ups miss."""
+"""Trace rounds of one engine: where target and draft spend their time, and why look-ups miss."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def rows(
                     traces = listener.between(begin, end)
                     yield {"name": f"{case.name}, batch {batch}, {mode}", **found, **_summary(traces)}
             listener.close()
-    (Path(job.out) / f"trace-{re.sub(r'[^a-z0-9]+', '-', job.step)}.json").write_text(
-        json.dumps(trace(traces, (), begin, {"mode": mode}))
-    )
+    file = Path(job.out) / f"trace-{re.sub('[^a-z0-9]+', '-', job.step)}.json"
+    file.write_text(json.dumps(trace(traces, (), begin, {"mode": mode})))
 
 
 def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> Row:

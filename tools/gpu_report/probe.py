@@ -1,4 +1,4 @@
-"""Notes what the machine has, and checks what the engine assumes of CUDA there."""
+"""Note what the machine has, and check what the engine assumes of CUDA there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a report, and the calls of the programmes for a machine that is lent for minutes (docs/gpu.md)."""
+"""List the steps of a report, and of the programmes for a GPU that is there for minutes (docs/gpu.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times work on a device."""
+"""Time work on a device."""
 
 from __future__ import annotations
 

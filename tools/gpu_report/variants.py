@@ -1,4 +1,4 @@
-"""Times kernels of the engine with other numbers of warps and stages than the engine's own."""
+"""Time kernels of the engine with other numbers of warps and stages than the engine's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates the draft that was trained, and the one that it began as, on the same prompts (docs/gpu.md)."""
+"""Evaluate the draft that was trained, and the one that it began as, on the same prompts (docs/gpu.md)."""
 
 from __future__ import annotations
 

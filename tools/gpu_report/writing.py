@@ -30,8 +30,9 @@ class Log:
 
 
 class Part(msgspec.Struct):
-    """The outcome of a step. `state`: "done", "stopped at its limit", or why it failed. `checks`: it looks for faults, so
-    it must come to its end."""
+    """The outcome of a step. `state`: "done", "stopped at its limit", or why it failed.
+
+    `checks`: it looks for faults, so it must come to its end."""
 
     name: str
     prediction: str = ""
