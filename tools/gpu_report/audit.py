@@ -30,9 +30,10 @@ _MOST_PROMPT = 256
 
 
 class Difference(NamedTuple):
-    """Compare logits [n, V] that were computed in two ways: means over the vocabulary of the squares of `noise`, what they differ by,
-    and of `size`, summed over positions. For each position where the best tokens differ, how far `apart` single steps
-    score them."""
+    """The difference of logits [n, V] that were computed in two ways.
+
+    `noise` and `size`: means over the vocabulary of the squares of the difference and of the logits, summed over
+    positions. `apart`: the difference of the two best tokens' scores in single steps, where those tokens differ."""
 
     positions: int
     noise: float
