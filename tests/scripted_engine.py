@@ -21,7 +21,7 @@ from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.config.params import Speculation
 from ssd.frontend.process import Frontend, run
 from ssd.interpreter import child_command
-from ssd.ipc import sockets
+from ssd.ipc import board, sockets
 from ssd.ipc.messages import (
     CHILD_TO_SUPERVISOR,
     PEER_TO_TARGET,
@@ -34,7 +34,7 @@ from ssd.ipc.messages import (
     Step,
     Submit,
 )
-from ssd.ipc.process import Child, Start
+from ssd.ipc.process import Child, Start, memory_file
 from ssd.ipc.public import Message
 
 MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"
@@ -211,17 +211,18 @@ def child_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process of an engine as the supervisor starts it; not waited for."""
     death_read, death_write = os.pipe()
-    start = Start(role, 7, directory, config, (), death_read, death_read, http_fd=http_fd)
+    board_fd = memory_file("board", board.size_bytes(config.max_num_seqs))
+    start = Start(role, 7, directory, config, (), death_read, board_fd, http_fd=http_fd)
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
     command = child_command(package, str(payload))
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
-    inherited = (payload, death_read) if http_fd < 0 else (payload, death_read, http_fd)
+    inherited = [payload, death_read, board_fd] + ([http_fd] if http_fd >= 0 else [])
     process = subprocess.Popen(command, pass_fds=inherited)
-    os.close(payload)
-    os.close(death_read)
+    for descriptor in (payload, death_read, board_fd):
+        os.close(descriptor)
     try:
         yield process
     finally:

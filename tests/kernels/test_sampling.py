@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.speculation.sampling import Law, best, checked, perturbed
+from ssd.speculation.sampling import Law, best, perturbed, read_ids, sound
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
 
@@ -18,7 +18,8 @@ def coarse(*shape: int) -> Tensor:
 
 
 def plain(scores: Tensor) -> list[int]:
-    return checked(*best(scores))
+    found: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
+    return found
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 128, 1024, 1537])
