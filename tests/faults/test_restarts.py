@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import os
 import signal
@@ -242,14 +243,15 @@ def test_a_target_that_always_dies_ends_the_engine_and_everyone_is_told(engine: 
 
 
 def test_restarts_leave_nothing_open(engine: Engine) -> None:
-    """In the supervisor, which is this process."""
+    """In the supervisor, which is this process, and where a test before may still close what it had open."""
+    gc.collect()
     before = descriptors()
     for role in ("target", "frontend", "target", "frontend"):
         pid = engine.pids[role]
         os.kill(pid, signal.SIGKILL)
         until(lambda old=pid, role=role: engine.pids.get(role, old) != old)
         until(lambda: answers(engine))
-    assert descriptors() == before
+    assert descriptors() <= before
     engine.stop(drain=0)
 
 
