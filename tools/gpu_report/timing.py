@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import torch
 
+from ssd.execution.graphs import GraphPool
+from ssd.execution.runner import device_of
+
 
 def wait(device: torch.device) -> None:
     """Wait until the device has done everything."""
@@ -55,17 +58,9 @@ def device_seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(found)
 
 
-def captured(work: Callable[[], object]) -> Callable[[], None]:
-    """Return the replay of `work` as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    """Return the replay of `work` as a CUDA graph, captured as the engine captures its own."""
+    return GraphPool(device_of("cuda")).capture(work)
 
 
 def copy_bandwidth(device: torch.device, size: int, repeats: int) -> float:
