@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,20 @@ from ssd.files import cache_dir
 os.environ["OMP_NUM_THREADS"] = "1"
 # Triton's kernels run on the CPU, which it has to know when it is first imported; tests/gpu says otherwise.
 os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _leave_the_users_tables_alone() -> None:
+    """Give this run a cache folder of its own, in which only what takes long to make is the user's."""
+    users, own = cache_dir(), Path(tempfile.mkdtemp(prefix="ssd-tests-"))
+    for name in ("kernels", "models", "datasets", "downloads"):
+        (users / name).mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to(users / name)
+    os.environ["SSD_CACHE"] = str(own)
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the folder
+    _leave_the_users_tables_alone()
 
 # A shell starts background jobs with Ctrl-C ignored, and children would inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,10 @@ import pytest
 from ssd.files import cache_dir
 
 
+def test_the_tests_have_a_cache_folder_of_their_own() -> None:
+    assert cache_dir().name.startswith("ssd-tests-") and not (cache_dir() / "tables").is_symlink()
+
+
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     monkeypatch.setenv("SSD_CACHE", "/s")

@@ -14,6 +14,7 @@ from ssd import __version__
 from ssd.config import cores, gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
+from ssd.planning.measured import draft_format_here
 from ssd.version import commit
 
 
@@ -35,9 +36,9 @@ def environment() -> dict[str, Any]:
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
     """Return the models, and the devices and types they run on."""
-    names = ("target_name", "draft_name", "device", "draft_device", "dtype", "draft_dtype", "quantize", "activations")
-    more = ("draft_quantize", "target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
-    return {name: getattr(config, name) for name in (*names, *more)}
+    names = ("target_name", "draft_name", "device", "draft_device", "dtype", "quantize", "activations")
+    more = ("target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
+    return {name: getattr(config, name) for name in (*names, *more)} | {"draft_format": draft_format_here(config)}
 
 
 def runs_on(config: EngineConfig, mode: Mode) -> str:

@@ -116,6 +116,16 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lender: str | None = None
 
 
+class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model holds its weights and computes: in a type, or in 8 bits beside it."""
+
+    dtype: DType = "float32"
+    quantize: Quantize = "none"
+
+    def __str__(self) -> str:
+        return self.dtype if self.quantize == "none" else self.quantize
+
+
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person may ask for (`ssd.launch.options`) and the configuration has as it was asked for."""
 
@@ -142,6 +152,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is, and
       the directory `target` has its tokenizer alone.
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
+      Of several `draft_formats` the draft's process times each at its start and takes the fastest.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
     - Places: the target has `tensor_parallel_size` ranks, all here, or with the `executor` "ray" only rank 0. Its cores
       are divided equally over the ranks here. An empty list of cores leaves the placement to the operating system. With
@@ -164,8 +175,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     target_name: str = "target"
     draft_name: str = "draft"
     speculation: Speculation = Speculation()
-    draft_dtype: DType = "float32"
-    draft_quantize: Quantize = "none"
+    draft_formats: Annotated[tuple[WeightFormat, ...], Meta(min_length=1)] = (WeightFormat(),)
     max_model_len: Positive = 2048
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024

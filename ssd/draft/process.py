@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 import zmq
 
 from ssd import failpoints
-from ssd.config.engine import Activations, EngineConfig
+from ssd.config.engine import Activations, EngineConfig, WeightFormat
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft import eagle3
 from ssd.draft.engine import DraftEngine
@@ -28,17 +31,22 @@ from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
+from ssd.kernels import build
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.models.eagle3 import Eagle3
 from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair, is_head, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
+from ssd.tuning import draft_format
 
 log = logging.getLogger("ssd.draft")
 
 _IDLE_MS = 100
 _WARM_UP_TOKENS = 16
+# Forwards that choose the weight format: those of a chain alone and of a usual tree. A slow format is timed once.
+_TIMED_TOKENS, _TIMED_FORWARDS, _TIMED_S = 8, 5, 0.5
 
 
 def main(child: Child) -> None:
@@ -57,10 +65,44 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
 
     `vocabulary`: the target's, where `config.target` may have another one."""
     assert config.draft is not None
-    return [_load(config, Path(directory), progress, vocabulary) for directory in (*config.cascade, config.draft)]
+    directories = [Path(directory) for directory in (*config.cascade, config.draft)]
+
+    def seconds_in(weights: WeightFormat) -> float:
+        return _seconds(config, [_load(config, each, weights, unseen, vocabulary) for each in directories])
+
+    weights = draft_format.choose(config, str(build.library()), seconds_in)
+    return [_load(config, each, weights, progress, vocabulary) for each in directories]
 
 
-def _load(config: EngineConfig, directory: Path, progress: Progress, vocabulary: Vocabulary | None) -> Runner:
+def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
+    """Return the least seconds of a forward of one token and one of `_TIMED_TOKENS`, on the draft's own cores."""
+    team = CoreTeam(*config.core_counts("draft")) if config.elastic_cores else None
+    if team is not None:
+        team.use(all_cores=False)
+    least, began = math.inf, time.perf_counter()
+    for _ in range(_TIMED_FORWARDS):
+        before = time.perf_counter()
+        for runner in runners:
+            _warm_up(runner, _TIMED_TOKENS)
+        now = time.perf_counter()
+        least = min(least, now - before)
+        if now - began > _TIMED_S:
+            break
+    if team is not None:
+        team.use(all_cores=True)
+    return least
+
+
+def _warm_up(runner: Runner, tokens: int) -> None:
+    if isinstance(runner.model, Eagle3) and not isinstance(runner, TreeRunner):
+        eagle3.warm_up(runner, tokens)
+    else:
+        runner.warm_up(tokens)
+
+
+def _load(
+    config: EngineConfig, directory: Path, weights: WeightFormat, progress: Progress, vocabulary: Vocabulary | None
+) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
     checkpoint = inspect(directory, not dummy)
@@ -74,10 +116,10 @@ def _load(config: EngineConfig, directory: Path, progress: Progress, vocabulary:
         checkpoint = translated(checkpoint, config.vocab_size, vocabulary)
     if checkpoint.translation is not None:
         log.warning("%s and its target have other vocabularies: %s", directory, checkpoint.translation.words)
-    dtype, device = getattr(torch, config.draft_dtype), device_of(config.draft_device)
+    dtype, device = getattr(torch, weights.dtype), device_of(config.draft_device)
     # A path runs ahead of the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
-    int8 = config.draft_quantize == "int8"
+    int8 = weights.quantize == "int8"
     inputs: Activations = "int8" if int8 else "float32"
     model = registry.load(
         checkpoint, dtype, device, longest, dummy=dummy, int8=int8, activations=inputs, progress=progress
@@ -91,10 +133,7 @@ def _load(config: EngineConfig, directory: Path, progress: Progress, vocabulary:
     else:
         runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
     try:
-        if is_head(checkpoint) and not isinstance(runner, TreeRunner):
-            eagle3.warm_up(runner, _WARM_UP_TOKENS)
-        else:
-            runner.warm_up(_WARM_UP_TOKENS)
+        _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:
         raise UsageError(f"the draft {directory}: {error}") from error
     return runner

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.launch import memory
 from ssd.launch.defaults import chosen
@@ -75,7 +76,7 @@ def describe(options: EngineOptions) -> Description:
         rope=_rope(model.config),
         chat_template=_has_chat_template(model),
         dtype=options.dtype,
-        weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], "none"),
+        weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
         sequences=options.max_num_seqs,
         tokens=tokens,
         cache_bytes=options.max_num_seqs

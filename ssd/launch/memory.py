@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ssd.config import cgroups
-from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, Quantize
+from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
@@ -263,15 +263,18 @@ def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_si
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
 
 
-def host_weights(options: ChosenOptions, target: Sized, drafts: Sequence[Sized], quantize: Quantize) -> int:
-    """Return the bytes of the weights that are in the memory of the host. `quantize` is the draft's."""
+def host_weights(
+    options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoint], formats: Sequence[WeightFormat]
+) -> int:
+    """Return the bytes of the weights that are in the memory of the host, the drafts' in the largest of `formats`."""
     size = 0
     if options.device == "cpu" and options.load_format != "mock":
         whole = resident_bytes(target.model, target.dtype, options.quantize == "int8")
         size += whole * options.ranks_here // options.tensor_parallel_size
     if options.draft_device == "cpu":
-        size += sum(
-            resident_bytes(_whole(draft.model, target.model), draft.dtype, quantize == "int8") for draft in drafts
+        whole_drafts = [_whole(draft, target.model) for draft in drafts]
+        size += max(
+            sum(resident_bytes(draft, one.dtype, one.quantize == "int8") for draft in whole_drafts) for one in formats
         )
     return size
 

@@ -12,7 +12,7 @@ from ssd.ipc.listening import is_loopback
 from ssd.launch import memory
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions, display_name
-from ssd.launch.resolve import draft_dtype, draft_quantize
+from ssd.launch.resolve import draft_formats
 from ssd.launch.server import tcp_host
 from ssd.models import checkpoint, hub, pairs
 from ssd.models.sizes import ModelSizes
@@ -54,17 +54,15 @@ def remote_draft(
         pairs.check_pair(lender, draft)
     elif shares:
         raise UsageError(f"{model} shares tensors with its target: give --target, a copy of it on this machine")
-    quantize = draft_quantize(options, [draft])
-    dtype = "float32" if quantize == "int8" else options.draft_dtype or draft_dtype(options)
-    each = ModelSizes.of(draft).kv_values_per_token * ITEM_BYTES[dtype]
+    formats = draft_formats(options, [draft])
+    each = ModelSizes.of(draft).kv_values_per_token * max(ITEM_BYTES[one.dtype] for one in formats)
     return RemoteDraft(
         connect=connect,
         keys=None if folder is None else str(folder),
         model=str(draft.directory),
         name=display_name(model),
         target=None if lender is None else str(lender.directory),
-        dtype=dtype,
-        quantize=quantize,
+        formats=formats,
         device=options.draft_device,
         cache_tokens=max(1, memory.available_bytes() // _SHARE // each),
     )

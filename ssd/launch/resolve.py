@@ -6,15 +6,13 @@ It reads files and /proc only: nothing is loaded or started, and torch is not im
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from ssd.config import cores, gpus
-from ssd.config.engine import CommonOptions, DType, EngineConfig, Features, Quantize, check_text
+from ssd.config.engine import ITEM_BYTES, CommonOptions, EngineConfig, Features, WeightFormat, check_text
 from ssd.config.params import DRAFTED, SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
@@ -63,12 +61,12 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     if options.kv_cache_dtype == "fp8" and options.device == "cpu":
         raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
-    quantize_draft = draft_quantize(options, drafts)
-    draft_type: DType = "float32" if quantize_draft == "int8" else options.draft_dtype or draft_dtype(options)
+    formats = draft_formats(options, drafts)
     features = _features(options, drafts, target)
-    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, draft_type) for draft in drafts]
+    widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
+    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     available = memory.available_bytes()  # read once: what depends on it must fit together
-    host_weights = memory.host_weights(options, sized, sized_drafts, quantize_draft)
+    host_weights = memory.host_weights(options, sized, drafts, formats)
     memory.check_random_weights(options, host_weights, available)
     free = max(0, available - host_weights)
     length = _max_model_len(options, sizes, memory.context_room(options, sized, sized_drafts, free))
@@ -97,8 +95,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         link=link,
         draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
         speculation=speculation,
-        draft_dtype=draft_type,
-        draft_quantize=quantize_draft,
+        draft_formats=formats,
         max_model_len=length,
         num_pages=num_pages,
         draft_num_pages=draft_num_pages,
@@ -213,43 +210,23 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
     return length
 
 
-def draft_dtype(options: ChosenOptions) -> DType:
-    """Return the target's type, or bfloat16 where the draft's processor multiplies it: a draft may be rounded."""
-    if options.deterministic or options.dtype != "float32" or options.draft_device != "cpu":
-        return options.dtype
-    return "bfloat16" if multiplies_bfloat16() else options.dtype
+def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> tuple[WeightFormat, ...]:
+    """Return the formats that the draft may have: the one asked for, the target's, or those that its process times.
 
-
-def draft_quantize(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> Quantize:
-    """Return the target's quantization, or int8 where the draft's processor is fastest with it and type and device
-    allow it. Raises UsageError where what was asked for cannot be."""
-    draft = options.draft_quantize
-    if draft is None:
-        fits = options.draft_dtype in (None, "float32") and options.draft_device == "cpu"
-        rounded = options.dtype == "float32" and not options.deterministic and _best_in_8_bits()
-        rounded = rounded and all(registry.has_file(draft) for draft in drafts)
-        draft = "int8" if fits and (options.quantize == "int8" or rounded) else "none"
-    for flag, quantize, dtype, device in (
+    A draft may be rounded: its bits change no token. Raises UsageError for a format that cannot be."""
+    dtype, quantize, on_cpu = options.draft_dtype, options.draft_quantize, options.draft_device == "cpu"
+    if options.quantize == "int8" and quantize is None and dtype in (None, "float32") and on_cpu:
+        quantize = "int8"
+    for flag, asked, of, device in (
         ("--quantize", options.quantize, options.dtype, options.device),
-        ("--draft-quantize", draft, options.draft_dtype or "float32", options.draft_device),
+        ("--draft-quantize", quantize, dtype or "float32", options.draft_device),
     ):
-        if quantize == "int8" and (dtype, device) != ("float32", "cpu"):
-            raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {dtype} on device {device}")
-    return draft
-
-
-def multiplies_bfloat16() -> bool:
-    """Tell whether the processor has instructions for products of bfloat16."""
-    return bool(_cpu_flags() & {"amx_bf16", "avx512_bf16"})
-
-
-def _best_in_8_bits() -> bool:
-    """Tell whether the processor has VNNI, which sums products of 8 bits, and no AMX for bfloat16."""
-    flags = _cpu_flags()
-    return bool(flags & {"avx512_vnni", "avx_vnni"}) and "amx_bf16" not in flags
-
-
-def _cpu_flags() -> set[str]:
-    """Return the names of the processor's features; none where the system does not tell them."""
-    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return set(found[1].split()) if found else set()
+        if asked == "int8" and (of, device) != ("float32", "cpu"):
+            raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {of} on device {device}")
+    if quantize == "int8":
+        return (WeightFormat(quantize="int8"),)
+    if dtype is not None or options.deterministic or options.dtype != "float32" or not on_cpu:
+        return (WeightFormat(dtype or options.dtype),)
+    timed = WeightFormat("float32"), WeightFormat("bfloat16")
+    in_8_bits = quantize is None and all(registry.has_file(draft) for draft in drafts)
+    return (*timed, WeightFormat(quantize="int8")) if in_8_bits else timed

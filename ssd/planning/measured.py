@@ -9,7 +9,7 @@ from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.planning.profile import Misses, Points, Profile
-from ssd.tuning import knowledge
+from ssd.tuning import draft_format, knowledge
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.learner import Learner
@@ -24,13 +24,15 @@ def profile_here(config: EngineConfig, temperature: float) -> tuple[Profile, Pat
     if config.draft is None:
         raise UsageError(f"there is no draft for {config.target_name}: give --draft")
     file = knowledge.file_of(config, str(build.library()))
-    known = knowledge.read(file)
+    known = knowledge.read(file, Knowledge)
     pair = f"{config.target_name} and {config.draft_name}, placed like this"
     if known is None:
         raise UsageError(f"nothing was measured yet of {pair}: start them once, as with ssd generate (no file {file})")
     if not all(known.tables.get(situation) for situation in SITUATIONS):
         raise UsageError(f"{file} has no times of {pair}: they were disturbed or are chosen by hand; start them again")
-    learner, assumption = _agreement(known, knowledge.read(Path(config.draft) / PRIOR_FILE), kind_of(temperature))
+    learner, assumption = _agreement(
+        known, knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge), kind_of(temperature)
+    )
     assumed = {"overhead_s": "part of the forwards", "target_gpus": "one", "draft_gpus": "one"}
     shared = config.one_bus or config.draft_device == "cpu"
     if shared:
@@ -51,6 +53,12 @@ def profile_here(config: EngineConfig, temperature: float) -> tuple[Profile, Pat
         source={"tables": str(file)},
     )
     return profile, file
+
+
+def draft_format_here(config: EngineConfig) -> str | None:
+    """Return the format that the draft computes in by what was measured here; None where no file tells it."""
+    found = draft_format.chosen(config, str(build.library()))
+    return None if found is None else str(found)
 
 
 def _points(table: Mapping[int, float]) -> Points:

@@ -3,7 +3,6 @@ together."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,15 +29,13 @@ _ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
 _USUAL_CHAINS = 4
-_REPEATS = 2
+_LOOKS = 2  # passes over all sizes; the lesser time of each size counts
 # Sizes beyond one that takes so long are not measured: the last two tell the slope.
 _LONGEST_S = 0.06
 # Tree steps that are counted, and how long they may take before the draft is not waited for.
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
 _SAVE_EVERY_S = 10.0
-# Where a verification takes this much longer at the end (a logarithm), other work disturbed the measuring.
-_DISTURBED = 0.25
 _ATTEMPTS = 2  # to measure a draft that does not answer
 
 
@@ -47,10 +44,11 @@ class Experience:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config, self._file = config, file_of(config, str(build.library()))
-        known = read(self._file)
-        prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE)
+        known = read(self._file, Knowledge)
+        prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE, Knowledge)
         # Where nothing was measured yet, plans are tried out.
-        self.tuning = Tuning(config.one_bus, None if known is not None and known.tables else Random())
+        tried = known is not None and (known.tables or known.errors)
+        self.tuning = Tuning(config.one_bus, None if tried else Random())
         self.tuning.recall(known or Knowledge(), prior)
         self._left = _ATTEMPTS
         self._written, self._due = -1 if self.wanting else 0, 0.0
@@ -107,8 +105,10 @@ def rehearse(
 ) -> Iterator[None]:
     """Fill `costs`, a measurement at a time: the caller goes on between any two, and may stop there.
 
-    The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty."""
-    first = not costs.tables["verify"].known
+    The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty. `costs` are
+    marked as disturbed unless two looks at everything agree."""
+    looks = [Costs() for _ in range(_LOOKS)]
+    costs.disturbed = True
 
     def rest() -> None:
         """The draft rests, and the target has all cores."""
@@ -117,30 +117,30 @@ def rehearse(
             team.use(all_cores=True)
 
     try:
-        rest()
-        yield from _verifications(target, _ALONE, costs.tables["verify"])
-        yield from _in_turn(costs, tell, board)
-        yield from _together(target, costs, tell, board, team)
-        rest()
-        again = min(target.verify(1) for _ in range(_REPEATS))
-        costs.disturbed = first and abs(math.log(again / costs.tables["verify"].at(1))) > _DISTURBED
+        for look in looks:
+            rest()
+            yield from _verifications(target, _ALONE, look.tables["verify"])
+            yield from _in_turn(look, tell, board)
+            yield from _together(target, look, tell, board, team)
+        costs.disturbed = not looks[0].agrees(looks[1])
     except OutOfPages:
         pass
     finally:
+        for look in looks:
+            for situation, table in look.tables.items():
+                for size, seconds in table.seconds.items():
+                    costs.tables[situation].set(size, seconds)
         for table in costs.tables.values():
             table.smooth()
         rest()
 
 
 def _verifications(target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable) -> Iterator[None]:
-    """Fill a table with the least time of each size."""
+    """Fill a table with a time of each size."""
     for size in target.sizes(sizes):
-        least = math.inf
-        for _ in range(_REPEATS):
-            least = min(least, target.verify(size))
-            yield
-        table.set(size, least)
-        if least > _LONGEST_S:
+        table.set(size, target.verify(size))
+        yield
+        if table.seconds[size] > _LONGEST_S:
             break
 
 

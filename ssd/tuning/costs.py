@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal
 
 from ssd.speculation.theory import Cost
@@ -30,6 +31,8 @@ _DRIFT, _POINT, _COMMON = 0.05, 0.02, 0.7
 # A measurement counts as at most so many times what was expected, or as a part of it: a descheduled process says
 # nothing of a forward.
 _MOST = 3.0
+# Two measurements of a table, or a table and later rounds, that differ by more than this logarithm disagree.
+_DISTURBED = 0.25
 _EACH, _EIGHTH = 32, 128  # sizes up to these are told apart; by eights; by 64ths beyond
 
 
@@ -99,7 +102,7 @@ class Costs:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
-        self.disturbed = False  # other work disturbed the measuring: the next process measures again
+        self.disturbed = False  # other work disturbed the measuring: the tables are not for a file
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
     def of(self, situation: Situation) -> Cost | None:
@@ -119,9 +122,25 @@ class Costs:
         self._drift[_OTHER[situation]] += _COMMON * _DRIFT * ratio
         table.follow(size, ratio)
 
+    def agrees(self, other: Costs) -> bool:
+        """Tell whether all tables of both say the same of the sizes that both have, but for usual noise."""
+        for situation, table in self.tables.items():
+            mine, others = table.seconds, other.tables[situation].seconds
+            ratios = [math.log(mine[size] / others[size]) for size in mine.keys() & others.keys()]
+            if ratios and abs(fmean(ratios)) > _DISTURBED:
+                return False
+        return True
+
+    def judge(self) -> None:
+        """Mark the tables as disturbed if forwards take far less time than they say: other work slowed the measuring.
+
+        Longer times prove nothing: texts may be longer than those measured, or the machine busy now."""
+        self.disturbed |= min(self._drift.values()) < -_DISTURBED
+
     def written(self) -> dict[str, dict[int, float]]:
-        """The tables, for a file."""
-        return {situation: dict(table.seconds) for situation, table in self.tables.items()}
+        """Return the tables for a file; none if they were disturbed."""
+        tables = {} if self.disturbed else self.tables
+        return {situation: dict(table.seconds) for situation, table in tables.items()}
 
 
 def _kept(size: float) -> int:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,9 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Table = Annotated[dict[Size, Seconds], Meta(max_length=512)]
 
 
+Kept = TypeVar("Kept", bound=msgspec.Struct)
+
+
 class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often target and draft agree under one kind of sampling law (`ssd.tuning.rounds.kind_of`).
 
@@ -52,13 +55,11 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `disturbed` if other work disturbed their
-    measuring; `laws` an agreement for each kind of law, `errors` by batch and mode the logarithm of measured over
-    predicted speed. A prior has `laws` alone."""
+    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
+    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
-    disturbed: bool = False
     errors: Annotated[dict[str, Annotated[float, Meta(ge=-MOST_ERROR, le=MOST_ERROR)]], Meta(max_length=256)] = {}
 
     def law(self, kind: int) -> Agreement:
@@ -71,7 +72,7 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
     drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
     draft = config.draft if config.link is None else "another machine"
     pair = [config.digest, draft, drafts, config.emulate, config.synthetic, config.load_format]
-    types = [config.dtype, config.quantize, config.draft_dtype, config.draft_quantize, config.activations]
+    types = [config.dtype, config.quantize, *map(str, config.draft_formats), config.activations]
     stored = [] if config.kv_cache_dtype == "auto" else [config.kv_cache_dtype]  # older files keep their names
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]
@@ -89,18 +90,18 @@ def _files(model: str | None) -> list[Path]:
     return [file for file in files if file.suffix in (".safetensors", ".gguf") and file.is_file()]
 
 
-def read(file: Path) -> Knowledge | None:
-    """Returns what a file says; None, after a warning unless it is missing, if it says nothing sound."""
+def read(file: Path, kind: type[Kept]) -> Kept | None:
+    """Return what a file says; None, after a warning unless it is missing, if it says nothing sound."""
     try:
         if not file.exists():
             return None
-        return msgspec.json.decode(read_bounded(file, _MOST_BYTES), type=Knowledge, strict=False)
+        return msgspec.json.decode(read_bounded(file, _MOST_BYTES), type=kind, strict=False)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, UsageError, OSError) as error:
         log.warning("%s is not used: %s", file, error)
         return None
 
 
-def write(file: Path, knowledge: Knowledge) -> None:
+def write(file: Path, knowledge: msgspec.Struct) -> None:
     """Replace a file; where that fails, it is measured again at the next start."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

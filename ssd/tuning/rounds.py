@@ -32,6 +32,7 @@ _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 _EARLY, _FAR_BEHIND = 8, 0.6
 # A choice serves for so many rounds at most: what it rests on may have been measured better since.
 _CHOSEN_FOR = 64
+_JUDGED_AT = 100  # rounds, after which measured tables are compared with them
 _RECENT = 0.03  # how fast the long-run speed follows
 _REMEMBERED = 64  # plans
 _LONGEST_STEP_S = 60.0
@@ -154,7 +155,6 @@ class Tuning:
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with what earlier processes have learned, or with a pair's prior where they have learned nothing."""
         self.costs = Costs(known.tables)
-        self.costs.disturbed = known.disturbed
         for kind, learner in enumerate(self.learners):
             found = [each.law(kind) for each in (known, prior) if each is not None]
             agreement = next((each for each in found if each.sampled), None)
@@ -180,7 +180,7 @@ class Tuning:
             for batch, own in self._choosers.items()
             for mode, error in own.errors()
         }
-        return Knowledge(tuple(laws), self.costs.written(), self.costs.disturbed, errors)
+        return Knowledge(tuple(laws), self.costs.written(), errors)
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""
@@ -280,6 +280,8 @@ class Tuning:
         """Count a round of any kind, and choose again when it is time."""
         self._telemetry = draft
         self.rounds += 1
+        if self.rounds == _JUDGED_AT:
+            self.costs.judge()
         if self.rounds % _CHOSEN_FOR == 0:
             self._given.clear()
         if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):

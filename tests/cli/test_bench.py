@@ -151,7 +151,7 @@ def test_a_synthetic_pair_is_as_right_as_stated_and_named_so(tmp_path: Path, mon
     }
     assert [title.endswith(f"({words})") for title in titles] == [True]
     assert "Synthetic: the texts of a script mean nothing" in found["stdout"]
-    assert found["workload"]["dataset"] == "random" and found["engine"]["draft_dtype"] == "float32"
+    assert found["workload"]["dataset"] == "random" and found["engine"]["draft_format"] == "float32"
     assert [row["equal_to_ar"] for row in found["rows"]] == [4] * 2 * len(MODES)
     assert all(row["acceptance_length"] > 1 for row in found["rows"] if row["mode"] == "sd")
 

@@ -87,11 +87,12 @@ def test_a_draft_is_checked_before_it_connects(target: Path, folder: Path, tmp_p
     assert "give --target" in refused(model=shared)
 
 
-def test_a_draft_takes_the_type_that_is_fast_here(target: Path, folder: Path) -> None:
+def test_a_draft_takes_the_type_that_was_asked_for(target: Path, folder: Path) -> None:
     edge = folder / "clients" / "edge"
     found = remote_draft("tcp://192.0.2.1:5556", edge, str(target), str(target), EngineOptions(draft_dtype="bfloat16"))
     assert (found.connect, found.keys, found.model) == ("tcp://192.0.2.1:5556", str(edge), str(target))
-    assert (found.target, found.dtype, found.quantize) == (str(target), "bfloat16", "none")
+    assert (found.target, *map(str, found.formats)) == (str(target), "bfloat16")
     plain = remote_draft(BIND, None, str(target), None, EngineOptions(draft_quantize="int8"))
-    same = {"dtype": "float32", "quantize": "int8", "cache_tokens": plain.cache_tokens}
+    assert [str(one) for one in plain.formats] == ["int8"]
+    same = {"formats": plain.formats, "cache_tokens": plain.cache_tokens}
     assert plain == replace(found, connect=BIND, keys=None, target=None, **same)

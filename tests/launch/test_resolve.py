@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from ssd.config import gpus
-from ssd.config.engine import EngineConfig
+from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.ipc.layouts import draft_probs_layout
 from ssd.launch import memory, mps
-from ssd.launch import resolve as resolving
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
@@ -314,70 +313,32 @@ def test_a_draft_without_room_on_the_gpu_runs_on_the_cpu_unless_it_was_told_wher
 
 
 @pytest.mark.parametrize(
-    ("flags", "asked", "expected"),
-    [
-        ("fma avx512_bf16 avx", {}, "bfloat16"),
-        ("amx_bf16", {}, "bfloat16"),
-        ("fma avx", {}, "float32"),
-        ("amx_bf16", {"deterministic": True}, "float32"),
-        ("amx_bf16", {"dtype": "bfloat16"}, "bfloat16"),
-        ("amx_bf16", {"dtype": "float16"}, "float16"),
-        ("amx_bf16", {"draft_device": "cuda"}, "float32"),
-        ("amx_bf16", {"draft_dtype": "float32"}, "float32"),
-        ("fma", {"draft_dtype": "bfloat16"}, "bfloat16"),
-    ],
-)
-def test_the_draft_is_rounded_where_that_is_fast(
-    flags: str, asked: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolving, "_cpu_flags", lambda: set(flags.split()))
-    found = config(**asked)
-    assert (found.dtype, found.draft_dtype) == (asked.get("dtype", "float32"), expected)
-
-
-@pytest.mark.parametrize(
     ("asked", "target", "draft"),
     [
-        ({}, ("none", "float32"), ("none", "bfloat16")),
-        ({"quantize": "int8"}, ("int8", "float32"), ("int8", "float32")),
-        ({"quantize": "int8", "deterministic": True}, ("int8", "float32"), ("int8", "float32")),
-        ({"quantize": "int8", "draft_quantize": "none"}, ("int8", "float32"), ("none", "bfloat16")),
-        ({"quantize": "int8", "draft_dtype": "bfloat16"}, ("int8", "float32"), ("none", "bfloat16")),
-        ({"quantize": "int8", "draft_device": "cuda"}, ("int8", "float32"), ("none", "float32")),
-        ({"draft_quantize": "int8"}, ("none", "float32"), ("int8", "float32")),
-        ({"draft_quantize": "int8", "dtype": "bfloat16"}, ("none", "bfloat16"), ("int8", "float32")),
+        ({}, "float32", "float32 bfloat16 int8"),
+        ({"draft_quantize": "none"}, "float32", "float32 bfloat16"),
+        ({"draft_quantize": "int8"}, "float32", "int8"),
+        ({"draft_dtype": "float32"}, "float32", "float32"),
+        ({"draft_dtype": "bfloat16"}, "float32", "bfloat16"),
+        ({"draft_device": "cuda"}, "float32", "float32"),
+        ({"deterministic": True}, "float32", "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16", "bfloat16"),
+        ({"dtype": "float16"}, "float16", "float16"),
+        ({"dtype": "bfloat16", "draft_quantize": "int8"}, "bfloat16", "int8"),
+        ({"quantize": "int8"}, "int8", "int8"),
+        ({"quantize": "int8", "deterministic": True}, "int8", "int8"),
+        ({"quantize": "int8", "draft_quantize": "none"}, "int8", "float32 bfloat16"),
+        ({"quantize": "int8", "draft_dtype": "bfloat16"}, "int8", "bfloat16"),
+        ({"quantize": "int8", "draft_device": "cuda"}, "int8", "float32"),
     ],
     ids=str,
 )
-def test_the_draft_is_quantised_as_the_target_unless_asked_otherwise(
-    asked: dict[str, Any], target: tuple[str, str], draft: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+def test_a_draft_may_have_the_format_that_was_asked_for_or_any_that_only_rounds_it(
+    asked: dict[str, Any], target: str, draft: str
 ) -> None:
-    monkeypatch.setattr(resolving, "_cpu_flags", lambda: {"avx512_bf16"})
     found = config(**asked)
-    assert (found.quantize, found.dtype) == target
-    assert (found.draft_quantize, found.draft_dtype) == draft
-
-
-@pytest.mark.parametrize(
-    ("flags", "asked", "expected"),
-    [
-        ("avx512_vnni avx512_bf16", {}, ("int8", "float32")),
-        ("avx512_vnni amx_bf16", {}, ("none", "bfloat16")),
-        ("avx512_vnni", {"deterministic": True}, ("none", "float32")),
-        ("avx512_vnni", {"dtype": "bfloat16"}, ("none", "bfloat16")),
-        ("avx512_vnni", {"draft_dtype": "float32"}, ("int8", "float32")),
-        ("avx512_vnni", {"draft_dtype": "bfloat16"}, ("none", "bfloat16")),
-        ("avx512_vnni", {"draft_quantize": "none"}, ("none", "float32")),
-        ("avx512_vnni", {"draft_device": "cuda"}, ("none", "float32")),
-    ],
-    ids=str,
-)
-def test_the_draft_has_8_bits_where_that_is_fastest(
-    flags: str, asked: dict[str, Any], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolving, "_cpu_flags", lambda: set(flags.split()))
-    found = config(**asked)
-    assert (found.quantize, found.draft_quantize, found.draft_dtype) == ("none", *expected)
+    assert str(WeightFormat(found.dtype, found.quantize)) == target
+    assert " ".join(map(str, found.draft_formats)) == draft
 
 
 @pytest.mark.parametrize(

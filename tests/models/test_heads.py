@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ssd.config.engine import WeightFormat
 from ssd.draft.eagle3 import HeadContext
 from ssd.draft.process import load as load_drafts
 from ssd.draft.tree_attention import ChainCache
@@ -191,8 +192,9 @@ def test_a_start_counts_the_table_that_it_borrows(target: Path, tmp_path: Path) 
     sizes = []
     for name in (whole, without):
         options = EngineOptions(target=str(target), draft=(str(name),), draft_dtype="float32", draft_quantize="none")
-        found = Sized(inspect(target), "float32"), [Sized(inspect(name), "float32")]
-        sizes.append(host_weights(chosen(options), *found, "none"))
+        sizes.append(
+            host_weights(chosen(options), Sized(inspect(target), "float32"), [inspect(name)], [WeightFormat()])
+        )
         assert resolve(options).features is not None
     assert sizes[1] - sizes[0] == 4 * 131 * 32
 

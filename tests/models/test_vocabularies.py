@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
+from ssd.config.engine import WeightFormat
 from ssd.config.params import Speculation
 from ssd.draft.process import load
 from ssd.errors import UsageError
@@ -132,7 +133,7 @@ def test_a_draft_has_the_same_logits_in_the_targets_ids(kind: str, tmp_path: Pat
 
 
 def test_weights_in_8_bits_are_translated_too(target: Path, draft: Path) -> None:
-    whole, rounded = loaded(target, draft), loaded(target, draft, draft_quantize="int8")
+    whole, rounded = loaded(target, draft), loaded(target, draft, draft_formats=(WeightFormat(quantize="int8"),))
     text = list(range(40, 60))
     assert (logits(whole, text).argmax(-1) == logits(rounded, text).argmax(-1)).float().mean() > 0.8
 
@@ -156,5 +157,5 @@ def test_a_start_counts_the_rows_of_all_the_targets_ids(target: Path, draft: Pat
     whole, options = inspect(draft), chosen(EngineOptions())
     fitted = pairs.check_pair(inspect(target), whole)
     none = Sized(inspect(target), "float32")
-    sizes = [host_weights(options, none, [Sized(one, "float32")], "none") for one in (whole, fitted)]
+    sizes = [host_weights(options, none, [one], [WeightFormat()]) for one in (whole, fitted)]
     assert 0 < sizes[1] - sizes[0] < 2 * VOCABULARY * 32 * 4

@@ -9,7 +9,11 @@ import pytest
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
-from ssd.tuning.costs import SITUATIONS
+from ssd.ipc.board import BoardReader, size_bytes
+from ssd.ipc.process import memory_file
+from ssd.target import rehearsal
+from ssd.target.rehearsal import TargetRehearsal, rehearse
+from ssd.tuning.costs import SITUATIONS, Costs
 from tests.models import tiny
 
 PROMPTS = [tiny.token_ids(40, seed) for seed in range(3)]
@@ -32,7 +36,7 @@ def params(mode: Mode, temperature: float) -> list[SamplingParams]:
 
 def known(cache: Path) -> tuple[Path, dict[str, dict[str, float]]]:
     """The file of what was measured, and its tables."""
-    (file,) = (cache / "tables").glob("*.json")
+    (file,) = (file for file in (cache / "tables").glob("*.json") if not file.name.endswith(".draft.json"))
     return file, json.loads(file.read_text())["tables"]
 
 
@@ -54,6 +58,43 @@ def test_a_machine_is_measured_once(pair: tuple[str, str], tmp_path: Path) -> No
         again = llm.generate(PROMPTS, params("auto", 0.0))
     assert [c.token_ids for c in again] == [c.token_ids for c in plain[0]]
     assert known(tmp_path / "cache")[1]["verify"]["1000"] == 5.0
+
+
+class ScriptedVerifications(TargetRehearsal):
+    """Verifications whose seconds follow from the size, `slower` times as many from the second look on."""
+
+    def __init__(self, slower: float) -> None:
+        self._slower, self._seen = slower, set[int]()
+        self.looks, self._most = 0, 8
+
+    def verify(self, tokens: int) -> float:
+        if tokens == 1 and 2 in self._seen:  # the sizes begin again
+            self._seen.clear()
+            self.looks += 1
+        self._seen.add(tokens)
+        return (4 + tokens) / 1e3 * (1.0 if self.looks == 0 else self._slower)
+
+
+@pytest.mark.parametrize(("slower", "agree"), [(1.4, False), (1.1, True), (0.7, False)])
+def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)  # this draft never answers
+    costs, machine = Costs(), ScriptedVerifications(slower)
+    board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
+    for _ in rehearse(machine, costs, lambda _: True, board, None):
+        pass
+    assert machine.looks > 0 and costs.disturbed is not agree
+    assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
+    assert costs.written().get("verify") == (costs.tables["verify"].seconds if agree else None)
+
+
+def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
+    costs, machine = Costs(), ScriptedVerifications(1.0)
+    work = rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None)
+    for _ in range(3):
+        next(work)
+    work.close()
+    assert costs.tables["verify"].known and not costs.written()
 
 
 def test_without_a_draft_prompt_lookup_remains(pair: tuple[str, str]) -> None:

@@ -78,7 +78,7 @@ def test_the_card_has_the_time_of_a_step_and_where_it_was_measured() -> None:
 
 
 def test_engines_with_the_draft_begin_with_what_was_evaluated(draft: Path) -> None:
-    known = knowledge.read(draft / knowledge.PRIOR_FILE)
+    known = knowledge.read(draft / knowledge.PRIOR_FILE, knowledge.Knowledge)
     assert known is not None and len(known.laws) == 3 and not known.tables
     report = json.loads((draft / "evaluation.json").read_text())
     rows = [row for row in report["rows"] if row["rule"] == "coupled"]
@@ -397,7 +397,7 @@ def test_a_table_has_a_row_for_each_category(target: Path, draft: Path, tmp_path
         for rule in (("coupled", "rejection") if temperature else ("coupled",))
     ]
     stored = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
-    prior = knowledge.read(tmp_path / knowledge.PRIOR_FILE)
+    prior = knowledge.read(tmp_path / knowledge.PRIOR_FILE, knowledge.Knowledge)
     greedy = [row["rounds"] for row in stored if row["temperature"] == 0]
     assert prior is not None and prior.laws[0].acceptance[0][1] == sum(greedy) > 0
 

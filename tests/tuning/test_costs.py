@@ -44,6 +44,28 @@ def test_a_machine_that_slows_down_does_so_for_all_sizes() -> None:
     assert step.at(1) == 0.004
 
 
+def test_two_looks_disagree_if_all_sizes_of_a_table_differ() -> None:
+    once = Costs({"verify": STAIRCASE, "step": {1: 0.004}})
+    noisy = {size: seconds * (1.5 if size == 6 else 0.97) for size, seconds in STAIRCASE.items()}
+    assert once.agrees(Costs({"verify": noisy, "step": {1: 0.0045, 2: 0.005}}))
+    slowed = {size: 1.4 * seconds for size, seconds in STAIRCASE.items()}
+    assert not once.agrees(Costs({"verify": slowed, "step": {1: 0.004}}))
+    assert not Costs({"verify": slowed}).agrees(once)
+    assert not once.agrees(Costs({"verify": STAIRCASE, "step": {1: 0.006}}))
+    assert once.agrees(Costs())
+
+
+@pytest.mark.parametrize(("took", "kept"), [(0.7, False), (0.9, True), (1.0, True), (2.0, True)])
+def test_tables_that_were_measured_beside_other_work_are_thrown_away(took: float, kept: bool) -> None:
+    costs = Costs({"verify": STAIRCASE, "step": {1: 0.004}})
+    for _ in range(100):
+        costs.note("verify", 1, took * STAIRCASE[1])
+    costs.judge()
+    assert bool(costs.written()) is kept
+    verify = costs.of("verify")
+    assert verify is not None and verify.at(1) == pytest.approx(took * STAIRCASE[1], rel=0.03), "this process goes on"
+
+
 def test_one_size_that_takes_longer_than_its_table_says() -> None:
     costs = Costs({"verify": STAIRCASE})
     for _ in range(600):

@@ -278,7 +278,7 @@ def test_another_process_goes_on_where_one_ended(tmp_path: Path) -> None:
     world.play(2000)
     file = tmp_path / "known.json"
     knowledge.write(file, world.tuning.knowledge())
-    known = knowledge.read(file)
+    known = knowledge.read(file, Knowledge)
     assert known is not None
     later = Tuning()
     later.recall(known)
@@ -302,8 +302,8 @@ def test_a_pairs_prior_serves_until_more_is_known() -> None:
 def test_a_file_that_says_nothing_sound_is_measured_again(tmp_path: Path, content: str) -> None:
     file = tmp_path / "known.json"
     file.write_text(content)
-    assert knowledge.read(file) is None
-    assert knowledge.read(tmp_path / "missing.json") is None
+    assert knowledge.read(file, Knowledge) is None
+    assert knowledge.read(tmp_path / "missing.json", Knowledge) is None
     knowledge.write(file / "below a file", Knowledge())  # no error: it is measured again
 
 

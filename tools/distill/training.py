@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ssd.errors import UsageError
-from ssd.launch.resolve import multiplies_bfloat16
 from tools.distill.shards import Conversation, conversations, save, shard_path
 
 # Stored labels of a place that training uses.
@@ -37,6 +36,7 @@ _NEGATIVES = 1024
 _BESIDE_MUON = 1e-3
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
+_TIMED_WIDTH, _TIMED_PRODUCTS = 1024, 4
 # Sizes are rounded up to a multiple: for every new shape of a product oneDNN compiles and keeps a kernel.
 _LENGTHS, _ROWS, _CLASSES = 32, 64, 1024
 
@@ -245,9 +245,20 @@ def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> l
     return shares
 
 
+@lru_cache
 def computes_in_bfloat16(device: torch.device) -> bool:
-    """Tell whether the device multiplies bfloat16 faster than float32."""
-    return device.type == "cuda" or multiplies_bfloat16()
+    """Tell whether the device multiplies bfloat16 faster than float32, by the time of one product."""
+    return _product_seconds(device, torch.bfloat16) < _product_seconds(device, torch.float32)
+
+
+def _product_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the least seconds of a square product on the device."""
+    square, least = torch.ones(_TIMED_WIDTH, _TIMED_WIDTH, dtype=dtype, device=device), math.inf
+    for _ in range(_TIMED_PRODUCTS):
+        began = time.perf_counter()
+        float((square @ square)[0, 0])  # waits for a GPU
+        least = min(least, time.perf_counter() - began)
+    return least
 
 
 def arithmetic(device: torch.device) -> AbstractContextManager[None]:

@@ -1,0 +1,65 @@
+"""Chooses the draft's weight format by time. The times are kept beside the pair's tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config.engine import EngineConfig, WeightFormat
+from ssd.tuning import knowledge
+from ssd.tuning.knowledge import Seconds
+
+log = logging.getLogger("ssd.draft")
+
+
+class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of the same forwards in each format. `agreed`: the start before found the same one fastest."""
+
+    seconds: Annotated[dict[str, Seconds], Meta(max_length=8)]
+    agreed: bool = False
+
+
+def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightFormat], float]) -> WeightFormat:
+    """Return the format whose forwards take least by `seconds_in`, which loads the draft.
+
+    Nothing is timed where the draft may have one format only, where two starts agreed, or on emulated devices."""
+    formats = config.draft_formats
+    if len(formats) == 1 or config.emulate is not None:
+        return formats[0]
+    file = _file_of(config, kernels)
+    before = knowledge.read(file, FormatTimes)
+    if before is not None and before.agreed and (known := _fastest(config, before)) is not None:
+        return known
+    times = FormatTimes({str(one): max(1e-9, seconds_in(one)) for one in formats})
+    fastest = _fastest(config, times)
+    assert fastest is not None
+    said = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in times.seconds.items())
+    log.info("the draft computes in %s, the fastest here (ms: %s)", fastest, said)
+    agreed = before is not None and _fastest(config, before) == fastest
+    knowledge.write(file, msgspec.structs.replace(times, agreed=agreed))
+    return fastest
+
+
+def chosen(config: EngineConfig, kernels: str) -> WeightFormat | None:
+    """Return the format that the last start took; None where no file tells it."""
+    formats = config.draft_formats
+    if len(formats) == 1 or config.emulate is not None:
+        return formats[0]
+    times = knowledge.read(_file_of(config, kernels), FormatTimes)
+    return None if times is None else _fastest(config, times)
+
+
+def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
+    """Return the fastest of the formats; None if the times are not those of all."""
+    if {*times.seconds} != {*map(str, config.draft_formats)}:
+        return None
+    return min(config.draft_formats, key=lambda one: times.seconds[str(one)])
+
+
+def _file_of(config: EngineConfig, kernels: str) -> Path:
+    return knowledge.file_of(config, kernels).with_suffix(".draft.json")

@@ -1,0 +1,113 @@
+"""The format that a draft computes in is the one that took least time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd.config.engine import EngineConfig, WeightFormat
+from ssd.draft.process import load
+from ssd.execution.runner import Runner
+from ssd.kernels import build
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.models import registry
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.interface import Model
+from ssd.planning.measured import draft_format_here
+from ssd.tuning import draft_format
+from tests.models import tiny
+
+FLOAT32, BFLOAT16, INT8 = FORMATS = WeightFormat(), WeightFormat("bfloat16"), WeightFormat(quantize="int8")
+# Milliseconds of a draft's step on a Xeon with AMX, and on an EPYC with AVX-512 and VNNI.
+XEON, EPYC = {FLOAT32: 3.4, BFLOAT16: 13.5, INT8: 1.7}, {FLOAT32: 5.6, BFLOAT16: 9.5, INT8: 2.6}
+OLD = {FLOAT32: 5.0, BFLOAT16: 50.0, INT8: 6.0}
+
+
+@pytest.fixture
+def config(tmp_path: Path, own_cache: Path) -> EngineConfig:
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", seed=3, vocab_size=300))
+    draft = tiny.noisy_copy(target, tmp_path / "draft", noise=0.02)
+    found = resolve(EngineOptions(target=str(target), draft=(str(draft),)))
+    assert found.draft_formats == FORMATS
+    return found
+
+
+class Machine:
+    """A machine on which forwards take these times."""
+
+    def __init__(self, milliseconds: dict[WeightFormat, float]) -> None:
+        self.milliseconds, self.timed = milliseconds, 0
+
+    def seconds_in(self, weights: WeightFormat) -> float:
+        self.timed += 1
+        return self.milliseconds[weights] / 1e3
+
+    def start(self, config: EngineConfig) -> WeightFormat:
+        return draft_format.choose(config, str(build.library()), self.seconds_in)
+
+
+@pytest.mark.parametrize(("machine", "best"), [(XEON, INT8), (EPYC, INT8), (OLD, FLOAT32)], ids=["Xeon", "EPYC", "old"])
+def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
+    machine: dict[WeightFormat, float], best: WeightFormat, config: EngineConfig
+) -> None:
+    here = Machine(machine)
+    assert draft_format_here(config) is None
+    assert [here.start(config) for _ in range(4)] == [best] * 4
+    assert here.timed == 2 * len(FORMATS)
+    assert draft_format_here(config) == str(best)
+
+
+def test_a_busy_moment_decides_for_one_start_only(config: EngineConfig) -> None:
+    assert Machine({**EPYC, INT8: 20.0}).start(config) == FLOAT32
+    quiet = Machine(EPYC)
+    assert [quiet.start(config) for _ in range(3)] == [INT8] * 3
+    assert quiet.timed == 2 * len(FORMATS)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"seconds": {"int8": 1.0}, "agreed": true}', '{"seconds": {"int8": -1}}']
+)
+def test_a_file_that_says_nothing_sound_is_replaced(content: str, config: EngineConfig, own_cache: Path) -> None:
+    Machine(XEON).start(config)
+    (file,) = (own_cache / "tables").glob("*.draft.json")
+    file.write_text(content)
+    here = Machine(OLD)
+    assert here.start(config) == FLOAT32 and here.timed == len(FORMATS)
+
+
+def test_nothing_is_timed_where_there_is_no_choice(tmp_path: Path, config: EngineConfig) -> None:
+    here = Machine(XEON)
+    for asked in ({"draft_dtype": "bfloat16"}, {"draft_quantize": "int8"}, {"deterministic": True}):
+        options: dict[str, Any] = {"target": config.target, "draft": (config.draft,), **asked}
+        fixed = resolve(EngineOptions(**options))
+        assert here.start(fixed) == fixed.draft_formats[0] and draft_format_here(fixed) == str(fixed.draft_formats[0])
+    assert here.timed == 0
+
+
+@pytest.mark.parametrize("slow", FORMATS, ids=str)
+def test_a_draft_loads_in_no_format_that_is_slow_here(
+    slow: WeightFormat, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One format is made slower by far more than a tiny draft's forwards take on a busy machine."""
+    forward, build, built = Runner.forward, registry.load, dict[int, WeightFormat]()
+
+    def noted(checkpoint: Checkpoint, dtype: torch.dtype, *arguments: Any, int8: bool, **more: Any) -> Model:
+        model = build(checkpoint, dtype, *arguments, int8=int8, **more)
+        built[id(model)] = INT8 if int8 else BFLOAT16 if model.dtype == torch.bfloat16 else FLOAT32
+        return model
+
+    def slowed(runner: Runner, *arguments: Any, **more: Any) -> torch.Tensor:
+        if built[id(runner.model)] == slow:
+            time.sleep(0.3)
+        return forward(runner, *arguments, **more)
+
+    monkeypatch.setattr(registry, "load", noted)
+    monkeypatch.setattr(Runner, "forward", slowed)
+    (runner,) = load(config)
+    assert {*built.values()} == {*FORMATS}
+    assert built[id(runner.model)] != slow and str(built[id(runner.model)]) == draft_format_here(config)
