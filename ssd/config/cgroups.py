@@ -33,6 +33,15 @@ def memory_left(root: Path = _ROOT) -> int | None:
     return min(found, default=None)
 
 
+def oom_kills(root: Path = _ROOT) -> int:
+    """Return how many processes the kernel has killed for want of memory: in this process's group, else anywhere."""
+    for group in _groups("memory", root):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _figures(group / name).get("oom_kill")) is not None:
+                return int(count)
+    return int(_figures(root / "proc/vmstat").get("oom_kill", 0))
+
+
 def _groups(controller: str, root: Path) -> Iterator[Path]:
     """The folders of the groups that this process is in, for both versions, from its own to the outermost.
 
@@ -54,9 +63,14 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _droppable(group: Path) -> int:
-    words = _words(group / "memory.stat")
-    figures = dict(zip(words[::2], words[1::2], strict=False))
+    figures = _figures(group / "memory.stat")
     return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
+
+
+def _figures(file: Path) -> dict[str, str]:
+    """Return a file of names and numbers by turns."""
+    words = _words(file)
+    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _words(file: Path) -> list[str]:

@@ -30,6 +30,10 @@ _SPARE_PAGES = 2**18
 _TARGET_SHARE, _DRAFT_SHARE = 4, 8
 # On a CPU a cache has pages for this number of tokens of each sequence by default, and for one sequence of any length.
 _USUAL_TOKENS = 2048
+# Memory of the processes beside weights and caches, as measured under load (docs/reliability.md, "Memory limits"): of a
+# process with a model, and of all the others together: supervisor, frontend, text workers, a grammar being compiled.
+_MODEL_PROCESS, _OTHER_PROCESSES = 224 * 2**20, 256 * 2**20
+_LEAST_CONTEXT = 512  # tokens, below which a start by default is refused
 # Of each sequence and id of the vocabulary a target on one GPU keeps how often it was written, and a bias.
 ADJUSTED = 8
 
@@ -128,6 +132,31 @@ def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized],
         tokens.append(_draft_tokens(drafts, free))
     # One page stays free for tokens that are not yet accepted.
     return max(0, min(tokens, default=2**31) // options.page_size - 1) * options.page_size
+
+
+def host_processes(options: ChosenOptions, has_draft: bool) -> int:
+    """Return the bytes of the host's memory that the engine's processes take beside weights and caches."""
+    return _MODEL_PROCESS * (options.ranks_here + has_draft) + _OTHER_PROCESSES
+
+
+def check_room(
+    options: ChosenOptions, target: Sized, drafts: Sequence[Sized], weights: int, processes: int, available: int
+) -> None:
+    """Raise UsageError, with the memory needed, where the host has no room for the engine and its least context."""
+    tokens = options.max_model_len or min(_LEAST_CONTEXT, ModelSizes.of(target.model).context)
+    each = 0
+    if options.device == "cpu" and options.kv_cache_memory_bytes is None:
+        each = _TARGET_SHARE * _token_bytes([target])
+    if options.draft_device == "cpu" and drafts and options.max_model_len is None:
+        each = max(each, _DRAFT_SHARE * _token_bytes(drafts))
+    caches = each * (tokens + options.page_size)
+    if caches and weights + processes + caches > available:
+        where = "" if cgroups.memory_left() is None else " below the limit of this container"
+        raise UsageError(
+            f"{options.target} needs {_mib(weights + processes + caches)} of memory: {_mib(weights)} for weights, "
+            f"{_mib(processes)} for its processes, {_mib(caches)} to work with {tokens} tokens of context; "
+            f"{_mib(available)} are free{where}"
+        )
 
 
 def _draft_tokens(drafts: Sequence[Sized], free: int) -> int:
@@ -313,6 +342,10 @@ def available_bytes() -> int:
     assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
     free, left = int(found[1]) * 1024, cgroups.memory_left()
     return free if left is None else min(free, left)
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // 2**20)} MiB"
 
 
 def _gib(size: int) -> str:

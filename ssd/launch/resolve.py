@@ -68,7 +68,9 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     available = memory.available_bytes()  # read once: what depends on it must fit together
     host_weights = memory.host_weights(options, sized, drafts, formats)
     memory.check_random_weights(options, host_weights, available)
-    free = max(0, available - host_weights)
+    processes = memory.host_processes(options, bool(drafts))
+    memory.check_room(options, sized, sized_drafts, host_weights, processes, available)
+    free = max(0, available - host_weights - processes)
     length = _max_model_len(options, sizes, memory.context_room(options, sized, sized_drafts, free))
     draft_probs = memory.draft_probs_bytes(options, speculation, sizes.vocab_size)
     num_pages, draft_num_pages = memory.cache_pages(

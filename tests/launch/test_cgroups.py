@@ -82,6 +82,23 @@ def test_without_a_limit_there_is_none(files: dict[str, str], tmp_path: Path) ->
     assert cgroups.cpu_quota(tmp_path / "no-proc") is None
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "killed"),
+    [
+        ("0::/ssd.service\n", {"ssd.service/memory.events": "low 0\nmax 7\noom 3\noom_kill 2\n"}, 2),
+        ("4:memory:/docker/1a2b\n0::/\n", {"memory/memory.oom_control": "oom_kill_disable 0\noom_kill 3\n"}, 3),
+        ("0::/\n", {}, 9),
+    ],
+    ids=["version 2", "version 1", "no group"],
+)
+def test_processes_that_the_kernel_killed_are_counted(
+    groups: str, files: dict[str, str], killed: int, tmp_path: Path
+) -> None:
+    root = machine(tmp_path, groups, files)
+    (root / "proc/vmstat").write_text("pgfault 12\noom_kill 9\n")
+    assert cgroups.oom_kills(root) == killed
+
+
 def test_target_and_draft_get_as_many_cores_as_the_container_may_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(cgroups, "cpu_quota", lambda: 4.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ssd.config import cgroups
+from ssd.config.engine import WeightFormat
 from ssd.config.params import SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory
+from ssd.launch.defaults import chosen
+from ssd.launch.memory import Sized
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -68,13 +73,16 @@ def test_where_memory_is_short_the_context_is_shorter_unless_a_length_was_asked_
     # The drafts have half as much, for all of them together.
     assert config(kv_cache_memory_bytes=GIB, draft=(TARGET,)).max_model_len == 99 * 16
     assert config(kv_cache_memory_bytes=GIB, draft=(TARGET, TARGET)).max_model_len == 49 * 16
-    with pytest.raises(UsageError, match="no room for the KV cache"):
+    with pytest.raises(
+        UsageError, match=r"smollm2 needs 1443 MiB of memory: .* with 8192 tokens of context; 563 MiB are"
+    ):
         config(max_model_len=8192)
 
 
 def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A float32 target and a bfloat16 draft of the same weights."""
     model, room = inspect(Path(TARGET)), 4 * 200 * 4 * PAGE_BYTES
+    monkeypatch.setattr(memory, "host_processes", lambda *_: 0)
     whole, half, int8 = (resident_bytes(model, *how) for how in (("float32",), ("bfloat16",), ("float32", True)))
     asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_quantize": "none", "draft": (TARGET,)}
     monkeypatch.setattr(memory, "available_bytes", lambda: whole + half + room)
@@ -86,8 +94,35 @@ def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: int8 + room)
     assert config(mode="ar", quantize="int8", max_model_len=2048).num_pages == 200
     monkeypatch.setattr(memory, "available_bytes", lambda: whole)
-    with pytest.raises(UsageError, match="no room for the KV cache"):
+    with pytest.raises(UsageError, match=r"smollm2 needs .* of memory"):
         config(mode="ar")
+
+
+def test_processes_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = chosen(EngineOptions(mode="ar"))
+    weights = memory.host_weights(options, Sized(inspect(Path(TARGET)), "float32"), [], [WeightFormat()])
+    alone, room = memory.host_processes(options, False), 4 * 200 * 4 * PAGE_BYTES
+    assert memory.host_processes(options, True) > alone
+    monkeypatch.setattr(memory, "available_bytes", lambda: weights + alone + room)
+    assert config(mode="ar", max_model_len=2048).num_pages == 200
+
+
+@pytest.mark.parametrize("limit", [None, GIB])
+def test_a_start_without_room_is_refused_with_the_memory_that_it_needs(
+    limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "memory_left", lambda: limit)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 200 * 2**20)
+    with pytest.raises(UsageError) as refused:
+        config()
+    said = re.search(r"needs (\d+) MiB of memory: .* 512 tokens of context; 200 MiB are free(.*)", str(refused.value))
+    assert said is not None and (said[2] == " below the limit of this container") is (limit is not None)
+    needed = int(said[1]) * 2**20
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    assert 512 <= config().max_model_len <= 528
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 2**20)
+    with pytest.raises(UsageError, match="are free"):
+        config()
 
 
 @pytest.mark.usefixtures("no_weights")
