@@ -4,6 +4,7 @@ The files are those of the kernel's documentation, admin-guide/cgroup-v1 and adm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,14 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
         if quota.isdecimal() and period.isdecimal() and int(period):
             found.append(int(quota) / int(period))
     return min(found, default=None)
+
+
+def available_bytes() -> int:
+    """Return the free memory of the host, or of the container where that has less."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
+    free, left = int(found[1]) * 1024, memory_left()
+    return free if left is None else min(free, left)
 
 
 def memory_left(root: Path = _ROOT) -> int | None:

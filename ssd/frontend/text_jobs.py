@@ -9,14 +9,19 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ssd.config.cgroups import available_bytes
 from ssd.config.params import Structured
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
 from ssd.ipc.public import ChatMessage, ChatOptions
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20  # bytes
-MEMORY_BYTES = 1 << 30
-"""What one text may take beyond what the loaded tokenizer takes."""
+_MEMORY_SHARE, _LEAST_BYTES, _MOST_BYTES = 4, 128 << 20, 1 << 30
+
+
+def memory_bytes() -> int:
+    """Return what one text may take beyond the loaded tokenizer: a quarter of what is free, within bounds."""
+    return min(_MOST_BYTES, max(_LEAST_BYTES, available_bytes() // _MEMORY_SHARE))
 
 
 class TextWorker(IntEnum):

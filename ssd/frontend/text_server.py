@@ -127,7 +127,8 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic writes there; its message is in the reply
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     os.nice(text_jobs.NICENESS.get(worker, 0))
-    _limit_memory(text_jobs.MEMORY_BYTES)
+    memory = text_jobs.memory_bytes()
+    _limit_memory(memory)
     file = connection.makefile("rb")
     compiler: GrammarCompiler | None = None
     while (job := read_frame(file, text_jobs.JOB)) is not None:
@@ -148,7 +149,7 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
         except SsdError as error:
             reply = frame(Broken(str(error)))
         except MemoryError:
-            reply = frame(Broken(f"this text takes more than {text_jobs.MEMORY_BYTES >> 20} MiB of memory"))
+            reply = frame(Broken(f"this text takes more than {memory >> 20} MiB of memory"))
         except BaseException as error:  # a panic of the library is no Exception
             reply = frame(Broken(f"the model's tokenizer breaks over this text: {_said(error)}"))
         connection.sendall(reply)

@@ -4,9 +4,7 @@ All of it is sums of bytes: nothing is allocated, no device is touched."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ssd.config import cgroups
@@ -334,14 +332,6 @@ def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None
             raise UsageError(
                 f"{who} needs {_gib(size)} for {what}, more than a quarter of the memory that is free; lower {lower}"
             )
-
-
-def available_bytes() -> int:
-    """Return the free memory of the host, or of the container where that has less."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
-    free, left = int(found[1]) * 1024, cgroups.memory_left()
-    return free if left is None else min(free, left)
 
 
 def _mib(size: int) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ssd.config import cgroups
 from ssd.config.engine import ITEM_BYTES
 from ssd.config.remote import RemoteDraft
 from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
 from ssd.ipc.listening import is_loopback
-from ssd.launch import memory
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions, display_name
 from ssd.launch.resolve import draft_formats
@@ -64,5 +64,5 @@ def remote_draft(
         target=None if lender is None else str(lender.directory),
         formats=formats,
         device=options.draft_device,
-        cache_tokens=max(1, memory.available_bytes() // _SHARE // each),
+        cache_tokens=max(1, cgroups.available_bytes() // _SHARE // each),
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ssd.config import cores, gpus
+from ssd.config import cgroups, cores, gpus
 from ssd.config.engine import ITEM_BYTES, CommonOptions, EngineConfig, Features, WeightFormat, check_text
 from ssd.config.params import DRAFTED, SamplingDefaults
 from ssd.errors import UsageError
@@ -65,7 +65,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     features = _features(options, drafts, target)
     widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
-    available = memory.available_bytes()  # read once: what depends on it must fit together
+    available = cgroups.available_bytes()  # read once: what depends on it must fit together
     host_weights = memory.host_weights(options, sized, drafts, formats)
     memory.check_random_weights(options, host_weights, available)
     processes = memory.host_processes(options, bool(drafts))

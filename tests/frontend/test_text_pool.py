@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ssd.errors import UsageError
+from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
@@ -195,3 +196,9 @@ def test_a_text_process_that_is_killed_costs_no_request(stop: signal.Signals, mo
             assert await pool.do(TextWorker.PROMPT, SHORT) == expected
 
     with_pool(MODEL, body)
+
+
+@pytest.mark.parametrize(("free", "most"), [(0, 128 << 20), (1 << 30, 256 << 20), (64 << 30, 1 << 30)])
+def test_a_text_may_take_a_part_of_what_is_free(free: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_jobs, "available_bytes", lambda: free)
+    assert text_jobs.memory_bytes() == most

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ssd.config import cgroups, cores
-from ssd.launch import memory
 
 GIB = 2**30
 NO_LIMIT = "9223372036854771712\n"  # what version 1 says
@@ -118,6 +117,6 @@ def test_target_and_draft_get_as_many_cores_as_the_container_may_keep_busy(monke
 
 def test_the_memory_of_a_container_is_what_its_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "memory_left", lambda: None)
-    host = memory.available_bytes()
+    host = cgroups.available_bytes()
     monkeypatch.setattr(cgroups, "memory_left", lambda: 5)
-    assert memory.available_bytes() == 5 < host
+    assert cgroups.available_bytes() == 5 < host

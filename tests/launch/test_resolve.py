@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ssd.config import gpus
+from ssd.config import cgroups, gpus
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import Speculation
@@ -92,9 +92,9 @@ def test_the_context_is_the_models_own() -> None:
 @pytest.mark.usefixtures("no_weights")
 def test_the_cache_holds_every_sequence_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = 8 * (2048 // 16 + 1)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 16 * GIB)
     assert (config(max_model_len=2048).num_pages, config(max_model_len=2048).draft_num_pages) == (wanted, wanted)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
     assert config(max_model_len=2048).num_pages == 200
     assert config(max_model_len=2048, dtype="bfloat16").num_pages == 400
     assert config(max_model_len=2048, kv_cache_memory_bytes=300 * 4 * PAGE_BYTES).num_pages == 300
@@ -196,7 +196,7 @@ def test_hidden_states_that_lie_on_the_gpu_take_room_there(
     assert pages("cuda:1", room // 4) == pages("cpu", room // 4)
     with pytest.raises(UsageError, match="the target has no room on cuda:0"):
         pages("cuda:1", room)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(memory, "check_room", lambda *_: None)
     assert pages("cuda:1") > 0
     with pytest.raises(UsageError, match="an EAGLE-3 head needs"):

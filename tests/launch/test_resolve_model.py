@@ -65,7 +65,7 @@ def test_the_model_says_how_it_is_sampled_unless_nobody_asks_it(
 def test_where_memory_is_short_the_context_is_shorter_unless_a_length_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 4 * 200 * 4 * PAGE_BYTES)
     found = config()
     assert (found.max_model_len, found.num_pages) == (199 * 16, 200), "of the target's pages one is for draft tokens"
     assert "memory for a context of 3184 tokens; the model's own has 8192" in caplog.text
@@ -85,15 +85,15 @@ def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "host_processes", lambda *_: 0)
     whole, half, int8 = (resident_bytes(model, *how) for how in (("float32",), ("bfloat16",), ("float32", True)))
     asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_quantize": "none", "draft": (TARGET,)}
-    monkeypatch.setattr(memory, "available_bytes", lambda: whole + half + room)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: whole + half + room)
     assert config(**asked, max_model_len=2048).num_pages == 200
     assert config(**asked).max_model_len == 199 * 16
     assert config(**asked, kv_cache_memory_bytes=GIB).max_model_len == 199 * 16
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2 * whole + room)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 2 * whole + room)
     assert config(**asked | {"draft_dtype": "float32"}, kv_cache_memory_bytes=GIB).max_model_len == 99 * 16
-    monkeypatch.setattr(memory, "available_bytes", lambda: int8 + room)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: int8 + room)
     assert config(mode="ar", quantize="int8", max_model_len=2048).num_pages == 200
-    monkeypatch.setattr(memory, "available_bytes", lambda: whole)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: whole)
     with pytest.raises(UsageError, match=r"smollm2 needs .* of memory"):
         config(mode="ar")
 
@@ -103,7 +103,7 @@ def test_processes_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = memory.host_weights(options, Sized(inspect(Path(TARGET)), "float32"), [], [WeightFormat()])
     alone, room = memory.host_processes(options, False), 4 * 200 * 4 * PAGE_BYTES
     assert memory.host_processes(options, True) > alone
-    monkeypatch.setattr(memory, "available_bytes", lambda: weights + alone + room)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: weights + alone + room)
     assert config(mode="ar", max_model_len=2048).num_pages == 200
 
 
@@ -112,15 +112,15 @@ def test_a_start_without_room_is_refused_with_the_memory_that_it_needs(
     limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "memory_left", lambda: limit)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 200 * 2**20)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 200 * 2**20)
     with pytest.raises(UsageError) as refused:
         config()
     said = re.search(r"needs (\d+) MiB of memory: .* 512 tokens of context; 200 MiB are free(.*)", str(refused.value))
     assert said is not None and (said[2] == " below the limit of this container") is (limit is not None)
     needed = int(said[1]) * 2**20
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: needed)
     assert 512 <= config().max_model_len <= 528
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 2**20)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: needed - 2**20)
     with pytest.raises(UsageError, match="are free"):
         config()
 
@@ -129,7 +129,7 @@ def test_a_start_without_room_is_refused_with_the_memory_that_it_needs(
 def test_what_is_free_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others take memory meanwhile: context and cache still fit together."""
     free = iter(range(4 * 200 * 4 * PAGE_BYTES, 0, -4 * 4 * 4 * PAGE_BYTES))
-    monkeypatch.setattr(memory, "available_bytes", lambda: next(free))
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: next(free))
     found = config()
     assert (found.max_model_len, found.num_pages) == (199 * 16, 200)
 
@@ -138,7 +138,7 @@ def test_what_is_free_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_cpu_the_default_caches_hold_one_longest_sequence_or_all_shorter_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 64 * GIB)
 
     def pages(**asked: Any) -> tuple[int, int]:
         found = config(**asked)
@@ -154,7 +154,7 @@ def test_on_a_cpu_the_default_caches_hold_one_longest_sequence_or_all_shorter_on
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_draft_has_room_for_one_sequence_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 200 * 4 * PAGE_BYTES)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 8 * 200 * 4 * PAGE_BYTES)
     assert config(max_model_len=320, draft=(TARGET,)).draft_num_pages == 8 * 21
     assert config(max_model_len=1600, draft=(TARGET,)).draft_num_pages == 200
     assert config(max_model_len=6000, draft=(TARGET,)).draft_num_pages == 376
