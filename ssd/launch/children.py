@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -17,6 +18,7 @@ from ssd.ipc.process import Start
 from ssd.launch import mps
 
 _NONE: Mapping[str, str] = {}
+_COUNTERS = Path("/proc/vmstat")
 _LAST_WORDS_S = 0.5
 # Looks of a compute thread for more work, before it sleeps: some 0.1 ms, longer than the host needs between two layers.
 _SPINS = 10_000
@@ -25,12 +27,13 @@ _SPINS = 10_000
 class ChildProcess:
     """One running child process, with these environment `variables`. Raises OSError where it cannot be started.
 
-    `pidfd` becomes readable when it ends. `failure` is the cause that it gave, or that the supervisor gave for it.
-    `loading` says how much of its weights it has read."""
+    `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal. `failure` is the cause
+    that it gave, or that the supervisor gave for it. `loading` says how much of its weights it has read."""
 
     def __init__(self, package: str, start: Start, variables: Mapping[str, str] = _NONE) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
+        self._out_of_memory = _killed_for_memory()
         try:
             self._handle = subprocess.Popen(
                 interpreter.child_command(package, str(payload)),
@@ -42,7 +45,7 @@ class ChildProcess:
             )
         finally:
             os.close(payload)
-        self.role, self.epoch = start.role, start.epoch
+        self.role, self.epoch, self.code = start.role, start.epoch, 0
         self.pid = self._handle.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
@@ -59,25 +62,26 @@ class ChildProcess:
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of a process that is about to end. Returns its exit code, or minus the signal."""
-        code = self._handle.wait()
+        """Wait for the end of a process that is about to end. Returns its `code`."""
+        self.code = self._handle.wait()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-        return code
+        return self.code
 
     def cause(self, hear: Callable[[float], None]) -> str:
         """Return how the process ended, in its own words if it had any; they may still be on their way. Call it once.
 
         `hear` takes in what children have said; it waits for at most so many seconds."""
-        code = self.wait()
+        self.wait()
         hear(0.0)
-        if code < 0 and self.failure is None:
-            return f"killed by {_signal_name(-code)}"
+        if self.code < 0 and self.failure is None:
+            for_memory = -self.code == signal.SIGKILL and _killed_for_memory() > self._out_of_memory
+            return f"killed by {_signal_name(-self.code)}" + (", perhaps for want of memory" if for_memory else "")
         deadline = time.monotonic() + _LAST_WORDS_S
         while self.failure is None and (left := deadline - time.monotonic()) > 0:
             hear(left)
-        return f"exit status {code}" if self.failure is None else self.failure.message
+        return f"exit status {self.code}" if self.failure is None else self.failure.message
 
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (of time.monotonic) for the process to end, then kill it."""
@@ -94,6 +98,15 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _killed_for_memory() -> int:
+    """Return how many processes the kernel has killed since it started because memory was used up; 0: not known."""
+    try:
+        counters = dict(line.split() for line in _COUNTERS.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counters.get("oom_kill", 0))
 
 
 def _memory_file_with(payload: bytes) -> int:
