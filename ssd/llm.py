@@ -6,6 +6,7 @@ with LLM("smollm2", "smollm2-draft") as llm:
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,6 +148,7 @@ class LLM:
             self.engine, self.client = stack.enter_context(running(resolve(EngineOptions(**options))))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # a stream may be collected, and so closed, while its thread has a turn
 
     def generate(
@@ -161,7 +163,7 @@ class LLM:
         `params` is for all, or one for each. With `chat`, a text is what a user says in the model's chat format.
         Raises RequestError for the first prompt, in input order, that is refused or fails."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        with self._lock, telling_cause(self.engine):
+        with self._turn():
             return self.client.generate(batch, params, chat=chat)
 
     def chat(
@@ -175,7 +177,7 @@ class LLM:
         single = not messages or isinstance(messages[0], ChatMessage | Mapping)
         conversations: Any = [messages] if single else messages
         batch: Any = [_conversation(turns) for turns in conversations]
-        with self._lock, telling_cause(self.engine):
+        with self._turn():
             return self.client.generate(batch, params)
 
     def stream(
@@ -194,17 +196,33 @@ class LLM:
             chunks = self.client.stream(params=params, messages=_conversation(prompt))
         try:
             while True:
-                with self._lock, telling_cause(self.engine):
+                with self._turn():
                     chunk = next(chunks, None)
                 if chunk is None:
                     return
                 yield chunk
         finally:
-            with self._lock:
-                chunks.close()
+            if not self._is_fork:  # which may never get the lock
+                with self._lock:
+                    chunks.close()
+
+    @property
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._pid
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one thread ask the engine. Raises UsageError in a fork, which shares no connection with its parent."""
+        if self._is_fork:
+            raise UsageError(
+                f"this LLM belongs to process {self._pid}, and process {os.getpid()} is a fork of it: make the LLM in "
+                "the process that uses it"
+            )
+        with self._lock, telling_cause(self.engine):
+            yield
 
     def close(self) -> None:
-        """End the engine. Closing twice is fine."""
+        """End the engine. Closing twice is fine. A fork of the program ends nothing."""
         self._finalizer()
 
     def __enter__(self) -> LLM:

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import click
 
-from ssd.errors import SsdError, UsageError
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Let Ctrl-C end this process at once: an exception in the middle of an import may be printed, altered or lost."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+with _importing():
+    import click
+
+    from ssd.errors import SsdError, UsageError
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
@@ -45,7 +65,8 @@ class _LazyGroup(click.Group):
                 return None
             raise UsageError(f"no such command {cmd_name!r}; did you mean {close[0]!r}?")
         module, attribute = entry[0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        with _importing():
+            command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

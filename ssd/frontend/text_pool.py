@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ssd import interpreter
-from ssd.errors import UsageError
+from ssd.errors import SsdError, UsageError
 from ssd.frontend import text_jobs
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.text_jobs import Broken, Check, Checked, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
@@ -24,6 +24,8 @@ log = logging.getLogger("ssd.frontend")
 _TRIES = 2
 _PATIENCE_S = 60.0  # beyond a job's CPU time: for a process that is stopped or starved
 _LAST_WORDS_S = 1.0
+_FIRST_DELAY_S, _MOST_LOSSES = 0.1, 5  # of what is lost as it starts; as in `ssd.launch.restarts`
+_KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to blame
 
 
 class TextPool:
@@ -52,13 +54,23 @@ class TextPool:
         self._tasks += [asyncio.create_task(self._serve(worker, queue)) for worker, queue in self._workers.items()]
         if not vocabulary.has_chat:
             return vocabulary
-        checked = await self.do(TextWorker.CHAT, Check())
+        checked = await self._check_chat()
         if isinstance(checked, Broken) and checked.code == "invalid_request":  # else the template is not to blame
             log.warning("no chat with this model: %s", checked.message)
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
         if isinstance(checked, Checked):
             return msgspec.structs.replace(vocabulary, template=checked.facts)
         return vocabulary
+
+    async def _check_chat(self) -> Checked | Broken:
+        """Returns what the chat template says of answers, by other processes where these are killed."""
+        losses = 0
+        while True:
+            checked: Checked | Broken = await self.do(TextWorker.CHAT, Check())
+            if not isinstance(checked, Broken) or checked.code != "overloaded":
+                return checked
+            losses += 1
+            await _back_off("text worker for chat", checked.message, losses)
 
     def do(self, worker: TextWorker, job: Job) -> asyncio.Future[Any]:
         """Returns a future of the job's reply, or of a `Broken`. A future cancelled before its turn costs nothing."""
@@ -79,6 +91,21 @@ class TextPool:
     # -- the server -------------------------------------------------------------------------------------------------
 
     async def _start_server(self) -> Vocabulary:
+        """Starts the server, again if a signal ends it. Raises UsageError for a tokenizer that cannot be loaded."""
+        losses = 0
+        while True:
+            news, code = await self._start_server_once()
+            if isinstance(news, Welcome):
+                return news.vocabulary
+            if isinstance(news, Broken):
+                raise UsageError(news.message)
+            if code >= 0 or code == -signal.SIGXCPU:
+                raise UsageError(f"cannot read {self._directory / 'tokenizer.json'}: {_named(code)}")
+            losses += 1
+            await _back_off("text server", _named(code), losses)
+
+    async def _start_server_once(self) -> tuple[Any, int]:
+        """Starts a server. Returns what it says, and its exit code if it says nothing and ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
@@ -92,12 +119,10 @@ class TextPool:
         news = await _read(reader, text_jobs.NEWS)
         if isinstance(news, Welcome):
             self._listening = asyncio.create_task(self._listen(reader, writer, self._server))
-            return news.vocabulary
+            return news, 0
         writer.close()
         self._end_server()
-        if isinstance(news, Broken):
-            raise UsageError(news.message)
-        raise UsageError(f"cannot read {self._directory / 'tokenizer.json'}: {_named(self._server.returncode)}")
+        return news, self._server.returncode
 
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
@@ -163,13 +188,13 @@ class TextPool:
                         queue.drop_connection()
                     return reply
                 code = await queue.death()
-            except (OSError, UsageError, TimeoutError) as error:
+            except (OSError, SsdError, TimeoutError) as error:
                 log.warning("a text could not be handled: %s", error or "its process does not answer")
                 self._end_server()
             queue.drop_connection()
             if code == -signal.SIGXCPU:
                 return Broken(f"this text takes more than {cpu_seconds(job)} s of processor time")
-        if code is None or code == -signal.SIGKILL:
+        if code is None or -code in _KILLED:
             return Broken("the text could not be handled at the moment; try again", "overloaded")
         return Broken(f"this text ends the process that handles it: {_named(code)}")
 
@@ -252,6 +277,15 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[A
         return decoder.decode(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
         return None
+
+
+async def _back_off(who: str, how: str, losses: int) -> None:
+    """Waits before what was lost as it started is started again. Raises SsdError after too many losses in a row."""
+    if losses > _MOST_LOSSES:
+        raise SsdError(f"the {who} was lost {losses} times in a row as it started: {how}")
+    delay = _FIRST_DELAY_S * 2.0 ** (losses - 1)
+    log.warning("the %s was lost as it started (%s), restarting it in %.1f s", who, how, delay)
+    await asyncio.sleep(delay)
 
 
 def _named(code: int) -> str:

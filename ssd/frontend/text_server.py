@@ -54,6 +54,12 @@ def main() -> None:
     _confine()
     _limit_memory(_LOAD_BYTES)
     _limit_cpu(_LOAD_CPU_S)
+    with contextlib.suppress(ConnectionError):  # the frontend has gone
+        _serve(control, directory)
+
+
+def _serve(control: socket.socket, directory: Path) -> None:
+    """Loads the tokenizer, says so, and forks workers."""
     try:
         tokenizer = Tokenizer(directory)
         welcome = text_jobs.Welcome(tokenizer.vocabulary())
@@ -81,7 +87,7 @@ class _Server:
 
     def run(self) -> None:
         """Forks workers until the frontend has gone, then kills all of them."""
-        with contextlib.suppress(ConnectionError):
+        try:
             while True:
                 ready, _, _ = select.select([self._control.fileno(), self._woken], [], [])
                 if self._woken in ready:
@@ -92,8 +98,9 @@ class _Server:
                     if not number:
                         break
                     self._fork(TextWorker(number[0]), descriptors[0])
-        for pid in self._workers:
-            os.kill(pid, signal.SIGKILL)
+        finally:
+            for pid in self._workers:
+                os.kill(pid, signal.SIGKILL)
 
     def _fork(self, worker: TextWorker, descriptor: int) -> None:
         pid = os.fork()

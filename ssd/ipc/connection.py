@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import time
 import weakref
@@ -50,6 +51,7 @@ class Connection:
         self._address = address
         self._lost = False
         self._direction = direction
+        self._pid = os.getpid()
         self._context: zmq.Context[Any] = zmq.Context()
         # Not IMMEDIATE: it drops what a peer sent before it left, and may abort this process in the middle of a message
         # (libzmq issue 3663). Still nothing is queued for an absent peer, because `offer` asks the monitor.
@@ -73,7 +75,8 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return not self._end.alive
+        """True also in a fork of the process that has connected: ZeroMQ's threads are not there."""
+        return not self._end.alive or os.getpid() != self._pid
 
     @property
     def stuck(self) -> bool:
@@ -106,7 +109,9 @@ class Connection:
 
     def wait(self, sending: bool, deadline: float | None) -> None:
         """Waits until there may be something to `take` or, when `sending`, until an `offer` may succeed.
-        It returns at `deadline` (time.monotonic) at the latest."""
+        It returns at `deadline` (time.monotonic) at the latest. Raises EngineDeadError in a fork."""
+        if self.closed:
+            raise EngineDeadError(f"process {os.getpid()} is a fork of process {self._pid}, which has asked")
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         if self.up or not sending:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ssd import interpreter
-from ssd.config import gpus
+from ssd.config import cgroups, gpus
 from ssd.ipc.messages import Loading, Status
 from ssd.ipc.process import Start
 from ssd.launch import mps
@@ -25,12 +25,13 @@ _SPINS = 10_000
 class ChildProcess:
     """One running child process, with these environment `variables`. Raises OSError where it cannot be started.
 
-    `pidfd` becomes readable when it ends. `failure` is the cause that it gave, or that the supervisor gave for it.
-    `loading` says how much of its weights it has read."""
+    `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal. `failure` is the cause
+    that it gave, or that the supervisor gave for it. `loading` says how much of its weights it has read."""
 
     def __init__(self, package: str, start: Start, variables: Mapping[str, str] = _NONE) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
+        self._out_of_memory = cgroups.oom_kills()
         try:
             self._handle = subprocess.Popen(
                 interpreter.child_command(package, str(payload)),
@@ -42,7 +43,7 @@ class ChildProcess:
             )
         finally:
             os.close(payload)
-        self.role, self.epoch = start.role, start.epoch
+        self.role, self.epoch, self.code = start.role, start.epoch, 0
         self.pid = self._handle.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
@@ -59,25 +60,28 @@ class ChildProcess:
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of a process that is about to end. Returns its exit code, or minus the signal."""
-        code = self._handle.wait()
+        """Wait for the end of a process that is about to end. Returns its `code`."""
+        self.code = self._handle.wait()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-        return code
+        return self.code
 
     def cause(self, hear: Callable[[float], None]) -> str:
         """Return how the process ended, in its own words if it had any; they may still be on their way. Call it once.
 
         `hear` takes in what children have said; it waits for at most so many seconds."""
-        code = self.wait()
+        self.wait()
         hear(0.0)
-        if code < 0 and self.failure is None:
-            return f"killed by {_signal_name(-code)}"
+        if self.code < 0 and self.failure is None:
+            for_memory = -self.code == signal.SIGKILL and cgroups.oom_kills() > self._out_of_memory
+            return f"killed by {_signal_name(-self.code)}" + (
+                ": the kernel has killed for want of memory" if for_memory else ""
+            )
         deadline = time.monotonic() + _LAST_WORDS_S
         while self.failure is None and (left := deadline - time.monotonic()) > 0:
             hear(left)
-        return f"exit status {code}" if self.failure is None else self.failure.message
+        return f"exit status {self.code}" if self.failure is None else self.failure.message
 
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (of time.monotonic) for the process to end, then kill it."""

@@ -30,15 +30,15 @@ class Follower:
     def __init__(self) -> None:
         self._process: ChildProcess | None = None
 
-    def run(self, config: bytes, rank: int, group: int, meeting: str) -> tuple[str, bool]:
+    def run(self, config: bytes, rank: int, group: int, meeting: str) -> tuple[str, int]:
         """Run rank `rank` of the target in `config`, as JSON, until it ends.
 
-        Return the cause, and whether it is a mistake of the user's."""
+        Return the cause, and the exit code or minus the signal."""
         try:
             with ExitStack() as held:
                 return self._run(held, _checked(config), rank, group, meeting)
         except SsdError as error:
-            return str(error), isinstance(error, UsageError)
+            return str(error), error.exit_code
 
     def end(self) -> None:
         """End the rank, if there is one, so that `run` returns and leaves nothing behind."""
@@ -49,7 +49,7 @@ class Follower:
         """Return which GPUs Ray has given to this actor, as CUDA_VISIBLE_DEVICES has them."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
-    def _run(self, held: ExitStack, config: EngineConfig, rank: int, group: int, meeting: str) -> tuple[str, bool]:
+    def _run(self, held: ExitStack, config: EngineConfig, rank: int, group: int, meeting: str) -> tuple[str, int]:
         shared = SharedResources(held, config, only_ranks=True)
         context: zmq.Context[Any] = zmq.Context()
         held.callback(context.destroy, linger=0)
@@ -74,8 +74,7 @@ class Follower:
             hear(0.0)
             for why in liveness.stuck({role: (process.pid, process.ready)}, time.monotonic()).values():
                 process.kill(why)
-        cause = process.cause(hear)
-        return cause, process.failure is not None and process.failure.exit_code == UsageError.exit_code
+        return process.cause(hear), process.code
 
 
 def _checked(encoded: bytes) -> EngineConfig:

@@ -27,10 +27,10 @@ _END_S = 1.0
 
 
 class Loss(NamedTuple):
-    """Why the ranks cannot go on, and whether a mistake of the user's is the cause."""
+    """Why the ranks cannot go on: the cause, and the exit code of the rank that ended, or minus the signal."""
 
     cause: str
-    by_user: bool
+    code: int
 
 
 class RemoteRanks:
@@ -100,10 +100,10 @@ class RemoteRanks:
             return None
         rank, _ = self._running[done[0]]
         try:
-            cause, by_user = self._ray.get(done[0])
-        except self._ray.exceptions.RayError as error:
-            cause, by_user = " ".join(str(error).split()), False
-        return Loss(f"rank {rank}: {cause}", by_user)
+            cause, code = self._ray.get(done[0])
+        except self._ray.exceptions.RayError as error:  # its machine or its actor is lost
+            cause, code = " ".join(str(error).split()), -signal.SIGKILL
+        return Loss(f"rank {rank}: {cause}", code)
 
     def end(self) -> None:
         """End the running group, if there is one."""

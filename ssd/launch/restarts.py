@@ -9,21 +9,32 @@ _WINDOW_S = 60.0
 
 
 class Restarts:
-    """Back-off of one process: 0.1 s, doubled with each death in the last minute, up to `longest` seconds.
+    """Back-off of one process: 0.1 s, doubled with each death that counts, up to `longest` seconds.
 
-    After more than `per_minute` deaths in a minute the process stays off. `due` is when to start it; None: not at all.
-    """
+    A death counts for a minute, and after that until the process comes up. After more than `per_minute` that count the
+    process stays off. `due` is when to start it; None: not at all."""
 
     def __init__(self, per_minute: float = 5, longest: float = 30.0) -> None:
         self.due: float | None = None
         self._per_minute, self._longest = per_minute, longest
         self._deaths: deque[float] = deque()
+        self._came_up = False  # since its last death
+
+    @property
+    def deaths(self) -> int:
+        """How many deaths count."""
+        return len(self._deaths)
+
+    def came_up(self) -> None:
+        """Note that the process is ready."""
+        self._came_up = True
 
     def died(self, now: float) -> float | None:
         """Note a death. Returns the delay before the next start; None: it stays off."""
         self._deaths.append(now)
-        while self._deaths[0] < now - _WINDOW_S:
+        while self._came_up and self._deaths[0] < now - _WINDOW_S:
             self._deaths.popleft()
+        self._came_up = False
         if len(self._deaths) > self._per_minute:
             self.due = None
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -47,6 +48,7 @@ class Engine:
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
         self.config = config
         self.failure: SsdError | None = None
+        self._pid = os.getpid()
         self._processes: dict[str, ChildProcess] = {}
         self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
         self._untold = False  # the frontend has to hear that the target was lost
@@ -120,7 +122,11 @@ class Engine:
             return self._changed.wait_for(lambda: self._state == "stopped", timeout)
 
     def stop(self, drain: float | None = None) -> None:
-        """Let open requests finish for `drain` seconds (default: the configuration's), then end every process."""
+        """Let open requests finish for `drain` seconds (default: the configuration's), then end every process.
+
+        A fork of the program ends nothing: the engine is its parent's."""
+        if os.getpid() != self._pid:
+            return
         if self._thread.ident is None:
             self._held.close()  # an interrupt came before it
             return
@@ -149,7 +155,9 @@ class Engine:
     def _run(self) -> None:
         """Run the supervisor's thread, in which everything below happens.
 
-        Children are started here because the kernel's parent-death signal is bound to the thread that starts them."""
+        Children are started here because the kernel's parent-death signal is bound to the thread that starts them. They
+        inherit its signal mask: SIGINT is for the supervisor's program alone."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         context: zmq.Context[Any] = zmq.Context()
         steps: tuple[Callable[[], object], ...] = (
             partial(self._serve, context),
@@ -199,6 +207,8 @@ class Engine:
         self._ask_remote()
         self._tell_frontend()
         self._start_again()
+        if self._can_serve():
+            self._advance("starting", "ready")
         if time.monotonic() > self._given_up_at:
             self._set("stopping")
         watch = self._publisher.turn(self._processes.values(), time.monotonic())
@@ -219,12 +229,8 @@ class Engine:
     def _ask_remote(self) -> None:
         """Act on the loss of a rank that Ray has placed."""
         loss = None if self._remote is None else self._remote.loss()
-        if loss is None:
-            return
-        if self._state == "starting":
-            self._fail("target", loss.cause, usage=loss.by_user)
-        elif self._state in ("ready", "draining"):
-            self._lost("target", loss.cause)
+        if loss is not None:
+            self._deal_with_end("target", loss.cause, loss.code)
 
     def _poll_ms(self) -> int:
         """Return the milliseconds until something is due, whatever comes."""
@@ -242,6 +248,12 @@ class Engine:
 
     def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
         return sockets.send(self._socket, message, to=b"frontend")
+
+    def _can_serve(self) -> bool:
+        """Return True if every process that requests need is ready. A draft is waited for until it has died once."""
+        waits_for_draft = self.config.has_draft and not self._restarts["draft"].deaths
+        needed = (*target_roles(self.config), "frontend", *(("draft",) if waits_for_draft else ()))
+        return all(role in self._processes and self._processes[role].ready for role in needed)
 
     def _start_again(self) -> None:
         for role, restarts in self._restarts.items():
@@ -287,10 +299,8 @@ class Engine:
                 process.loading = status
             elif status.state == "ready":
                 process.ready = True
-                if self._state == "starting":
-                    if all(p.ready for p in self._processes.values()):
-                        self._advance("starting", "ready")
-                elif self._state in ("ready", "draining"):
+                self._restarts[_group(process.role)].came_up()
+                if self._state in ("ready", "draining"):
                     log.warning("the %s is back (pid %d)", process.role, process.pid)
             elif status.state == "failed":
                 process.failure = status
@@ -298,24 +308,30 @@ class Engine:
                 self._advance("draining", "stopping")
 
     def _ended(self, process: ChildProcess) -> None:
-        """Deal with a child that is gone: before the engine is ready that ends the engine, later it is replaced.
-
-        A lost draft costs speed only, a lost frontend its clients, a lost target the requests it had begun."""
+        """Deal with a child that is gone."""
         cause = process.cause(self._hear)
         self._publisher.ended(process.role)
         del self._processes[process.role]
-        if self._state == "starting":
-            self._fail(process.role, cause, usage=process.failure is not None and process.failure.exit_code == 2)
-        elif self._state in ("ready", "draining"):
-            self._lost("target" if of_target(process.role) else process.role, cause)
+        self._deal_with_end(process.role, cause, process.code)
+
+    def _deal_with_end(self, role: str, cause: str, code: int) -> None:
+        """Replace a process that has ended, or end the engine if it gave up by itself before the engine was ready.
+
+        `code` is negative for a signal. A process that fails as it starts would fail again: its cause is for the user.
+        A lost draft costs speed only, a lost frontend its clients, a lost target the requests it had begun."""
+        if self._state == "starting" and code >= 0:
+            self._fail(role, cause, usage=code == UsageError.exit_code)
+        elif self._state in ("starting", "ready", "draining"):
+            self._lost(role, cause)
 
     def _hear(self, seconds: float) -> None:
         """Wait up to `seconds` for children to say something, and take it in."""
         self._socket.poll(int(1000 * seconds) + 1 if seconds else 0)
         self._read_statuses()
 
-    def _lost(self, role: str, cause: str) -> None:
+    def _lost(self, name: str, cause: str) -> None:
         """Log the loss of a process and plan its restart, or give up."""
+        role = _group(name)
         if role == "target":
             self._end_remote()
             self._untold = True
@@ -324,16 +340,21 @@ class Engine:
             if self._end_one("draft", "its target was lost"):  # the next draft begins with the next target
                 self._restarts["draft"].replace(time.monotonic())
         if self._state == "draining" and role != "draft":
-            self._give_up(role, cause)
+            self._give_up(name, cause)
             return
         self._look_for_directory()
-        delay = None if self._is_homeless else self._restarts[role].died(time.monotonic())
-        why = "the run directory was removed" if self._is_homeless else "it dies again and again"
+        restarts = self._restarts[role]
+        delay = None if self._is_homeless else restarts.died(time.monotonic())
+        why = (
+            "the run directory was removed"
+            if self._is_homeless
+            else f"it dies again and again ({restarts.deaths} times)"
+        )
         if delay is None and role != "draft":
-            self._give_up(role, f"{cause}; {why}")
+            self._give_up(name, f"{cause}; {why}")
             return
         then = f"{why}; it stays off" if delay is None else f"restarting it in {delay:.1f} s"
-        log.warning("the %s was lost (%s), %s", role, cause, then)
+        log.warning("the %s was lost (%s), %s", name, cause, then)
 
     def _end_one(self, role: str, why: str) -> bool:
         """Kill a process at once. Returns False where there is none."""
@@ -347,7 +368,7 @@ class Engine:
 
     def _give_up(self, role: str, cause: str) -> None:
         """Start nothing any more. The frontend, if it lives, may still tell its clients how their requests ended."""
-        if role == "frontend" or "frontend" not in self._processes:
+        if role == "frontend" or "frontend" not in self._processes or self._state == "starting":
             self._fail(role, cause)
             return
         self.failure = _as_error(role, cause)
@@ -385,6 +406,11 @@ class Engine:
         with self._changed:
             self._state = state
             self._changed.notify_all()
+
+
+def _group(role: str) -> str:
+    """Return the role whose restarts a process counts among: those of all ranks are the target's."""
+    return "target" if of_target(role) else role
 
 
 def _as_error(role: str, cause: str) -> EngineDeadError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,26 @@ def running_engine(**options: Any) -> Iterator[Engine]:
         yield engine
     finally:
         engine.stop(drain=0)
+
+
+@contextmanager
+def sending(engine: Engine, role: str, number: signal.Signals, most: float = math.inf) -> Iterator[Callable[[], int]]:
+    """Send a signal to the processes that take a role, `most` of them at most. Yield how many got one."""
+    sent, done = set[int](), threading.Event()
+
+    def send() -> None:
+        while len(sent) < most and not done.wait(0.002):
+            if (pid := engine.pids.get(role)) is not None and pid not in sent:
+                os.kill(pid, number)
+                sent.add(pid)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield lambda: len(sent)
+    finally:
+        done.set()
+        thread.join()
 
 
 def gone(pid: int, within_s: float) -> bool:

@@ -12,18 +12,17 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import msgspec
 import pytest
 
-from ssd import LLM, SamplingParams, failpoints
+from ssd import LLM, SamplingParams
 from ssd.client import Client
 from ssd.config.params import Mode, Speculation
-from ssd.errors import EngineDeadError, RequestError, UsageError
+from ssd.errors import RequestError, UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from tests.faults.engine import descriptors, gone, shared_memory
+from tests.faults.engine import descriptors, gone, sending, shared_memory
 from tests.models import tiny
 
 PROMPTS = ["A tiny random checkpoint", "of two", "ranks, each of which is a process of its own"]
@@ -120,13 +119,14 @@ def test_the_loss_of_a_rank_is_that_of_the_target(engine: Engine, role: str, fau
         assert gone(before["target"], within_s=2) and gone(before["target-1"], within_s=2)
 
 
-def test_what_a_rank_dies_of_at_the_start_is_the_message(
-    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_is_killed_at_the_start_is_replaced_with_its_group(
+    models: dict[str, Any], whole: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = resolve(EngineOptions(**models, mode="ar", tensor_parallel_size=2))
-    monkeypatch.setenv(failpoints.VARIABLE, "rank.step=kill")
-    with pytest.raises(EngineDeadError, match="the target-1 process ended: killed by SIGKILL"):
-        Engine(msgspec.structs.replace(config, failpoints=True)).start()
+    engine = Engine(resolve(EngineOptions(**models, mode="ar", tensor_parallel_size=2)))
+    with sending(engine, "target-1", signal.SIGKILL, most=1), engine, Client(engine.address) as client:
+        assert "the target-1 was lost (killed by SIGKILL), restarting it in 0.1 s" in caplog.text
+        expected = whole.generate(PROMPTS[:1], params("ar")[:1])[0].token_ids
+        assert client.generate(PROMPTS[0], params("ar")[0]).token_ids == expected
 
 
 def test_what_cannot_be_split_is_a_usage_error(tmp_path: Path) -> None:

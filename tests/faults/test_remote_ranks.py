@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ssd import LLM, SamplingParams, failpoints
+from ssd import LLM, SamplingParams
 from ssd.client import Client
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
-from ssd.errors import EngineDeadError, RequestError, UsageError
+from ssd.errors import RequestError, UsageError
 from ssd.ipc import meeting
 from ssd.launch.follower import Follower
 from ssd.launch.options import EngineOptions
@@ -42,7 +42,7 @@ class ThreadRanks:
         self._config, self._threads = msgspec.json.encode(config), held.enter_context(ThreadPoolExecutor())
         held.callback(self.end)
         self._store, self.meeting = meeting.host("127.0.0.1")
-        self._running: Future[tuple[str, bool]] | None = None
+        self._running: Future[tuple[str, int]] | None = None
 
     def begin(self, group: int) -> None:
         ThreadRanks.follower = Follower()
@@ -117,12 +117,22 @@ def test_a_rank_elsewhere_says_the_same_and_is_replaced_when_it_is_lost(models: 
     assert gone(there, within_s=2) and shared_memory() == shm
 
 
-def test_what_a_rank_dies_of_at_the_start_is_the_cause(
-    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_rank_fails_of_at_the_start_is_the_cause_and_one_that_is_killed_is_replaced(
+    models: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = config(models, draft=(), mode="ar")
     with pytest.raises(UsageError, match="differs from the files there on the supervisor's machine"):
         Engine(replace(alone, digest="another")).start()
-    monkeypatch.setenv(failpoints.VARIABLE, "rank.step=kill")
-    with pytest.raises(EngineDeadError, match="the target process ended: killed by SIGKILL"):
-        Engine(replace(alone, failpoints=True)).start()
+    failed = ThreadRanks.follower
+
+    def kill() -> None:
+        while ThreadRanks.follower is failed or ThreadRanks.follower._process is None:
+            time.sleep(0.002)
+        os.kill(ThreadRanks.pid(), signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    with Engine(alone) as engine, Client(engine.address) as client:
+        killing.join()
+        assert "the target was lost (killed by SIGKILL), restarting it in 0.1 s" in caplog.text
+        assert all(answers(client, "ar"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,18 @@ from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S
 
 STREAMS = 6
+# Sends itself Ctrl-C as the given module is looked for.
+INTERRUPTED = """
+import os, signal, sys
+wanted, *sys.argv[1:] = sys.argv[1:]
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from ssd.cli.main import main
+main()
+"""
 LONG = SamplingParams(seed=1, max_tokens=2000, ignore_eos=True)
 
 
@@ -113,3 +126,11 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(number: signal.Signa
             assert process.returncode == status
             assert b"Traceback" not in errors
             assert all(gone(pid, within_s=2) for pid in pids.values())
+
+
+@pytest.mark.parametrize("module", ["click.core", "ssd.errors", "ssd.cli.launch", "zmq", "ssd.launch.supervisor"])
+def test_an_interrupt_of_an_import_ends_the_program_without_a_word(module: str) -> None:
+    """An exception there would have a traceback, and Python drops it where a reference to a module's lock ends."""
+    command = [sys.executable, "-c", INTERRUPTED, module, "launch", "--load-format", "mock", "--no-http"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

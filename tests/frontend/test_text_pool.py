@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ssd.errors import UsageError
-from ssd.frontend import text_jobs
+from ssd.errors import SsdError, UsageError
+from ssd.frontend import text_jobs, text_pool
 from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
@@ -156,6 +156,62 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, content: dict[
             await pool.start()
 
     with_pool(tmp_path, body)
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, wanted: int, fault: signal.Signals) -> list[int]:
+    """The process ids of the text servers from now on. The first `wanted` are killed at once."""
+    popen, started = text_pool.subprocess.Popen, []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        process = popen(*arguments, **options)
+        if len(started) < wanted:
+            process.send_signal(fault)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(text_pool.subprocess, "Popen", start)
+    return started
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_server_that_is_killed_as_it_starts_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, fault: signal.Signals
+) -> None:
+    started = killing(monkeypatch, 2, fault)
+
+    async def body(pool: TextPool) -> None:
+        assert await pool.start() == Tokenizer(MODEL).vocabulary()
+        assert len(started) == 3
+
+    with_pool(MODEL, body)
+
+
+def test_a_server_that_is_killed_whenever_it_starts_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = killing(monkeypatch, 100, signal.SIGKILL)
+
+    async def body(pool: TextPool) -> None:
+        with pytest.raises(SsdError, match=r"^the text server was lost 6 times in a row as it started: .*SIGKILL$"):
+            await pool.start()
+        assert len(started) == 6
+
+    with_pool(MODEL, body)
+
+
+def test_a_worker_that_is_killed_as_it_checks_the_template_is_replaced(tmp_path: Path) -> None:
+    """A job is tried twice, so both processes have to die before the check is asked for again."""
+    slow = "{{ messages[0].content }}" * 3000 + "{{ tools }}"
+
+    async def body(pool: TextPool) -> None:
+        starting, killed = asyncio.create_task(pool.start()), set[int]()
+        while len(killed) < 2:
+            assert not starting.done(), "too late"
+            for pid in set(text_processes()[1:]) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            await asyncio.sleep(0.001)
+        assert (await starting).template.takes_tools
+
+    with_pool(model(tmp_path, slow), body)
 
 
 def test_many_long_texts_hold_up_no_short_one() -> None:

@@ -25,18 +25,18 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return resolve(EngineOptions(target=str(target), mode="ar", tensor_parallel_size=2, executor="ray"))
 
 
-def run(config: bytes) -> tuple[str, bool]:
+def run(config: bytes) -> tuple[str, int]:
     return Follower().run(config, 1, 7, "127.0.0.1:1")
 
 
 def test_a_rank_runs_the_same_files_and_the_same_version_only(config: EngineConfig, tmp_path: Path) -> None:
     other = tiny.tokenizer(tiny.llama(tmp_path, vocab_size=301))
-    cause, by_user = run(msgspec.json.encode(replace(config, target=str(other))))
-    assert cause == f"{other} differs from the files there on the supervisor's machine" and by_user
-    cause, by_user = run(msgspec.json.encode(replace(config, target="/nowhere/at/all")))
-    assert "/nowhere/at/all" in cause and by_user
-    cause, by_user = run(b'{"target": "m", "later": 1}')
-    assert cause.startswith("the supervisor runs another version of ssd: ") and by_user
+    cause, code = run(msgspec.json.encode(replace(config, target=str(other))))
+    assert cause == f"{other} differs from the files there on the supervisor's machine" and code == UsageError.exit_code
+    cause, code = run(msgspec.json.encode(replace(config, target="/nowhere/at/all")))
+    assert "/nowhere/at/all" in cause and code == UsageError.exit_code
+    cause, code = run(b'{"target": "m", "later": 1}')
+    assert cause.startswith("the supervisor runs another version of ssd: ") and code == UsageError.exit_code
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,17 @@ def test_each_death_of_a_minute_doubles_the_wait_and_the_sixth_is_the_last() -> 
 def test_deaths_older_than_a_minute_are_forgotten() -> None:
     restarts = Restarts()
     for now in range(0, 1300, 13):
+        restarts.came_up()
         assert restarts.died(now) is not None
+    restarts.came_up()
     assert restarts.died(1400) == 0.1
+
+
+def test_deaths_in_a_row_count_however_long_each_start_takes() -> None:
+    restarts = Restarts()
+    restarts.came_up()
+    assert [restarts.died(now) is None for now in range(0, 600, 100)] == [False] * 5 + [True]
+    assert restarts.deaths == 6
 
 
 def test_the_wait_grows_up_to_a_bound_and_with_no_bound_to_their_number_it_always_comes_back() -> None:

@@ -4,6 +4,7 @@
     python -m tools.soak --minutes 30                 # (docs/reliability.md)
     python -m tools.soak --kills 10000                # draft deaths at random failpoints, tiny models
     python -m tools.soak --attacks --minutes 60       # attacks, and deaths of any process; --mock: without a model
+    python -m tools.soak --starts 40                  # deaths of every process while an engine starts
 
 The built-in pair in mode ssd answers chats of mixed lengths, half of them sampled, so many at a time: first undisturbed
 in mode ar, whose answers are the reference, then undisturbed in ssd, then for --minutes while drafts are killed, some
@@ -66,6 +67,7 @@ _WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 @click.option("--deterministic", is_flag=True, help="of the engine")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--kills", type=click.IntRange(1), help="so many deaths at failpoints instead of all this")
+@click.option("--starts", type=click.IntRange(1), help="so many deaths of each process at a start instead of all this")
 @click.option("--attacks", is_flag=True, help="attacks and deaths of any process instead of kills of the draft")
 @click.option("--mock", is_flag=True, help="with --attacks: an engine without a model")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
@@ -82,15 +84,17 @@ def main(
     deterministic: bool,
     seed: int,
     kills: int | None,
+    starts: int | None,
     attacks: bool,
     mock: bool,
     out: Path | None,
 ) -> None:
     console = Console(width=200)
-    if kills:
+    if kills or starts:
         from tools.soak.kills import kills as kill_at_failpoints
+        from tools.soak.starts import starts as kill_at_starts
 
-        report = kill_at_failpoints(kills, seed)
+        report = kill_at_failpoints(kills, seed) if kills else kill_at_starts(starts or 1, seed)
         console.print(report)
         _end(report, [report], out)
         return
