@@ -61,7 +61,9 @@ class DraftVocabulary:
         if self.ids is not None and int(self.ids.max()) >= vocab_size:
             raise UsageError(f"the draft predicts id {int(self.ids.max())}, the target has ids below {vocab_size}")
         if self.ids is not None or self.listed < vocab_size:
-            noise = NoiseCache(self.listed, model.device, ids=self.ids)
+            # As many vectors: a shorter list needs no more of them, and they would stay.
+            most_bytes = 4 * self.listed * noise.capacity
+            noise = NoiseCache(self.listed, model.device, most_bytes, ids=self.ids)
         self.noise = noise
         self._texts = WeakKeyDictionary[Tree, TextIds]()
         table = None if head is None or not hasattr(model, "logits_of") else head.table

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,9 @@ class Scores:
 
 
 PLAIN = Scores()
+
+# Scores that are computed at a time: 4 MiB as float32. Those of all queries would grow with the sequence.
+MOST_SCORES = 2**20
 
 
 class CachePlaces(NamedTuple):
@@ -78,8 +82,12 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     """Causal attention of the last n tokens of a sequence. Returns [n, heads * dim].
 
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
-    length - n + i. With a window, keys that no query sees may be left out."""
+    length - n + i. With a window, keys that no query sees may be left out. At most `MOST_SCORES` scores, or those of
+    one query, are computed at a time."""
     n = q.shape[0]
+    if n > (most := max(1, MOST_SCORES // (q.shape[1] * keys.shape[0]))):
+        seen = [(start, keys.shape[0] - n + min(n, start + most)) for start in range(0, n, most)]
+        return torch.cat([attend(q[i : i + most], keys[:stop], values[:stop], scale, rule) for i, stop in seen])
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
     if length < keys.shape[0]:
         keys, values = keys[keys.shape[0] - length :], values[values.shape[0] - length :]
@@ -115,9 +123,14 @@ def attend_part(
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
     keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
-    scores [n, heads]."""
+    scores [n, heads]. At most `MOST_SCORES` scores, or those of one query, are computed at a time."""
     n, heads, dim = q.shape
     length, kv_heads, _ = keys.shape
+    if n > (most := max(1, MOST_SCORES // (heads * length))):
+        masks: Iterable[Tensor | None] = repeat(None) if mask is None else mask.split(most)
+        pairs = zip(q.split(most), masks, strict=False)
+        parts = [attend_part(part, keys, values, scale, own, rule) for part, own in pairs]
+        return torch.cat([out for out, _ in parts]), torch.cat([total for _, total in parts])
     scores = rule.capped(torch.bmm(group(q * scale, kv_heads), keys.permute(1, 2, 0))).view(kv_heads, n, -1, length)
     if mask is not None:
         scores[..., length - mask.shape[-1] :] += mask

@@ -146,7 +146,7 @@ class NoiseCache:
         ids: Tensor | None = None,
     ) -> None:
         self._vocab_size, self._device, self._first, self.ids = vocab_size, device, first, ids
-        self._capacity = max(64, most_bytes // (4 * vocab_size))
+        self.capacity = max(64, most_bytes // (4 * vocab_size))
         self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
     def __call__(self, seed: int, position: int) -> Tensor:
@@ -159,12 +159,12 @@ class NoiseCache:
 
     def prepare(self, places: Iterable[Place]) -> None:
         """Make the vectors that will be asked for soon: several at a time cost little more than one."""
-        missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self._capacity]
+        missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self.capacity]
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
             self._vectors |= zip(part, self._made(_keys(part, self._device)), strict=True)
-        while len(self._vectors) > self._capacity:
+        while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
 
     def _made(self, keys: Tensor) -> Tensor:

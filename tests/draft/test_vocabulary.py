@@ -179,6 +179,12 @@ def test_the_last_different_ids_of_a_text_are_remembered(monkeypatch: pytest.Mon
     assert list(text.ids) == [1, 2, 3]
 
 
+def test_a_list_of_ids_keeps_no_more_noise_than_all_ids_would(folder: Path) -> None:
+    noise = NoiseCache(VOCABULARY)
+    own = DraftVocabulary(load(folder / "listed", torch.float32).model, VOCABULARY, noise).noise
+    assert own is not noise and own.capacity == noise.capacity
+
+
 # -- exactness ---------------------------------------------------------------------------------------------------------
 
 

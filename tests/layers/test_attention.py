@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssd.layers import attention
 from ssd.layers.attention import Scores, attend, attend_own, attend_part, group, merge, ungroup
 
 HEADS = ((4, 4), (4, 2), (9, 3), (3, 1))  # queries, keys
@@ -62,6 +63,18 @@ def test_a_soft_cap_bounds_scores_by_its_definition() -> None:
     scores = 2.0 * torch.tanh(torch.tensor([15.0, -3.0]) / 2.0)
     expected = torch.stack([torch.sigmoid(scores[0] - scores[1]), torch.sigmoid(scores[1] - scores[0])])
     assert (attend(q, keys, values, 1.0, Scores(softcap=2.0)) - expected).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_queries_in_parts_attend_as_all_together(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    q, keys, values, rule = normal(20, 4, DIM), normal(40, 2, DIM), normal(40, 2, DIM, seed=1), Scores(window=window)
+    mask = minus_infinity(torch.arange(30, 40) < torch.arange(20)[:, None] + 11)[:, None]
+    whole = attend(q, keys, values, SCALE, rule), *attend_part(q, keys, values, SCALE, mask)
+    for most in (1, 3 * 4 * 40, 19 * 4 * 40):
+        monkeypatch.setattr(attention, "MOST_SCORES", most)
+        parts = attend(q, keys, values, SCALE, rule), *attend_part(q, keys, values, SCALE, mask)
+        for one, other in zip(parts, whole, strict=True):
+            assert (one - other).abs().max() <= 1e-6
 
 
 def test_arguments_are_left_alone() -> None:
