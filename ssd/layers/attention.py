@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -66,6 +65,11 @@ def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, low)
 
 
+def wide(*inputs: Tensor) -> Iterator[Tensor]:
+    """Yield tensors of 16 bits on a CPU in float32: oneDNN would compile, and keep, a product for each length."""
+    return (each.float() if each.is_cpu and each.dtype.itemsize == 2 else each for each in inputs)
+
+
 def group(q: Tensor, kv_heads: int) -> Tensor:
     """q [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]: the queries that share a key head in one matrix."""
     n, heads, dim = q.shape
@@ -84,10 +88,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
     length - n + i. With a window, keys that no query sees may be left out. At most `MOST_SCORES` scores, or those of
     one query, are computed at a time."""
-    n = q.shape[0]
+    n, dtype = q.shape[0], q.dtype
+    q, keys, values = wide(q, keys, values)
     if n > (most := max(1, MOST_SCORES // (q.shape[1] * keys.shape[0]))):
-        seen = [(start, keys.shape[0] - n + min(n, start + most)) for start in range(0, n, most)]
-        return torch.cat([attend(q[i : i + most], keys[:stop], values[:stop], scale, rule) for i, stop in seen])
+        # Results have a place before the scores: among them they would leave gaps too small for the next ones.
+        result = q.new_empty(n, q.shape[1] * q.shape[2], dtype=dtype)
+        for start in range(0, n, most):
+            part, stop = slice(start, start + most), keys.shape[0] - n + min(n, start + most)
+            result[part] = attend(q[part], keys[:stop], values[:stop], scale, rule)
+        return result
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
     if length < keys.shape[0]:
         keys, values = keys[keys.shape[0] - length :], values[values.shape[0] - length :]
@@ -100,20 +109,21 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
             behind = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n - rule.window)
             rows += minus_infinity(behind, q.dtype)[:, None]
     weights = torch.softmax(scores, dim=-1)
-    return ungroup(torch.bmm(weights, values.transpose(0, 1)), n)
+    return ungroup(torch.bmm(weights, values.transpose(0, 1)), n).to(dtype)
 
 
 def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
     """Attention of one query of each of n sequences, over keys of its own. Returns [n, heads * dim].
 
     q [n, heads, dim], keys and values [n, length, kv_heads, dim]; `mask` [n, 1, 1, length] is added to the scores."""
-    n, heads, dim = q.shape
+    (n, heads, dim), dtype = q.shape, q.dtype
+    q, keys, values, mask = wide(q, keys, values, mask)
     kv_heads = keys.shape[2]
     queries = q.view(n, kv_heads, heads // kv_heads, dim)  # those that share a key head stand as its positions
     out = F.scaled_dot_product_attention(
         queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
     )
-    return out.reshape(n, heads * dim)
+    return out.reshape(n, heads * dim).to(dtype)
 
 
 def attend_part(
@@ -124,20 +134,23 @@ def attend_part(
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
     keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
     scores [n, heads]. At most `MOST_SCORES` scores, or those of one query, are computed at a time."""
-    n, heads, dim = q.shape
+    (n, heads, dim), dtype = q.shape, q.dtype
     length, kv_heads, _ = keys.shape
+    q, keys, values = wide(q, keys, values)
     if n > (most := max(1, MOST_SCORES // (heads * length))):
-        masks: Iterable[Tensor | None] = repeat(None) if mask is None else mask.split(most)
-        pairs = zip(q.split(most), masks, strict=False)
-        parts = [attend_part(part, keys, values, scale, own, rule) for part, own in pairs]
-        return torch.cat([out for out, _ in parts]), torch.cat([total for _, total in parts])
+        outs, totals = (torch.empty(*size, dtype=dtype, device=q.device) for size in ((n, heads, dim), (n, heads)))
+        for start in range(0, n, most):
+            part = slice(start, start + most)
+            own = None if mask is None else mask[part]
+            outs[part], totals[part] = attend_part(q[part], keys, values, scale, own, rule)
+        return outs, totals
     scores = rule.capped(torch.bmm(group(q * scale, kv_heads), keys.permute(1, 2, 0))).view(kv_heads, n, -1, length)
     if mask is not None:
         scores[..., length - mask.shape[-1] :] += mask
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     weights = torch.exp(scores - total).view(kv_heads, -1, length)
     out = ungroup(torch.bmm(weights, values.transpose(0, 1)), n).view(n, heads, dim)
-    return out, total.squeeze(-1).transpose(0, 1).reshape(n, heads)
+    return out.to(dtype), total.squeeze(-1).transpose(0, 1).reshape(n, heads).to(dtype)
 
 
 def attend_own(
@@ -145,13 +158,14 @@ def attend_own(
 ) -> tuple[Tensor, Tensor]:
     """As `attend_part`, with keys and values [n, length, kv_heads, dim] of each query's own, and `mask`
     [n, 1, 1, length] added to all scores."""
-    n, heads, dim = q.shape
+    (n, heads, dim), dtype = q.shape, q.dtype
+    q, keys, values = wide(q, keys, values)
     kv_heads = keys.shape[2]
     queries = (q * scale).view(n, kv_heads, heads // kv_heads, dim)
     scores = rule.capped(queries @ keys.permute(0, 2, 3, 1)) + mask
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     out = torch.exp(scores - total) @ values.transpose(1, 2)
-    return out.reshape(n, heads, dim), total.reshape(n, heads)
+    return out.reshape(n, heads, dim).to(dtype), total.reshape(n, heads).to(dtype)
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:

@@ -81,9 +81,12 @@ class _OneDnnProduct:
         self._pad_single = weight.dtype != torch.float32 or self._single_row_differs(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._pad_single and x.shape[0] == 1:
+        rows = x.shape[0]
+        if self._pad_single and rows == 1:
             return self._multiply(x.expand(2, -1).contiguous())[:1]
-        return self._multiply(x)
+        # oneDNN compiles and keeps a product for each number of rows: four of them for each power of two.
+        more = -rows % (1 << max(0, rows.bit_length() - 3))
+        return self._multiply(F.pad(x, (0, 0, 0, more)))[:rows] if more else self._multiply(x)
 
     def _multiply(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
