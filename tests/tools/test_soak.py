@@ -26,6 +26,7 @@ from tools.soak.asking import Fates, Request, pool, shuffled
 from tools.soak.attacked import MAY_BE_TOLD, common_slope, life_figures
 from tools.soak.disturbing import Memory
 from tools.soak.driver import DISCONNECTED, Driver, Tally
+from tools.soak.growth import Growth, GrowthSoak, named, private_mib
 from tools.soak.processes import children, descriptors, memory_mib, running, shared_memory
 from tools.soak.report import figures, memory_figures, slope
 from tools.soak.siege import Deaths, Life, small_disk
@@ -257,6 +258,29 @@ def test_processes_are_found_with_what_they_hold(engine: Engine) -> None:
     for pid in pids:
         assert memory_mib(pid) > 1 and descriptors(pid) > 3
     assert isinstance(shared_memory(), set)
+
+
+def test_memory_is_read_of_every_process_by_name(engine: Engine) -> None:
+    Client(engine.address, timeout=30.0).close()
+    found = named(engine.pids)
+    assert set(engine.pids) | {"text server"} <= set(found)
+    assert len(set(found.values())) == len(found) > len(engine.pids) + 1
+    assert all(private_mib(pid) > 1 for pid in found.values())
+
+
+def test_a_process_that_grows_after_the_warm_up_is_found() -> None:
+    minutes = [60.0 * minute for minute in range(61)]
+    warm = [100 + 10 * min(minute, 10) for minute in range(61)]
+    rows = {
+        "draft": Growth(minutes, [100.0 + 2 * minute / 60 for minute in range(61)], 102.0),
+        "target": Growth(minutes, [float(mib) for mib in warm], 200.0),
+    }
+    for limit, grown in ((1.0, ["draft"]), (3.0, [])):
+        soak = GrowthSoak(None, 600.0, limit, 150.0, seed=0)  # type: ignore[arg-type]
+        found = {name: soak.figures(of, 600.0) for name, of in rows.items()}
+        assert [name for name, row in found.items() if soak.grows(name, row)] == grown
+    soak = GrowthSoak(None, 600.0, 3.0, 1.0, seed=0)  # type: ignore[arg-type]
+    assert soak.grows("draft", soak.figures(rows["draft"], 600.0))
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
     python -m tools.soak --kills 10000                # draft deaths at random failpoints, tiny models
     python -m tools.soak --attacks --minutes 60       # attacks, and deaths of any process; --mock: without a model
     python -m tools.soak --starts 40                  # deaths of every process while an engine starts
+    python -m tools.soak --growth --minutes 60        # memory of every process; --mode auto
 
 The built-in pair in mode ssd answers chats of mixed lengths, half of them sampled, so many at a time: first undisturbed
 in mode ar, whose answers are the reference, then undisturbed in ssd, then for --minutes while drafts are killed, some
@@ -19,6 +20,10 @@ supervisor is killed or stopped. Now and then all cores are busy. Now and then t
 is full: 64 MiB of memory, where root may mount them. Clients may be told to try again. hung: no end came within two
 minutes; lost: none came at all; broken: an attacker was told of a bug (500).
 
+With --growth, mixed load on the default engine, in rounds. Between them the private memory of every process is read.
+The slope is that of the time after --warm-up. A process that grows by more than --most-growth MiB an hour fails it, and
+a draft that takes more than --most-draft MiB over its start.
+
 Exit status 1 when an answer is lost, hung, doubled, altered or an error, or an attacker is told of a bug.
 """
 
@@ -29,7 +34,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -45,6 +50,7 @@ from tools.soak.asking import Fates, pool, shuffled
 from tools.soak.attacked import AttackedSoak
 from tools.soak.disturbing import Kills, Memory, kill_drafts, watch_memory
 from tools.soak.driver import Driver, Tally
+from tools.soak.growth import GrowthSoak, growth_table
 from tools.soak.processes import Host, descriptors, hosted, running, shared_memory
 from tools.soak.report import attacks_tables, figures, memory_figures, phases_table, processes_table
 
@@ -70,6 +76,11 @@ _WAIT = 300  # looks at whether the engine is idle, a tenth of a second apart
 @click.option("--starts", type=click.IntRange(1), help="so many deaths of each process at a start instead of all this")
 @click.option("--attacks", is_flag=True, help="attacks and deaths of any process instead of kills of the draft")
 @click.option("--mock", is_flag=True, help="with --attacks: an engine without a model")
+@click.option("--growth", is_flag=True, help="memory of every process instead of kills of the draft")
+@click.option("--mode", type=click.Choice(["ssd", "auto"]), default="ssd", show_default=True, help="with --growth")
+@click.option("--warm-up", type=click.FloatRange(0), default=10.0, show_default=True, help="minutes, with --growth")
+@click.option("--most-growth", type=float, default=1.0, show_default=True, help="MiB an hour, with --growth")
+@click.option("--most-draft", type=float, default=150.0, show_default=True, help="MiB, with --growth")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
     minutes: float,
@@ -87,6 +98,11 @@ def main(
     starts: int | None,
     attacks: bool,
     mock: bool,
+    growth: bool,
+    mode: Literal["ssd", "auto"],
+    warm_up: float,
+    most_growth: float,
+    most_draft: float,
     out: Path | None,
 ) -> None:
     console = Console(width=200)
@@ -97,6 +113,14 @@ def main(
         report = kill_at_failpoints(kills, seed) if kills else kill_at_starts(starts or 1, seed)
         console.print(report)
         _end(report, [report], out)
+        return
+    if growth:
+        config = resolve(EngineOptions(mode=mode), ServerOptions(port=0))
+        report = GrowthSoak(config, 60 * warm_up, most_growth, most_draft, seed).run(concurrency, longest, 60 * minutes)
+        console.print(growth_table(report["processes"], report["grown"]))
+        _end(report, [report], out)
+        if report["grown"]:
+            raise click.ClickException(f"these grow: {', '.join(report['grown'])}")
         return
     options = EngineOptions(
         mode="ssd",

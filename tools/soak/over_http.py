@@ -36,7 +36,7 @@ async def ask_over_http(
     while True:
         request = next(requests)
         try:
-            status, body = await asyncio.to_thread(_ask, url, model, request)
+            status, body = await asyncio.to_thread(post, url, _body(model, request))
         except TimeoutError:
             asked.hung += 1
         except (OSError, http.client.HTTPException):
@@ -46,12 +46,13 @@ async def ask_over_http(
             _count(status, json.loads(body), reference[request.number], asked)
 
 
-def _ask(url: str, model: str, request: Request) -> tuple[int, bytes]:
+def post(url: str, body: bytes, patience_s: float = _PATIENCE_S) -> tuple[int, bytes]:
+    """Ask for a chat; return status and answer. Raises OSError or HTTPException for a broken connection."""
     where = urlsplit(url)
     assert where.hostname is not None
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=_PATIENCE_S)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=patience_s)
     try:
-        connection.request("POST", "/v1/chat/completions", _body(model, request), {"content-type": "application/json"})
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
     finally:
