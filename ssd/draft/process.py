@@ -71,7 +71,12 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
         return _seconds(config, [_load(config, each, weights, unseen, vocabulary) for each in directories])
 
     weights = draft_format.choose(config, str(build.library()), seconds_in)
-    return [_load(config, each, weights, progress, vocabulary) for each in directories]
+    runners = [_load(config, each, weights, progress, vocabulary) for each in directories]
+    for runner in runners:
+        if runner.model.device.type == "cpu":
+            runner.cache.keys.zero_()  # takes its memory now: used pages stay, so it would grow with what is answered
+            runner.cache.values.zero_()
+    return runners
 
 
 def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
