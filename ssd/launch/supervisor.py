@@ -207,7 +207,7 @@ class Engine:
         self._ask_remote()
         self._tell_frontend()
         self._start_again()
-        if self._can_serve():
+        if self._state == "starting" and self._can_serve():
             self._advance("starting", "ready")
         if time.monotonic() > self._given_up_at:
             self._set("stopping")
@@ -343,13 +343,11 @@ class Engine:
             self._give_up(name, cause)
             return
         self._look_for_directory()
-        restarts = self._restarts[role]
-        delay = None if self._is_homeless else restarts.died(time.monotonic())
-        why = (
-            "the run directory was removed"
-            if self._is_homeless
-            else f"it dies again and again ({restarts.deaths} times)"
-        )
+        if self._is_homeless:
+            delay, why = None, "the run directory was removed"
+        else:
+            delay = self._restarts[role].died(time.monotonic())
+            why = f"it dies again and again ({self._restarts[role].deaths} times)"
         if delay is None and role != "draft":
             self._give_up(name, f"{cause}; {why}")
             return

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ssd.frontend import text_jobs, text_pool
 from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
+from ssd.interpreter import child_command
 from ssd.ipc.public import ChatMessage
 from tests.scripted_engine import MODEL, PATIENCE_S, text_processes
 
@@ -212,6 +215,15 @@ def test_a_worker_that_is_killed_as_it_checks_the_template_is_replaced(tmp_path:
         assert (await starting).template.takes_tools
 
     with_pool(model(tmp_path, slow), body)
+
+
+def test_a_server_whose_frontend_has_gone_meanwhile_ends_without_a_word() -> None:
+    ours, theirs = socket.socketpair()
+    command = child_command("ssd.frontend.text_server", str(theirs.fileno()), str(MODEL))
+    ours.close()
+    with theirs:
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_many_long_texts_hold_up_no_short_one() -> None:

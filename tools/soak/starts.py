@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -31,6 +32,7 @@ VICTIMS = ("draft", "target", "frontend", "text")
 MODES = ("ssd", "sd", "auto", "ar")
 PROMPT, TOKENS = "The capital of France is", 8
 _NOBODY: Mapping[str, Kill] = MappingProxyType({})
+_PART = 0.7  # of a start, after its processes have appeared
 _PATIENCE_S, _END_S, _LOOK_S = 180.0, 3.0, 0.002
 _LLM = f"""
 import json, sys
@@ -69,15 +71,15 @@ def starts(count: int, seed: int, forms: Sequence[str] = FORMS) -> dict[str, Any
     for form in forms:
         usual = {mode: [start(form, {"mode": mode}) for _ in range(3)] for mode in MODES}
         longest = {mode: median(one.ready_s for one in ones) for mode, ones in usual.items()}
-        found = {(): [one for ones in usual.values() for one in ones]}
+        found: dict[tuple[str, ...], list[Start]] = {(): [one for ones in usual.values() for one in ones]}
         alone = max(1, count // 5)
         for victims, wanted in [*(((role,), alone) for role in VICTIMS), (VICTIMS, count - alone)]:
             done = found[victims] = []
             while any(sum(role in one.killed for one in done) < wanted for role in victims):
                 mode = luck.choice(MODES[:3] if "draft" in victims else MODES)
-                kills = {role: Kill(luck.uniform(0.0, longest[mode]), luck.random()) for role in victims}
+                kills = {role: Kill(luck.uniform(0.0, _PART * longest[mode]), luck.random()) for role in victims}
                 done.append(start(form, {"mode": mode}, kills))
-        for victims, done in found.items():
+        for victims, done in filter(itemgetter(1), found.items()):
             for one in done:
                 one.wrong += "" if one.token_ids == expected else f" {one.token_ids}"
             wrong += [f"{form} {victims}: {one.wrong}" for one in done if one.wrong]
