@@ -22,7 +22,8 @@ HIGH_WATER_MARK = 1000
 PUBLIC_QUEUE = 2
 """Messages of one client that may wait to be read. More of the largest would take too much memory."""
 
-_PATIENCE_S, _RETRY_S = 5.0, 0.005
+# A stopped frontend reads nothing. The supervisor replaces it after half of this (`ssd.launch.liveness`).
+_PATIENCE_S, _RETRY_S = 10.0, 0.005
 _SUBSCRIPTION_BYTES = 256
 
 # Names of the sockets inside a run directory.
@@ -151,7 +152,7 @@ def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes 
 
 def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> bool:
     """Sends what must not be dropped. False if the receiver is gone.
-    A slow receiver slows the sender. Raises SsdError for one that reads nothing for five seconds."""
+    A slow receiver slows the sender. Raises SsdError for one that reads nothing for ten seconds."""
     for _ in range(int(_PATIENCE_S / _RETRY_S)):
         sent = offer(socket, message, epoch, to)
         if sent != "full":
