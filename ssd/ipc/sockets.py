@@ -31,6 +31,7 @@ CLIENT = "client.sock"
 ENGINE = "engine.sock"
 SUPERVISOR = "supervisor.sock"
 TELEMETRY = "telemetry.sock"
+LINK = "link.sock"
 
 
 def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
@@ -132,10 +133,10 @@ def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes
     return offer_frames(socket, frames if to is None else [to, *frames])
 
 
-def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes]) -> Sent:
-    """Does the same for a packed message."""
+def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = True) -> Sent:
+    """Does the same for a packed message. Without `copy` all who are sent a frame share its memory."""
     try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK)
+        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=copy)
     except zmq.Again:
         return "full"
     except zmq.ZMQError as error:
