@@ -70,7 +70,7 @@ class Inboxes:
             return None
         answer = inbox.answers.popleft()
         if isinstance(answer, Failed):
-            raise RequestError(answer.code, printable(answer.message, 512))
+            raise RequestError(printable(answer.code, 64), printable(answer.message, 512))
         if isinstance(answer, EngineDeadError):
             raise answer
         if isinstance(answer, Chunk):
