@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from ssd.receiver.sessions import MOST_SESSIONS
 _MOST_CONNECTIONS = 2 * MOST_SESSIONS
 _ACCEPTING_S = 0.01  # for each connection: the messages that they leave behind are read faster than they come
 _PART = 4 * 2**10  # bytes that wait here, and in the kernel, of a connection on its way to libzmq
+_PARTS = 16  # of one connection before others have a turn
 _PATIENCE_S = 10.0  # with a peer that does not read
 LOOK_S = 0.05
 """Seconds between two looks of a guard."""
@@ -85,9 +87,12 @@ class Relay:
         """Pass on what the peer sends. At its end libzmq must close the connection: a reset could abort it."""
         with contextlib.suppress(OSError):
             try:
-                while part := await self._loop.sock_recv(outer, _PART):
+                for count in itertools.count(1):
+                    if not (part := await self._loop.sock_recv(outer, _PART)):
+                        break
                     await self._loop.sock_sendall(inner, part)
-                    await asyncio.sleep(0)  # others have a turn: neither call waits while there is data and room
+                    if len(part) == _PART or count % _PARTS == 0:
+                        await asyncio.sleep(0)  # neither call waits while there is data and room
             finally:
                 inner.shutdown(socket.SHUT_WR)
 

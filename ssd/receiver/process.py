@@ -55,6 +55,7 @@ log = logging.getLogger("ssd.receiver")
 
 # Frames a second that are read, and of peers that are no drafts yet those that are looked at.
 _READ, _STRANGERS = 20_000.0, 200.0
+_WAITING_FRAMES = 64  # of a connection
 _TURN_S = 0.0005  # of the relay's thread, while this one waits for the interpreter
 _MORE_BYTES = 512 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
@@ -328,6 +329,7 @@ def _router(context: zmq.Context[Any], folder: str | None) -> zmq.Socket[bytes]:
         socket = sockets.public_router(context, LINK_BYTES)
     else:
         socket = curve.secure_router(context, Path(folder), LINK_BYTES)
+    socket.setsockopt(zmq.RCVHWM, _WAITING_FRAMES)
     sockets.notice_silence(socket, SILENT_MS)
     return socket
 
