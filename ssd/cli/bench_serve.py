@@ -20,6 +20,7 @@ from ssd.cli.options import address_options, engine_options_but, speculation_cha
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
+from ssd.ipc.public import printable
 from ssd.launch.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def serve(
             served = client.describe()
             settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
             job = _at_engine(asked, traffic, texts, settings, client, keys)
-            _report(job, {"target_name": served.model, "draft_name": served.draft, "address": address})
+            names = {"target_name": printable(served.model), "draft_name": printable(served.draft)}
+            _report(job, names | {"address": address})
     else:
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
@@ -132,7 +134,7 @@ def _at_server(asked: BenchOptions, traffic: _Traffic, url: str, key: str | None
     protocol = asked.protocol(chat=False)
     server = Http(url, traffic.concurrency or len(texts), protocol.chat, key)
     job = _LoadTest(asked, traffic, server, list(texts), [_AS_SERVED], protocol)
-    _report(job, {"target_name": server.model, "url": url})
+    _report(job, {"target_name": printable(server.model), "url": url})
 
 
 def _at_engine(

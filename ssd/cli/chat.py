@@ -21,7 +21,7 @@ from ssd.client import Client, Completion
 from ssd.config.params import SamplingParams
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
-from ssd.ipc.public import ChatMessage, Generate, Metrics
+from ssd.ipc.public import ChatMessage, Generate, Metrics, printable
 from ssd.launch.options import EngineOptions
 
 _MAX_TOKENS = 1024
@@ -62,9 +62,9 @@ def chat(
     with process_setup(), connect(address, keys, engine) as client:
         served = client.describe()
         if not served.chat:
-            raise UsageError(f"{served.model} has no chat format; use ssd generate")
+            raise UsageError(f"{printable(served.model)} has no chat format; use ssd generate")
         conversation.params = speculating(conversation.params, served, changes)
-        _Chat(client, served.model, conversation).run()
+        _Chat(client, printable(served.model), conversation).run()
 
 
 class _Chat:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ssd.errors import EngineDeadError, RequestError
 from ssd.ipc.connection import Answer
-from ssd.ipc.public import Chunk, Description, Failed
+from ssd.ipc.public import Chunk, Description, Failed, printable
 
 MAX_UNREAD = 4096
 """Tokens that may lie unread in one stream while others are read, as many as at the engine (code `slow_reader`)."""
@@ -70,7 +70,7 @@ class Inboxes:
             return None
         answer = inbox.answers.popleft()
         if isinstance(answer, Failed):
-            raise RequestError(answer.code, answer.message)
+            raise RequestError(printable(answer.code, 64), printable(answer.message, 512))
         if isinstance(answer, EngineDeadError):
             raise answer
         if isinstance(answer, Chunk):

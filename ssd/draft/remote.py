@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import sys
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.config.remote import RemoteDraft
+from ssd.draft.door import Door, NotOfAnEngine, check_terms
 from ssd.draft.engine import DraftEngine
 from ssd.draft.process import load
 from ssd.errors import EngineDeadError, SsdError, UsageError
@@ -38,7 +40,7 @@ from ssd.ipc.link import (
 )
 from ssd.ipc.messages import Admit, Rejoin
 from ssd.ipc.process import log_level
-from ssd.ipc.public import Message
+from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
 
@@ -93,7 +95,7 @@ class RemoteDrafter:
         vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
         self._offer = Offer(options.name, fingerprint(self._vocabulary), vocab_size)
         self._loaded: tuple[Offer, Terms, EngineConfig, list[Runner]] | None = None
-        self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
+        self._back_off, self._trouble, self._joined_at = _FIRST_BACK_OFF_S, "", math.inf
 
     def serve(self) -> NoReturn:
         """Draft in one connection after the other. Raises SsdError where another one would not help."""
@@ -102,42 +104,52 @@ class RemoteDrafter:
             connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
             try:
                 self._draft(connection)
+            except NotOfAnEngine as error:
+                self._again(f"the engine at {self._options.connect} says what none would: {error}")
             except LinkLost as lost:
-                if str(lost) != self._trouble:
-                    self._trouble = str(lost)
-                    (self._settled or log.warning)(f"{lost}; trying again")
+                self._again(str(lost))
             finally:
                 connection.close()
             time.sleep(random.uniform(0.5, 1.0) * self._back_off)
             self._back_off = min(2 * self._back_off, _LONGEST_BACK_OFF_S)
+
+    def _again(self, why: str) -> None:
+        """Say once why the link was lost. A session that has lasted for a while is a new beginning."""
+        if time.monotonic() > self._joined_at + _LONGEST_BACK_OFF_S:
+            self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
+        self._joined_at = math.inf
+        if why != self._trouble:
+            self._trouble = why
+            (self._settled or log.warning)(f"{why}; trying again")
 
     def _draft(self, connection: Connection) -> NoReturn:
         """Offer, load, join and draft, until the connection is lost."""
         number, terms = self._terms(connection)
         config, runners = self._load(terms)
         _tell(connection, Joined(), number)
-        words = f"drafting for {terms.target} at {self._options.connect}"
+        words = f"drafting for {printable(terms.target)} at {self._options.connect}"
         if self._settled is None:
             print(words, flush=True)
         else:
             self._settled(words)
-        self._back_off, self._trouble = _FIRST_BACK_OFF_S, ""
-        LinkedDraft(connection, number, config, runners, self._beat, self._grammars).serve()
+        self._joined_at = time.monotonic()
+        LinkedDraft(connection, number, Door(terms), config, runners, self._beat, self._grammars).serve()
 
     def _terms(self, connection: Connection) -> tuple[int, Terms]:
         """Offer to draft; returns the session's number and the engine's terms."""
         deadline, offered = time.monotonic() + _ANSWER_S, False
         while time.monotonic() < deadline:
+            if not offered and connection.up:
+                offered = connection.offer(self._offer)
             connection.wait(False, deadline)
             answer = connection.take_framed()
             if connection.refused:
                 raise UsageError(connection.trouble)
-            if not offered and connection.up:
-                offered = connection.offer(self._offer)
             if answer is None:
                 continue
             number, message = answer
             if isinstance(message, Terms):
+                check_terms(message, self._vocabulary)
                 return number, message
             if isinstance(message, TargetVocabulary):
                 self._speak(message.tokens)
@@ -161,7 +173,11 @@ class RemoteDrafter:
         if self._loaded is None or self._loaded[:2] != known:
             config = configuration(self._options, terms)
             self._loaded = None  # its memory is free before the next is loaded
-            self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
+            try:
+                self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
+            except (MemoryError, RuntimeError) as error:  # torch raises the latter where there is no memory
+                size = f"{terms.max_num_seqs} sequences of {terms.max_model_len} tokens"
+                raise UsageError(f"cannot draft for {printable(terms.target)}, {size}: {error}") from None
         return self._loaded[2:]
 
 
@@ -174,13 +190,14 @@ class LinkedDraft:
         self,
         connection: Connection,
         number: int,
+        door: Door,
         config: EngineConfig,
         runners: list[Runner],
         beat: Callable[[], None] = lambda: None,
         grammars: bool = True,
     ) -> None:
         self._connection, self._number, self._beat, self._grammars = connection, number, beat, grammars
-        self._config, self._runners = config, runners
+        self._door, self._config, self._runners = door, config, runners
         self._board = LinkBoard(self._send)
         self._engine = self._fresh()
         self._engine.prepare()
@@ -208,6 +225,7 @@ class LinkedDraft:
     def _read(self) -> None:
         while (framed := self._connection.take_framed()) is not None:
             _, message = framed
+            self._door.check(message)
             if isinstance(message, Beat):
                 self._stamp, self._stamped = message.stamp, time.monotonic_ns()
             elif isinstance(message, Rejoin):
@@ -231,8 +249,8 @@ def _check_end(message: Any) -> None:
         raise LinkLost(str(message))
     if isinstance(message, NotAccepted):
         if message.again:
-            raise LinkLost(f"the engine says: {message.message}")
-        raise UsageError(f"the engine says: {message.message}")
+            raise LinkLost(f"the engine says: {printable(message.message)}")
+        raise UsageError(f"the engine says: {printable(message.message)}")
 
 
 def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from ssd.errors import SsdError, UsageError
-from ssd.frontend.connection_limits import ConnectionGuard, raise_descriptor_limit
+from ssd.frontend.connection_limits import ConnectionGuard
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.reporting import LogLine, Reporting
 from ssd.frontend.request_manager import RequestManager
@@ -21,6 +21,7 @@ from ssd.frontend.socket_reader import SocketReader
 from ssd.ipc import messages, sockets
 from ssd.ipc.curve import secure_router
 from ssd.ipc.messages import Drain, FrontendReport, Hello, Ready, Refused, Step, TargetLost, Watch
+from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
 from ssd.ipc.public import Message
 

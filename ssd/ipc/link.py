@@ -17,7 +17,7 @@ from msgspec import Meta
 from ssd.config.params import MAX_LOOKAHEAD, Speculation, TokenId
 from ssd.ipc.board import ENTRIES, Key, Place, Ticker
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
-from ssd.ipc.public import Count, Direction, Message, Name, RequestId
+from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
 
 LINK_VERSION = 195
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
@@ -106,9 +106,9 @@ class Terms(LinkMessage, frozen=True):
     """Accepts an `Offer`: what the draft must know of its engine."""
 
     target: Name
-    vocab_size: Count
+    vocab_size: Annotated[int, Meta(ge=1, le=2**20)]
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
-    max_model_len: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    max_model_len: Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)]
     speculation: Speculation
 
 

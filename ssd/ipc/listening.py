@@ -24,7 +24,7 @@ _SEND_BYTES = 128 * 2**10  # a connection; what lies in the kernel's buffer look
 def listen(server: ServerConfig) -> socket.socket:
     """Returns a non-blocking listening socket on `server.uds`, or on its host and port. Raises UsageError."""
     try:
-        listening = _unix(Path(server.uds)) if server.uds is not None else _tcp(server.host, server.port)
+        listening = _unix(Path(server.uds)) if server.uds is not None else tcp(server.host, server.port)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         listening.listen(_BACKLOG)
     except OSError as error:
@@ -36,7 +36,7 @@ def listen(server: ServerConfig) -> socket.socket:
 def listen_for_ranks(host: str) -> socket.socket:
     """Returns a blocking listening socket on a free port, for ranks on other machines. Raises UsageError."""
     try:
-        listening = _tcp(host, 0)
+        listening = tcp(host, 0)
         listening.listen(_BACKLOG)
     except OSError as error:
         raise _refused(host, error) from None
@@ -97,9 +97,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def tcp(host: str, port: int) -> socket.socket:
+    """Returns a bound socket; `host` may be * as for libzmq. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listening = socket.socket(family, kind, protocol)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

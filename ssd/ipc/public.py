@@ -240,7 +240,13 @@ def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:
     try:
         return epoch, direction.decoder.decode(frames[1])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(str(error)) from None
+        raise BadFrame(printable(str(error))) from None
+
+
+def printable(text: str, most: int = 200) -> str:
+    """Return what a peer has said for a log or a terminal: in one line, without control characters, and bounded."""
+    said = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    return said if len(text) <= most else f"{said}…"
 
 
 CLIENT_TO_FRONTEND = Direction(PROTOCOL_VERSION, msgspec.msgpack.Decoder(Generate | Cancel | Describe))

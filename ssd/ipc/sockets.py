@@ -22,7 +22,8 @@ HIGH_WATER_MARK = 1000
 PUBLIC_QUEUE = 2
 """Messages of one client that may wait to be read. More of the largest would take too much memory."""
 
-_PATIENCE_S, _RETRY_S = 5.0, 0.005
+# A stopped frontend reads nothing. The supervisor replaces it after half of this (`ssd.launch.liveness`).
+_PATIENCE_S, _RETRY_S = 10.0, 0.005
 _SUBSCRIPTION_BYTES = 256
 
 # Names of the sockets inside a run directory.
@@ -30,6 +31,7 @@ CLIENT = "client.sock"
 ENGINE = "engine.sock"
 SUPERVISOR = "supervisor.sock"
 TELEMETRY = "telemetry.sock"
+LINK = "link.sock"
 
 
 def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
@@ -131,10 +133,10 @@ def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes
     return offer_frames(socket, frames if to is None else [to, *frames])
 
 
-def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes]) -> Sent:
-    """Does the same for a packed message."""
+def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = True) -> Sent:
+    """Does the same for a packed message. Without `copy` all who are sent a frame share its memory."""
     try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK)
+        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=copy)
     except zmq.Again:
         return "full"
     except zmq.ZMQError as error:
@@ -151,7 +153,7 @@ def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes 
 
 def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> bool:
     """Sends what must not be dropped. False if the receiver is gone.
-    A slow receiver slows the sender. Raises SsdError for one that reads nothing for five seconds."""
+    A slow receiver slows the sender. Raises SsdError for one that reads nothing for ten seconds."""
     for _ in range(int(_PATIENCE_S / _RETRY_S)):
         sent = offer(socket, message, epoch, to)
         if sent != "full":

@@ -9,8 +9,8 @@ from ssd.ipc.heartbeat import Heartbeats
 
 LOOK_S = 0.25
 _LOAD_TIMEOUT_S = 600.0
-# The target's requests and the frontend's clients wait for a stopped process; nobody waits for a draft.
-_STOPPED_S = 1.0
+# Clients wait for a stopped target or frontend, and nothing of theirs is lost meanwhile. Nobody waits for a draft.
+_STOPPED_S = 5.0
 
 
 @dataclass

@@ -8,16 +8,16 @@ import logging
 import random
 import re
 import resource
+import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from ssd.errors import SsdError, UsageError
-from ssd.ipc import curve, keys, sockets
+from ssd.errors import SsdError
+from ssd.ipc import curve, sockets
 from ssd.ipc.board import BoardWriter, LinkFigures
 from ssd.ipc.link import (
     BEAT_S,
@@ -42,19 +42,22 @@ from ssd.ipc.messages import (
     Refused,
     Rejoin,
 )
+from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
-from ssd.ipc.public import BadFrame, Message, pack, unpack, version_of
+from ssd.ipc.public import BadFrame, Message, pack, printable, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.vocabularies import vocabulary_of
+from ssd.receiver.door import LOOK_S, Guard, Relay
 from ssd.receiver.requests import LATE, MOST_DEBT, Requests
-from ssd.receiver.sessions import MOST_SESSIONS, Session, Sessions
+from ssd.receiver.sessions import MOST_SESSIONS, Allowance, Session, Sessions
 
 log = logging.getLogger("ssd.receiver")
 
-# Frames a second that are read, and how many at once after a pause. The others wait in their sender's socket.
-_RATE, _BURST = 2000.0, 200.0
-_WAITING_FRAMES = 64  # of a peer, read but not looked at
-_MORE_BYTES = 256 * 2**20  # what this process may take more than at its start
+# Frames a second that are read, and of peers that are no drafts yet those that are looked at.
+_READ, _STRANGERS = 20_000.0, 200.0
+_WAITING_FRAMES = 64  # of a connection
+_TURN_S = 0.0005  # of the relay's thread, while this one waits for the interpreter
+_MORE_BYTES = 512 * 2**20  # what this process may take more than at its start
 _LOG_S = 60.0
 _MOST_COUNTED = 2**16  # of anything in a frame
 _BARRED_S = 30.0  # for which a draft that was of no use is left alone while there are others
@@ -62,29 +65,11 @@ _BARRED_S = 30.0  # for which a draft that was of no use is left alone while the
 
 def main(child: Child) -> None:
     """Listen, and let one draft after the other speculate until the supervisor ends this process."""
+    raise_descriptor_limit()
+    sys.setswitchinterval(_TURN_S)
     receiver = Receiver(child)
     _limit_memory()
     receiver.serve()
-
-
-@dataclass
-class Allowance:
-    """Bounds the frames that are read: `_RATE` a second, after a pause `_BURST` at once, and so much for each of
-    `drafts`. The socket takes turns among them."""
-
-    drafts: int = 1
-    left: float = _BURST
-    at: float = field(default_factory=time.monotonic)
-
-    def taken(self) -> bool:
-        """Take one, if there is one left."""
-        now = time.monotonic()
-        most, more = self.drafts * _BURST, self.drafts * _RATE * (now - self.at)
-        self.left, self.at = min(most, self.left + more), now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 class Receiver:
@@ -97,23 +82,25 @@ class Receiver:
         assert config.link is not None
         self._child, self._config = child, config
         self._board = BoardWriter(child.start.board_fd, config.max_num_seqs)
-        self._vocabulary = vocabulary_of(Path(config.target))
-        self._fingerprint = fingerprint(self._vocabulary)
-        self._link = _listening(child.context, config.link.bind, config.link.keys)
+        vocabulary = vocabulary_of(Path(config.target))
+        self._fingerprint = fingerprint(vocabulary)
+        self._vocabulary = pack(TargetVocabulary(vocabulary or {}))
+        inner = child.address(sockets.LINK)
+        relay = Relay(config.link.bind, inner)
+        self.address = relay.address
+        """Where drafts connect."""
+        self._link = _router(child.context, config.link.keys)
+        self._guard = Guard(self._link, relay)
+        self._link.bind(inner)
         self._target: zmq.Socket[bytes] | None = None
         self._sessions = Sessions(config.link.own)
         self._number = random.getrandbits(24)
-        self._allowance = Allowance()
+        self._allowance, self._strangers = Allowance(_READ), Allowance(_STRANGERS)
         self._barred: dict[str, float] = {}  # keys of drafts that are left alone, and until when
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
         self._entries = self._late = self._bytes = self._tokens = 0
         self._log_at = time.monotonic() + _LOG_S
-
-    @property
-    def address(self) -> str:
-        """Where drafts connect."""
-        return self._link.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def serve(self) -> None:
         self._child.ready()
@@ -127,17 +114,18 @@ class Receiver:
         self._wait()
         self._read_target()
         self._read_link()
+        self._guard.look()
         self._beat()
 
     def _wait(self) -> None:
-        """Wait for something to read, or until it is time for a beat."""
+        """Wait for something to read, or until the guard looks again."""
         poller = zmq.Poller()
         if self._target is not None:
             poller.register(self._target, zmq.POLLIN)
         spent = self._allowance.left < 1
         if not spent:
             poller.register(self._link, zmq.POLLIN)
-        poller.poll(int(1000 * BEAT_S / 50 if spent else max(0.0, self._beat_at - time.monotonic()) * 1000) + 1)
+        poller.poll(5 if spent else int(1000 * LOOK_S))
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -226,7 +214,6 @@ class Receiver:
     def _end(self, session: Session, why: str) -> None:
         """End a session: for the target its requests have no draft, and after the last session there is none."""
         lost = self._sessions.remove(session)
-        self._allowance.drafts = max(1, len(self._sessions))
         self._tokens += session.requests.tokens
         if not session.joined:
             return
@@ -241,8 +228,14 @@ class Receiver:
         while int(self._link.getsockopt(zmq.EVENTS)) & zmq.POLLIN and self._allowance.taken():
             first = self._link.recv(flags=zmq.NOBLOCK, copy=False)
             frames = self._link.recv_multipart() if first.more else []
-            self._bytes += sum(map(len, frames))
-            self._heard(first.bytes, curve.user_of(first), frames)
+            size = sum(map(len, frames))
+            self._bytes += size
+            self._guard.took(first.bytes, int(first.get(zmq.SRCFD)), size)
+            session = self._sessions.of(first.bytes)
+            if (self._strangers if session is None else session.allowance).taken():
+                self._heard(first.bytes, curve.user_of(first), frames)
+            else:
+                self._counted["frames beyond the allowance"] += 1
 
     def _heard(self, peer: bytes, key: str, frames: list[bytes]) -> None:
         """Handle a frame of a peer with the `key`. Whatever it is, it costs no more than to be dropped."""
@@ -275,11 +268,12 @@ class Receiver:
         """Begin a session, unless there are too many, or it speaks another vocabulary: it is told the target's."""
         config = self._config
         assert config.link is not None
-        name = repr(offer.name[:64])
+        name = repr(printable(offer.name, 64))
         ours, theirs = (self._fingerprint, config.vocab_size), (offer.vocabulary, offer.vocab_size)
         if all(ours) and all(theirs) and ours[0] != theirs[0]:
             log.info("the draft %s speaks another vocabulary", name)
-            self._send(peer, TargetVocabulary(self._vocabulary or {}))
+            self._bytes += sum(map(len, self._vocabulary))
+            sockets.offer_frames(self._link, [peer, *self._vocabulary], copy=False)
             return
         if not (ours[0] and theirs[0]) and ours[1] != theirs[1]:
             self._refuse(peer, f"vocabularies of {ours[1]} (target) and {theirs[1]} (draft) tokens, and no tokenizers")
@@ -297,7 +291,6 @@ class Receiver:
         requests = Requests(self._board, self._child.epoch, config.vocab_size)
         session = Session(peer, key, name, self._number, requests, client or "")
         self._sessions.add(session)
-        self._allowance.drafts = len(self._sessions)
         terms = config.max_num_seqs, config.max_model_len, config.speculation
         self._tell(session, Terms(config.target_name, config.vocab_size, *terms))
 
@@ -330,24 +323,19 @@ class Receiver:
         self._board.count(progress, steps, session.worked(published.nanoseconds, now), grown)
 
 
-def _listening(context: zmq.Context[Any], address: str, folder: str | None) -> zmq.Socket[bytes]:
-    """Returns the socket that drafts connect to. Raises UsageError."""
+def _router(context: zmq.Context[Any], folder: str | None) -> zmq.Socket[bytes]:
+    """Return the unbound socket that reads drafts' messages. Raises UsageError for bad keys."""
     if folder is None:
         socket = sockets.public_router(context, LINK_BYTES)
     else:
-        keys.check_server(Path(folder))
         socket = curve.secure_router(context, Path(folder), LINK_BYTES)
     socket.setsockopt(zmq.RCVHWM, _WAITING_FRAMES)
     sockets.notice_silence(socket, SILENT_MS)
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        raise UsageError(f"--draft-bind {address}: {error.strerror}") from None
     return socket
 
 
 def _limit_memory() -> None:
-    """Let this process take a bounded amount of memory: libzmq bounds no message of many frames."""
+    """Let this process take a bounded amount of memory. libzmq aborts it where there is no more."""
     found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     most = int(found[1]) * 1024 + _MORE_BYTES

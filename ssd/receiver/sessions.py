@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +15,26 @@ from ssd.ipc.public import Message
 from ssd.receiver.requests import Requests
 
 MOST_SESSIONS = 64
+DRAFT_RATE = 2000.0
+"""Frames a second of a draft that are looked at."""
+
+
+@dataclass
+class Allowance:
+    """Bounds what is done: `rate` times a second, and as often at once after a pause."""
+
+    rate: float
+    left: float = 0.0
+    at: float = 0.0
+
+    def taken(self) -> bool:
+        """Take one, if there is one left."""
+        now = time.monotonic()
+        self.left, self.at = min(self.rate, self.left + self.rate * (now - self.at)), now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
 
 
 @dataclass
@@ -33,6 +54,7 @@ class Session:
     jitter: float = 0.0
     heard_ns: int = 0
     unclaimed_ns: int = 0
+    allowance: Allowance = field(default_factory=lambda: Allowance(DRAFT_RATE))
 
     def worked(self, nanoseconds: int, now_ns: int) -> int:
         """Returns the time that a draft says it has computed, at most what has gone by."""

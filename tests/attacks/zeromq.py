@@ -169,18 +169,26 @@ def flood(site: Site, frames: bytes) -> None:
     """Send the same again and again for some seconds."""
     until, sent = time.monotonic() + _FLOOD_S, 0
     while time.monotonic() < until and sent < _MULTIPART_BYTES:
-        with suppress(OSError), zmtp(path(site.address)) as client:
+        with suppress(OSError), zmtp(site.address) as client:
             while time.monotonic() < until and sent < _MULTIPART_BYTES:
                 client.sendall(frames)
                 sent += len(frames)
 
 
+def connected(address: str) -> socket.socket:
+    if address.startswith("tcp://"):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        return socket.create_connection((host, int(port)), PATIENCE_S)
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(PATIENCE_S)
+    client.connect(path(address))
+    return client
+
+
 @contextmanager
-def zmtp(where: str) -> Iterator[socket.socket]:
+def zmtp(address: str) -> Iterator[socket.socket]:
     """A connection over which a DEALER has shaken hands."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(PATIENCE_S)
-        client.connect(where)
+    with connected(address) as client:
         client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
         ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
         client.sendall(b"\x04" + bytes([len(ready)]) + ready)
@@ -193,7 +201,7 @@ def lengths_that_are_not_there(site: Site) -> Iterator[Answer]:
     """Frames and commands that announce as much as can be said."""
     for flags in (b"\x02", b"\x03", b"\x06"):
         for length in (2**62, 2**63, 2**64 - 1, 2**31, 5 * 2**20):
-            with zmtp(path(site.address)) as client:
+            with zmtp(site.address) as client:
                 client.sendall(flags + struct.pack(">Q", length) + bytes(1000))
     yield from described(site)
 

@@ -68,9 +68,9 @@ class LinkThread:
 
 
 class World:
-    """An engine with a link, the models' folders, and keys for the drafts `edge` and `other`."""
+    """An engine with a link, the models' folders, and keys for the drafts `edge` and `other`, if it wants keys."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secured: bool = True) -> None:
         self.target = tiny.tokenizer(tiny.llama(folder / "target", seed=3, vocab_size=300))
         self.model = tiny.noisy_copy(self.target, folder / "draft", noise=0.02)
         (self.model / "tokenizer.json").write_bytes((self.target / "tokenizer.json").read_bytes())
@@ -80,7 +80,8 @@ class World:
         port = free_port()
         self.bind = f"tcp://127.0.0.1:{port}"
         options = EngineOptions(target=str(self.target), mode="ssd", max_num_seqs=4)
-        server = ServerOptions(http=False, draft_bind=self.bind, draft_keys=str(self.keys))
+        self._secured = secured
+        server = ServerOptions(http=False, draft_bind=self.bind, draft_keys=str(self.keys) if secured else None)
         self.config = replace(resolve(options, server), emulate=TIMES)
         self.link = LinkThread(port)
 
@@ -100,9 +101,9 @@ class World:
     @contextmanager
     def started(self, model: Path | None = None, keys: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A draft that may still load."""
-        command = child_command(
-            "ssd.cli.main", "draft", "--connect", self.link.address, "--keys", str(keys or self.edge)
-        )
+        command = child_command("ssd.cli.main", "draft", "--connect", self.link.address)
+        if self._secured:
+            command += ["--keys", str(keys or self.edge)]
         process = subprocess.Popen(
             [*command, "--model", str(model or self.model)],
             stdout=subprocess.PIPE,

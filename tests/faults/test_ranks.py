@@ -18,6 +18,7 @@ from ssd import LLM, SamplingParams
 from ssd.client import Client
 from ssd.config.params import Mode, Speculation
 from ssd.errors import RequestError, UsageError
+from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -98,7 +99,10 @@ def test_two_ranks_leave_nothing_behind_and_hear_nobody_from_outside(models: dic
 
 
 @pytest.mark.parametrize(("role", "fault"), [("target", signal.SIGKILL), ("target-1", signal.SIGSTOP)])
-def test_the_loss_of_a_rank_is_that_of_the_target(engine: Engine, role: str, fault: signal.Signals) -> None:
+def test_the_loss_of_a_rank_is_that_of_the_target(
+    engine: Engine, role: str, fault: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_STOPPED_S", 1.0)  # the test waits for it
     with Client(engine.address) as client:
         expected = client.generate(PROMPTS[0], params("ar")[0]).token_ids
         before = engine.pids

@@ -10,6 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ import pytest
 from ssd.client import AsyncClient, Client
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError
+from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -34,16 +37,24 @@ AT_ONCE = 4
 PROMPTS = [[5 * n + 1, n, 77] for n in range(3 * AT_ONCE)]
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """The mock, which starts at once, with HTTP; its answers last some seconds."""
+@contextmanager
+def serving(round_ms: int, max_model_len: int) -> Iterator[Engine]:
+    """The mock, which starts at once, with HTTP."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ROUND_VARIABLE, "20")
-        options = EngineOptions(load_format="mock", max_num_seqs=AT_ONCE, max_model_len=2048)
+        patch.setenv(ROUND_VARIABLE, str(round_ms))
+        options = EngineOptions(load_format="mock", max_num_seqs=AT_ONCE, max_model_len=max_model_len)
         engine = Engine(resolve(options, ServerOptions(port=0)))
         engine.start()
         yield engine
         engine.stop(drain=0)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """One whose answers last some seconds. It bears with a stopped process for a second, since tests wait for that."""
+    monkeypatch.setattr(liveness, "_STOPPED_S", 1.0)
+    with serving(round_ms=20, max_model_len=2048) as engine:
+        yield engine
 
 
 def params(tokens: int = 200) -> SamplingParams:
@@ -141,6 +152,56 @@ def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing
         assert client.generate([PROMPTS[1]], params(20))[0].token_ids == expected(engine, PROMPTS[1], params(20))
     until(lambda: running(engine) == 0)
     assert engine.pids["target"] == target
+
+
+@pytest.mark.parametrize(
+    ("role", "seconds", "round_ms", "tokens"),
+    [("frontend", 1.0, 20, 200), ("frontend", 3.0, 1, 8000), ("target", 3.0, 20, 200)],
+    ids=["frontend", "frontend, until the target's queue to it is full", "target"],
+)
+def test_a_stop_of_some_seconds_costs_no_request(role: str, seconds: float, round_ms: int, tokens: int) -> None:
+    with serving(round_ms, max_model_len=tokens + len(PROMPTS[0])) as engine, ThreadPoolExecutor(AT_ONCE) as pool:
+        pids, asked, begun = engine.pids, params(tokens), threading.Semaphore(0)
+        ways = [over_http, over_zeromq] * (AT_ONCE // 2)
+        answers = [pool.submit(way, engine, PROMPTS[n], asked, begun) for n, way in enumerate(ways)]
+        for _ in answers:
+            assert begun.acquire(timeout=PATIENCE_S)
+        os.kill(pids[role], signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pids[role], signal.SIGCONT)
+        for prompt, answer in zip(PROMPTS, answers, strict=False):
+            assert answer.result(PATIENCE_S) == expected(engine, prompt, asked)
+        assert engine.pids == pids
+
+
+def over_zeromq(engine: Engine, prompt: list[int], asked: SamplingParams, begun: threading.Semaphore) -> list[int]:
+    """The tokens of a stream; tells when it has begun."""
+    got: list[int] = []
+    with Client(engine.address) as client:
+        for chunk in client.stream(token_ids=prompt, params=asked):
+            if not got:
+                begun.release()
+            got += chunk.token_ids
+    return got
+
+
+def over_http(engine: Engine, prompt: list[int], asked: SamplingParams, begun: threading.Semaphore) -> list[int]:
+    assert engine.url is not None
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=PATIENCE_S)
+    body = {"model": "smollm2", "prompt": prompt, "seed": asked.seed, "max_tokens": asked.max_tokens}
+    body |= {"ignore_eos": True, "stream": True, "return_token_ids": True}
+    connection.request("POST", "/v1/completions", msgspec.json.encode(body), {"content-type": "application/json"})
+    got: list[int] = []
+    for line in connection.getresponse():
+        if line.startswith(b"data: {"):
+            if not got:
+                begun.release()
+            event = msgspec.json.decode(line.removeprefix(b"data: "))
+            assert "choices" in event, event
+            (choice,) = event["choices"]
+            got += choice.get("token_ids") or []
+    connection.close()
+    return got
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 3])

@@ -19,6 +19,7 @@ from ssd.config.params import SamplingParams
 from ssd.errors import UsageError
 from ssd.frontend import connection_limits
 from ssd.frontend.connection_limits import http_connections
+from ssd.ipc import peer_connections
 from ssd.ipc.connection import Connection
 from ssd.ipc.messages import Emission
 from ssd.ipc.public import Chunk, Describe, Description, Failed, Generate, Message, pack
@@ -218,7 +219,7 @@ def test_who_sends_many_large_messages_is_answered(served: Served, door: str) ->
 
 def test_large_answers_do_not_wait_in_the_transport_for_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they wait, limits on slow readers hold; who reads after all gets each."""
-    monkeypatch.setattr(connection_limits, "UNSENT_BYTES", 2**16)
+    monkeypatch.setattr(peer_connections, "UNSENT_BYTES", 2**16)
     asked, ids = 600, [40000] * 250
     with scripted_frontend() as setup:
         silent = peer(setup.engine.address)

@@ -17,8 +17,8 @@ from msgspec import inspect
 
 from ssd.client.inboxes import MAX_UNREAD
 from ssd.frontend import connection_limits, memory_budget
+from ssd.ipc import peer_connections, sockets
 from ssd.ipc import public as m
-from ssd.ipc import sockets
 from tests.client.serving import echo, serving
 from tests.scripted_engine import PATIENCE_S
 
@@ -155,7 +155,7 @@ def test_limits_and_version_are_those_of_the_code() -> None:
         "largest frame to a client, bytes": sockets.INTERNAL_BYTES,
         "messages in each queue to a client": sockets.HIGH_WATER_MARK,
         "messages in each queue to the engine": sockets.PUBLIC_QUEUE,
-        "bytes that wait unread in the transport for a client": connection_limits.UNSENT_BYTES,
+        "bytes that wait unread in the transport for a client": peer_connections.UNSENT_BYTES,
         "bytes of a message that does not end": connection_limits.UNREAD_BYTES,
         "bytes of one client's open prompts, and of all": f"{memory_budget.PEER_BYTES}, {memory_budget.ALL_BYTES}",
         "unread tokens of a stream": MAX_UNREAD,

@@ -74,7 +74,7 @@ def test_a_stopped_process_is_stuck_soon_if_somebody_waits_for_it(heartbeats: He
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
     everyone = dict.fromkeys(("target", "target-1", "frontend", "draft"), pid)
-    stuck = looks(Liveness(heartbeats, step_timeout=60.0), everyone, 1.5)
+    stuck = looks(Liveness(heartbeats, step_timeout=60.0), everyone, 5.5)
     assert set(stuck) == {"target", "target-1", "frontend"} and "stopped" in stuck["target"]
 
 
@@ -85,8 +85,8 @@ def test_one_that_is_stopped_for_a_moment_is_not_stuck_however_long_it_has_loade
     looks(liveness, {"target": pid}, 30.0, ready=False)
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
-    assert looks(liveness, {"target": pid}, 0.5, start=130.25, ready=False) == {}
-    assert set(looks(liveness, {"target": pid}, 0.5, start=131.0, ready=False)) == {"target"}
+    assert looks(liveness, {"target": pid}, 4.5, start=130.25, ready=False) == {}
+    assert set(looks(liveness, {"target": pid}, 0.5, start=135.0, ready=False)) == {"target"}
 
 
 def test_a_busy_process_is_not_taken_for_a_stopped_one(heartbeats: Heartbeats) -> None:
@@ -112,4 +112,4 @@ def test_loading_takes_as_long_as_it_must_but_not_for_ever(heartbeats: Heartbeat
 def test_a_process_that_is_stopped_while_it_loads_is_stuck_too(heartbeats: Heartbeats, pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
-    assert set(looks(Liveness(heartbeats, 60.0), {"frontend": pid}, 1.5, ready=False)) == {"frontend"}
+    assert set(looks(Liveness(heartbeats, 60.0), {"frontend": pid}, 5.5, ready=False)) == {"frontend"}

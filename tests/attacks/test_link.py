@@ -1,0 +1,125 @@
+"""Attacks on the door for drafts of other machines: the receiver lives, and takes an honest draft after each."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from ssd.ipc.link import Joined, Offer
+from ssd.ipc.public import Message, pack
+from tests.attacks.zeromq import connected, zmtp
+from tests.faults.remote import World
+
+_FLOOD_S = 2.0
+_PING = b"\x04\x07\x04PING\x00\x00"
+_EMPTY = b"\x01\x00\x00\x00"  # a message of two empty frames
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("link"), secured=False)
+    with world.running():
+        yield world
+
+
+@pytest.fixture(scope="module")
+def expected(world: World) -> list[list[int]]:
+    return world.ids("ar")[0]
+
+
+def wire(message: Message) -> bytes:
+    """A message as a peer without keys sends it."""
+    header, body = pack(message)
+    assert len(body) < 256
+    return bytes([1, len(header)]) + header + bytes([0, len(body)]) + body
+
+
+def reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def flood(address: str, data: bytes, at_once: int = 1) -> None:
+    """Send the same again and again for some seconds over several connections, each anew where it is cut off."""
+    until = time.monotonic() + _FLOOD_S
+
+    def one() -> None:
+        while time.monotonic() < until:
+            with suppress(OSError, AssertionError), zmtp(address) as client:
+                while time.monotonic() < until:
+                    client.sendall(data)
+                reset(client)
+
+    threads = [threading.Thread(target=one) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def other_vocabularies(address: str) -> None:
+    """Each offer is answered with the target's vocabulary, which nobody reads."""
+    flood(address, wire(Offer("liar", "another one", 300)) * 1000, at_once=4)
+
+
+def offers(address: str) -> None:
+    flood(address, wire(Offer("liar", "", 300)) * 1000 + wire(Joined()) * 1000, at_once=4)
+
+
+def messages_of_no_bytes(address: str) -> None:
+    flood(address, _EMPTY * 20_000, at_once=4)
+
+
+def messages_without_an_end(address: str) -> None:
+    flood(address, b"\x01\x00" * 50_000, at_once=4)
+
+
+def large_frames_without_an_end(address: str) -> None:
+    flood(address, (b"\x03" + struct.pack(">Q", 60_000) + bytes(60_000)) * 16, at_once=4)
+
+
+def resets_before_a_heartbeat_is_handled(address: str) -> None:
+    """Libzmq aborts where a peer does this to a queue that is full."""
+    until = time.monotonic() + _FLOOD_S
+    while time.monotonic() < until:
+        with ExitStack() as stack, suppress(OSError, AssertionError):
+            clients = [stack.enter_context(zmtp(address)) for _ in range(8)]
+            for client in clients:
+                client.sendall((_EMPTY * 200 + _PING) * 10)
+            for client in clients:
+                reset(client)
+
+
+def connections_without_an_end(address: str) -> None:
+    """More than may be open; the last ones wait in vain."""
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connected(address))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        other_vocabularies,
+        offers,
+        messages_of_no_bytes,
+        messages_without_an_end,
+        large_frames_without_an_end,
+        resets_before_a_heartbeat_is_handled,
+        connections_without_an_end,
+    ],
+)
+def test_a_peer_of_the_link_costs_nobody_else(
+    world: World, expected: list[list[int]], attack: Callable[[str], None]
+) -> None:
+    receiver = world.engine.pids["draft"]
+    attack(world.bind)
+    with world.draft():
+        world.until_hits(expected)
+    assert world.engine.pids["draft"] == receiver
