@@ -6,8 +6,11 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from ssd.errors import UsageError
+
+_PART_BYTES = 2**20
 
 
 def cache_dir() -> Path:
@@ -30,7 +33,7 @@ def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
             if not is_pipe and not stat.S_ISREG(about.st_mode):
                 raise UsageError(f"{path} is no regular file")
             os.set_blocking(descriptor, True)
-            content = file.read(most + 1) if about.st_size <= most else None
+            content = _all_of(file, most + 1) if about.st_size <= most else None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if content is None or len(content) > most:
@@ -38,3 +41,12 @@ def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
     if is_pipe and not content:
         raise UsageError(f"{path} is a pipe to which nobody writes")
     return content
+
+
+def _all_of(file: BinaryIO, most: int) -> bytes:
+    """Return what is left of a file, up to `most` bytes. `read(most)` would take memory for so many at once."""
+    parts, left = [], most
+    while left and (part := file.read(min(left, _PART_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from ssd.files import cache_dir
+from ssd.files import cache_dir, read_bounded
 
 
 def test_the_tests_have_a_cache_folder_of_their_own() -> None:
@@ -19,3 +20,14 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache_dir() == Path("/x/ssd")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_dir() == Path.home() / ".cache" / "ssd"
+
+
+def test_a_bound_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "small"
+    file.write_bytes(b"x" * 3_000_000)
+    tracemalloc.start()
+    try:
+        assert read_bounded(file, 2**30) == b"x" * 3_000_000
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()

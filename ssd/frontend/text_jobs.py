@@ -16,7 +16,7 @@ from ssd.ipc.public import ChatMessage, ChatOptions
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20  # bytes
-_MEMORY_SHARE, _LEAST_BYTES, _MOST_BYTES = 4, 128 << 20, 1 << 30
+_MEMORY_SHARE, _LEAST_BYTES, _MOST_BYTES = 4, 256 << 20, 1 << 30
 
 
 def memory_bytes() -> int:

@@ -30,7 +30,7 @@ _TARGET_SHARE, _DRAFT_SHARE = 4, 8
 _USUAL_TOKENS = 2048
 # Memory of the processes beside weights and caches, as measured under load (docs/reliability.md, "Memory limits"): of a
 # process with a model, and of all the others together: supervisor, frontend, text workers, a grammar being compiled.
-_MODEL_PROCESS, _OTHER_PROCESSES = 224 * 2**20, 256 * 2**20
+_MODEL_PROCESS, _OTHER_PROCESSES = 320 * 2**20, 256 * 2**20
 _LEAST_CONTEXT = 512  # tokens, below which a start by default is refused
 # Of each sequence and id of the vocabulary a target on one GPU keeps how often it was written, and a bias.
 ADJUSTED = 8
@@ -141,6 +141,8 @@ def check_room(
     options: ChosenOptions, target: Sized, drafts: Sequence[Sized], weights: int, processes: int, available: int
 ) -> None:
     """Raise UsageError, with the memory needed, where the host has no room for the engine and its least context."""
+    if "cpu" not in (options.device, options.draft_device if drafts else ""):
+        return
     tokens = options.max_model_len or min(_LEAST_CONTEXT, ModelSizes.of(target.model).context)
     each = 0
     if options.device == "cpu" and options.kv_cache_memory_bytes is None:
@@ -148,7 +150,7 @@ def check_room(
     if options.draft_device == "cpu" and drafts and options.max_model_len is None:
         each = max(each, _DRAFT_SHARE * _token_bytes(drafts))
     caches = each * (tokens + options.page_size)
-    if caches and weights + processes + caches > available:
+    if weights + processes + caches > available:
         where = "" if cgroups.memory_left() is None else " below the limit of this container"
         raise UsageError(
             f"{options.target} needs {_mib(weights + processes + caches)} of memory: {_mib(weights)} for weights, "

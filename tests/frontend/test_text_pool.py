@@ -266,7 +266,7 @@ def test_a_text_process_that_is_killed_costs_no_request(stop: signal.Signals, mo
     with_pool(MODEL, body)
 
 
-@pytest.mark.parametrize(("free", "most"), [(0, 128 << 20), (1 << 30, 256 << 20), (64 << 30, 1 << 30)])
+@pytest.mark.parametrize(("free", "most"), [(0, 256 << 20), (2 << 30, 512 << 20), (64 << 30, 1 << 30)])
 def test_a_text_may_take_a_part_of_what_is_free(free: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_jobs, "available_bytes", lambda: free)
     assert text_jobs.memory_bytes() == most
