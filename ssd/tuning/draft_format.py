@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ log = logging.getLogger("ssd.draft")
 
 
 class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of the same forwards in each format. `agreed`: the start before found the same one fastest."""
+    """Least seconds of the same forwards in each format. `agreed`: the start before found the same one fastest."""
 
     seconds: Annotated[dict[str, Seconds], Meta(max_length=8)]
     agreed: bool = False
@@ -35,7 +36,9 @@ def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightForma
     before = knowledge.read(file, FormatTimes)
     if before is not None and before.agreed and (known := _fastest(config, before)) is not None:
         return known
-    times = FormatTimes({str(one): max(1e-9, seconds_in(one)) for one in formats})
+    # Other work only adds time, so the lesser time of a format counts.
+    least = {} if before is None else before.seconds
+    times = FormatTimes({str(one): max(1e-9, min(seconds_in(one), least.get(str(one), inf))) for one in formats})
     fastest = _fastest(config, times)
     assert fastest is not None
     said = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in times.seconds.items())

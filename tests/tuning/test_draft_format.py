@@ -69,6 +69,11 @@ def test_a_busy_moment_decides_for_one_start_only(config: EngineConfig) -> None:
     assert quiet.timed == 2 * len(FORMATS)
 
 
+def test_a_busy_moment_undoes_no_choice(config: EngineConfig) -> None:
+    assert Machine(EPYC).start(config) == INT8
+    assert Machine({**EPYC, INT8: 20.0}).start(config) == INT8
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"seconds": {"int8": 1.0}, "agreed": true}', '{"seconds": {"int8": -1}}']
 )
