@@ -144,12 +144,14 @@ def check_room(
     if "cpu" not in (options.device, options.draft_device if drafts else ""):
         return
     tokens = options.max_model_len or min(_LEAST_CONTEXT, ModelSizes.of(target.model).context)
-    each = 0
-    if options.device == "cpu" and options.kv_cache_memory_bytes is None:
-        each = _TARGET_SHARE * _token_bytes([target])
-    if options.draft_device == "cpu" and drafts and options.max_model_len is None:
-        each = max(each, _DRAFT_SHARE * _token_bytes(drafts))
-    caches = each * (tokens + options.page_size)
+    stored, given = tokens + options.page_size, options.kv_cache_memory_bytes
+    of_target = _token_bytes([target]) * stored if options.device == "cpu" else 0
+    of_draft = _token_bytes(drafts) * stored if options.draft_device == "cpu" else 0
+    if given is None:
+        share = _DRAFT_SHARE if options.max_model_len is None else 1
+        caches = max(_TARGET_SHARE * of_target, share * of_draft)
+    else:
+        caches = of_draft + (given if of_target else 0)
     if weights + processes + caches > available:
         where = "" if cgroups.memory_left() is None else " below the limit of this container"
         raise UsageError(

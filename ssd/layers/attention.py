@@ -32,8 +32,10 @@ class Scores:
 
 PLAIN = Scores()
 
-# Scores that are computed at a time: 4 MiB as float32. Those of all queries would grow with the sequence.
-MOST_SCORES = 2**20
+# Scores that are computed at a time: 4 MiB as float32, or those of a few queries, whose products are still fast. Those
+# of all queries would grow with the sequence.
+MOST_SCORES, _FEW_QUERIES = 2**20, 32
+_ROUND = 256  # queries, and keys: those of whole prompt chunks
 
 
 class CachePlaces(NamedTuple):
@@ -66,7 +68,9 @@ def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def wide(*inputs: Tensor) -> Iterator[Tensor]:
-    """Yield tensors of 16 bits on a CPU in float32: oneDNN would compile, and keep, a product for each length."""
+    """Yield the inputs, those of 16 bits on a CPU in float32.
+
+    oneDNN compiles a product of 16 bits for each shape and keeps it: 1.2 MB each."""
     return (each.float() if each.is_cpu and each.dtype.itemsize == 2 else each for each in inputs)
 
 
@@ -86,17 +90,26 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     """Causal attention of the last n tokens of a sequence. Returns [n, heads * dim].
 
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
-    length - n + i. With a window, keys that no query sees may be left out. At most `MOST_SCORES` scores, or those of
-    one query, are computed at a time."""
-    n, dtype = q.shape[0], q.dtype
-    q, keys, values = wide(q, keys, values)
-    if n > (most := max(1, MOST_SCORES // (q.shape[1] * keys.shape[0]))):
-        # Results have a place before the scores: among them they would leave gaps too small for the next ones.
-        result = q.new_empty(n, q.shape[1] * q.shape[2], dtype=dtype)
-        for start in range(0, n, most):
-            part, stop = slice(start, start + most), keys.shape[0] - n + min(n, start + most)
-            result[part] = attend(q[part], keys[:stop], values[:stop], scale, rule)
-        return result
+    length - n + i. With a window, keys that no query sees may be left out."""
+    (n, heads, _), length, dtype = q.shape, keys.shape[0], q.dtype
+    if n == 1 and rule.window is None and rule.softcap is None and q.is_cpu and dtype != torch.float32:
+        return attend_each(q, keys[None], values[None], scale, q.new_zeros(1, 1, 1, length))
+    if n % _ROUND or length % _ROUND:  # round sizes are few
+        q, keys, values = wide(q, keys, values)
+    most = max(_FEW_QUERIES, MOST_SCORES // (heads * length))
+    if n <= most:
+        return _attend(q, keys, values, scale, rule).to(dtype)
+    # Results have a place before the scores: among them they would leave gaps too small for the next ones.
+    result = q.new_empty(n, heads * q.shape[2], dtype=dtype)
+    for start in range(0, n, most):
+        part, stop = slice(start, start + most), length - n + min(n, start + most)
+        result[part] = _attend(q[part], keys[:stop], values[:stop], scale, rule)
+    return result
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
+    """Compute `attend` with all scores at once."""
+    n = q.shape[0]
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
     if length < keys.shape[0]:
         keys, values = keys[keys.shape[0] - length :], values[values.shape[0] - length :]
@@ -109,21 +122,20 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
             behind = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n - rule.window)
             rows += minus_infinity(behind, q.dtype)[:, None]
     weights = torch.softmax(scores, dim=-1)
-    return ungroup(torch.bmm(weights, values.transpose(0, 1)), n).to(dtype)
+    return ungroup(torch.bmm(weights, values.transpose(0, 1)), n)
 
 
 def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
     """Attention of one query of each of n sequences, over keys of its own. Returns [n, heads * dim].
 
     q [n, heads, dim], keys and values [n, length, kv_heads, dim]; `mask` [n, 1, 1, length] is added to the scores."""
-    (n, heads, dim), dtype = q.shape, q.dtype
-    q, keys, values, mask = wide(q, keys, values, mask)
+    n, heads, dim = q.shape
     kv_heads = keys.shape[2]
     queries = q.view(n, kv_heads, heads // kv_heads, dim)  # those that share a key head stand as its positions
     out = F.scaled_dot_product_attention(
         queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
     )
-    return out.reshape(n, heads * dim).to(dtype)
+    return out.reshape(n, heads * dim)
 
 
 def attend_part(
@@ -133,11 +145,11 @@ def attend_part(
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
     keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
-    scores [n, heads]. At most `MOST_SCORES` scores, or those of one query, are computed at a time."""
+    scores [n, heads]."""
     (n, heads, dim), dtype = q.shape, q.dtype
     length, kv_heads, _ = keys.shape
     q, keys, values = wide(q, keys, values)
-    if n > (most := max(1, MOST_SCORES // (heads * length))):
+    if n > (most := max(_FEW_QUERIES, MOST_SCORES // (heads * length))):
         outs, totals = (torch.empty(*size, dtype=dtype, device=q.device) for size in ((n, heads, dim), (n, heads)))
         for start in range(0, n, most):
             part = slice(start, start + most)

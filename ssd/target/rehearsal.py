@@ -50,19 +50,23 @@ class Experience:
         tried = known is not None and (known.tables or known.errors)
         self.tuning = Tuning(config.one_bus, None if tried else Random())
         self.tuning.recall(known or Knowledge(), prior)
-        self._left = _ATTEMPTS
+        self._left = _ATTEMPTS if self._unknown else 0  # what later rounds deny is for the next process
         self._written, self._due = -1 if self.wanting else 0, 0.0
 
     @property
     def wanting(self) -> bool:
         """Whether forwards must be measured before the tuner can choose."""
+        return self._left > 0 and self._config.has_draft and self._config.speculation.auto and self._unknown
+
+    @property
+    def _unknown(self) -> bool:
         costs = self.tuning.costs
-        known = all(table.known for table in costs.tables.values()) and not costs.disturbed
-        return self._left > 0 and self._config.has_draft and self._config.speculation.auto and not known
+        return costs.disturbed or not all(table.known for table in costs.tables.values())
 
     def measured(self) -> None:
         """An attempt to measure has ended. Where it was disturbed, the next process makes another one."""
-        self._left = 0 if self.tuning.costs.disturbed else self._left - 1
+        ended = self.tuning.costs.disturbed or not self._unknown
+        self._left = 0 if ended else self._left - 1
 
     def save(self) -> None:
         """Write what is known, if it is more than before. Called while nothing runs, and now and then at most."""

@@ -54,7 +54,7 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(samples for _, samples in self.acceptance)
 
 
-class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Knowledge(msgspec.Struct, frozen=True):
     """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
     `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ssd.draft.process import load
+from ssd.draft.process import load, take_memory
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from tests.models import tiny
@@ -26,6 +26,7 @@ def test_the_cache_has_its_memory_from_the_start(tmp_path: Path) -> None:
     (small,) = load(config)
     each = (small.cache.keys.nbytes + small.cache.values.nbytes) // config.draft_num_pages
     (runner,) = load(replace(config, draft_num_pages=256 * MIB // each))
+    take_memory([runner])
     before = resident()
     runner.cache.keys.fill_(1.0)
     runner.cache.values.fill_(1.0)

@@ -26,7 +26,7 @@ from tests.scripted_engine import MODEL
 
 # The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
 PAGE_BYTES = 16 * 2 * 30 * 3 * 64
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 TARGET = str(BUILTIN["smollm2"].directory)
 
 

@@ -25,7 +25,7 @@ from ssd.models import pairs
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import resident_bytes
-from tests.launch.test_resolve import GIB, PAGE_BYTES, TARGET, cards, config, no_weights
+from tests.launch.test_resolve import GIB, MIB, PAGE_BYTES, TARGET, cards, config, no_weights
 
 __all__ = ["cards", "no_weights"]
 
@@ -71,8 +71,8 @@ def test_where_memory_is_short_the_context_is_shorter_unless_a_length_was_asked_
     assert "memory for a context of 3184 tokens; the model's own has 8192" in caplog.text
     assert config(kv_cache_memory_bytes=11 * 4 * PAGE_BYTES).max_model_len == 160
     # The drafts have half as much, for all of them together.
-    assert config(kv_cache_memory_bytes=GIB, draft=(TARGET,)).max_model_len == 99 * 16
-    assert config(kv_cache_memory_bytes=GIB, draft=(TARGET, TARGET)).max_model_len == 49 * 16
+    assert config(kv_cache_memory_bytes=400 * MIB, draft=(TARGET,)).max_model_len == 99 * 16
+    assert config(kv_cache_memory_bytes=400 * MIB, draft=(TARGET, TARGET)).max_model_len == 49 * 16
     with pytest.raises(
         UsageError, match=r"smollm2 needs 1443 MiB of memory: .* with 8192 tokens of context; 563 MiB are"
     ):
@@ -88,9 +88,9 @@ def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "available_bytes", lambda: whole + half + room)
     assert config(**asked, max_model_len=2048).num_pages == 200
     assert config(**asked).max_model_len == 199 * 16
-    assert config(**asked, kv_cache_memory_bytes=GIB).max_model_len == 199 * 16
+    assert config(**asked, kv_cache_memory_bytes=400 * MIB).max_model_len == 199 * 16
     monkeypatch.setattr(cgroups, "available_bytes", lambda: 2 * whole + room)
-    assert config(**asked | {"draft_dtype": "float32"}, kv_cache_memory_bytes=GIB).max_model_len == 99 * 16
+    assert config(**asked | {"draft_dtype": "float32"}, kv_cache_memory_bytes=400 * MIB).max_model_len == 99 * 16
     monkeypatch.setattr(cgroups, "available_bytes", lambda: int8 + room)
     assert config(mode="ar", quantize="int8", max_model_len=2048).num_pages == 200
     monkeypatch.setattr(cgroups, "available_bytes", lambda: whole)
@@ -112,17 +112,30 @@ def test_a_start_without_room_is_refused_with_the_memory_that_it_needs(
     limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "memory_left", lambda: limit)
-    monkeypatch.setattr(cgroups, "available_bytes", lambda: 200 * 2**20)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 200 * MIB)
     with pytest.raises(UsageError) as refused:
         config()
     said = re.search(r"needs (\d+) MiB of memory: .* 512 tokens of context; 200 MiB are free(.*)", str(refused.value))
     assert said is not None and (said[2] == " below the limit of this container") is (limit is not None)
-    needed = int(said[1]) * 2**20
+    needed = int(said[1]) * MIB
     monkeypatch.setattr(cgroups, "available_bytes", lambda: needed)
     assert 512 <= config().max_model_len <= 528
-    monkeypatch.setattr(cgroups, "available_bytes", lambda: needed - 2**20)
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: needed - MIB)
     with pytest.raises(UsageError, match="are free"):
         config()
+
+
+@pytest.mark.parametrize("mode", ["ar", "ssd"])
+def test_bytes_for_the_cache_that_were_asked_for_count(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(given: int) -> int:
+        with pytest.raises(UsageError, match="are free") as error:
+            config(mode=mode, kv_cache_memory_bytes=given, max_model_len=64)
+        said = re.search(r"needs (\d+) MiB", str(error.value))
+        assert said is not None
+        return int(said[1])
+
+    monkeypatch.setattr(cgroups, "available_bytes", lambda: 300 * MIB)
+    assert refused(2000 * MIB) - refused(100 * MIB) == 1900
 
 
 @pytest.mark.usefixtures("no_weights")

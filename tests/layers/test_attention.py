@@ -72,6 +72,7 @@ def test_queries_in_parts_attend_as_all_together(monkeypatch: pytest.MonkeyPatch
     whole = attend(q, keys, values, SCALE, rule), *attend_part(q, keys, values, SCALE, mask)
     for most in (1, 3 * 4 * 40, 19 * 4 * 40):
         monkeypatch.setattr(attention, "MOST_SCORES", most)
+        monkeypatch.setattr(attention, "_FEW_QUERIES", 1)
         parts = attend(q, keys, values, SCALE, rule), *attend_part(q, keys, values, SCALE, mask)
         for one, other in zip(parts, whole, strict=True):
             assert (one - other).abs().max() <= 1e-6

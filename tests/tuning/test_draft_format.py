@@ -99,11 +99,13 @@ def test_a_draft_loads_in_no_format_that_is_slow_here(
     slow: WeightFormat, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One format is made slower by far more than a tiny draft's forwards take on a busy machine."""
-    forward, build, built = Runner.forward, registry.load, dict[int, WeightFormat]()
+    forward, build = Runner.forward, registry.load
+    built, models = dict[int, WeightFormat](), list[Model]()
 
     def noted(checkpoint: Checkpoint, dtype: torch.dtype, *arguments: Any, int8: bool, **more: Any) -> Model:
         model = build(checkpoint, dtype, *arguments, int8=int8, **more)
         built[id(model)] = INT8 if int8 else BFLOAT16 if model.dtype == torch.bfloat16 else FLOAT32
+        models.append(model)  # so that no other one gets its id
         return model
 
     def slowed(runner: Runner, *arguments: Any, **more: Any) -> torch.Tensor:
