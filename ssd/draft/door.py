@@ -1,4 +1,6 @@
-"""What an engine on another machine may say to a draft. Types and bounds are those of the messages (`ssd.ipc.link`)."""
+"""Checks of the messages that an engine on another machine sends to a draft.
+
+Types and bounds are those of the messages (`ssd.ipc.link`)."""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from typing import Any
 from ssd.config.params import Speculation
 from ssd.errors import RequestError
 from ssd.ipc.link import Terms
-from ssd.ipc.messages import Admit, Launched, Outcomes, Release, Retune
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rejoin, Release, Retune
 from ssd.models.vocabularies import Vocabulary
 
 _MOST_REQUESTS = 4  # for each sequence that the engine runs at once: ends may come after beginnings
 
 
 class NotOfAnEngine(ValueError):
-    """What a right engine never says. The message says why."""
+    """A message that no engine of ours sends. The text says why."""
 
 
 def check_terms(terms: Terms, vocabulary: Vocabulary | None) -> None:
@@ -46,6 +48,8 @@ class Door:
                 _check_speculation(speculation)
         elif isinstance(message, Release):
             self._requests.difference_update(message.requests)
+        elif isinstance(message, Rejoin):
+            self._requests.clear()
 
     def _admit(self, admit: Admit) -> None:
         terms = self._terms

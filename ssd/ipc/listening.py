@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tcp(host: str, port: int) -> socket.socket:
-    """Returns a bound socket; `host` may be * as for libzmq. Raises OSError."""
+    """Bind a socket; `host` may be * as for libzmq. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

@@ -21,7 +21,7 @@ import zmq
 from ssd.ipc import sockets
 
 UNSENT_BYTES = 8 * 2**20
-"""What may wait in libzmq for a client that does not read."""
+"""Most bytes that may wait in libzmq for a client that does not read."""
 
 _HANDSHAKE = 1024  # bytes: more than a handshake takes
 _FRAME = 64  # bytes: more than ZMTP adds to a message
@@ -59,12 +59,12 @@ class PeerConnection:
                 self._count_from_here()
 
     def took(self, size: int) -> None:
-        """Notes a message of `size` bytes that came out of libzmq."""
+        """Count a message of `size` bytes that came out of libzmq."""
         self._taken += size
         self.looks = 0
 
     def unread(self) -> int:
-        """Returns the bytes that libzmq holds of this connection; 0 where the kernel does not count."""
+        """Count the bytes that libzmq holds of this connection; 0 where the kernel does not count."""
         try:
             received = self._received()
         except (OSError, struct.error):
@@ -77,26 +77,26 @@ class PeerConnection:
         return int(received - self._taken)
 
     def settle(self) -> None:
-        """Counts all that libzmq has read as taken: what it holds is at most the beginning of a message."""
+        """Count all that libzmq has read as taken: it holds at most the beginning of a message."""
         with contextlib.suppress(OSError, struct.error):
             self._taken = self._received()
 
     def stuck(self) -> bool:
-        """True if more than `UNSENT_BYTES` were sent since the peer last read everything."""
+        """Tell if more than `UNSENT_BYTES` were sent since the peer last read everything."""
         if self.sent > UNSENT_BYTES and self._waiting(termios.TIOCOUTQ) == 0:
             self.sent = 0
         return self.sent > UNSENT_BYTES
 
     @property
     def name(self) -> bytes:
-        """The address of the other end of a connection of this machine; empty if it has gone."""
+        """Address of the other end of a connection within this machine; empty if it has gone."""
         try:
             return bytes(self._socket.getpeername())
         except OSError:
             return b""
 
     def cut(self) -> None:
-        """Resets the connection; libzmq finds that the peer has gone."""
+        """Reset the connection; libzmq finds that the peer has gone."""
         self.closing = True
         with contextlib.suppress(OSError):  # it may have gone
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
@@ -145,7 +145,7 @@ class PeerConnections:
         self.monitor = sockets.monitor(router)
 
     def took(self, peer: bytes, fd: int, size: int) -> None:
-        """Notes a message of `size` bytes from a peer, over libzmq's descriptor `fd`."""
+        """Count a message of `size` bytes from a peer, over libzmq's descriptor `fd`."""
         connection = self._connections.get(fd)
         if connection is not None:
             connection.took(size + self._margin)
@@ -155,26 +155,30 @@ class PeerConnections:
                 self._peers[peer] = connection
 
     def sent(self, peer: bytes, size: int) -> None:
-        """Notes a message of `size` bytes that was given to libzmq for a peer."""
+        """Count a message of `size` bytes that was given to libzmq for a peer."""
         connection = self._peers.get(peer)
         if connection is not None:
             connection.sent += size
 
     def stuck(self, peer: bytes) -> bool:
-        """True if as many bytes wait for a peer as may."""
+        """Tell if as many bytes wait for a peer as may."""
         connection = self._peers.get(peer)
         return connection is not None and connection.stuck()
 
     def drained(self) -> None:
-        """Notes that no whole message is left in libzmq."""
+        """Settle the connections without news: no whole message is left in libzmq."""
         for connection in self._connections.values():
             if connection.looks == 0:
                 connection.settle()
 
-    def unread(self) -> list[tuple[int, PeerConnection]]:
-        """Returns the connections of which libzmq holds something, with the bytes."""
+    def open(self) -> list[PeerConnection]:
+        """List the connections, the oldest first."""
         self.hear()
-        found = [(connection.unread(), connection) for connection in self._connections.values()]
+        return list(self._connections.values())
+
+    def unread(self) -> list[tuple[int, PeerConnection]]:
+        """List the connections of which libzmq holds something, with the bytes."""
+        found = [(connection.unread(), connection) for connection in self.open()]
         return [(unread, connection) for unread, connection in found if unread > _HANDSHAKE]
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ class PeerConnections:
         self._connections.clear()
 
     def hear(self) -> None:
-        """Reads who came and who went."""
+        """Take account of the connections that have come and gone."""
         while not self.monitor.closed:
             try:
                 event, fd = struct.unpack_from("=Hi", self.monitor.recv_multipart(flags=zmq.NOBLOCK)[0])

@@ -19,9 +19,10 @@ import zmq
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import listening
 from ssd.ipc.peer_connections import PeerConnection, PeerConnections
-from ssd.receiver.sessions import MOST_SESSIONS
+from ssd.receiver.sessions import MOST_SESSIONS, Sessions
 
 _MOST_CONNECTIONS = 2 * MOST_SESSIONS
+_SPARE = 8  # connections that always find room: more than are accepted between two looks of the guard
 _ACCEPTING_S = 0.01  # for each connection: the messages that they leave behind are read faster than they come
 _PART = 4 * 2**10  # bytes that wait here, and in the kernel, of a connection on its way to libzmq
 _PARTS = 16  # of one connection before others have a turn
@@ -95,6 +96,7 @@ class Relay:
                         await asyncio.sleep(0)  # neither call waits while there is data and room
             finally:
                 inner.shutdown(socket.SHUT_WR)
+                outer.shutdown(socket.SHUT_RDWR)  # nothing waits any more for a peer that does not read
 
     async def _write(self, inner: socket.socket, outer: socket.socket, reader: asyncio.Task[None]) -> None:
         """Pass on what libzmq sends until it closes the connection, also if the peer takes nothing any more."""
@@ -108,16 +110,20 @@ class Relay:
 
 
 class Guard:
-    """Ends connections whose peers send more than is read from `router`, which must not be bound yet."""
+    """Ends connections to `router`, which must not be bound yet: of peers that send too much, or keep others out."""
 
     def __init__(self, router: zmq.Socket[bytes], relay: Relay) -> None:
         self._router, self._relay = router, relay
         self._peers = PeerConnections(router, self._cut, margin=0)
-        self.took = self._peers.took
         self._look_at = 0.0
 
-    def look(self) -> None:
-        """Cut off who holds too much: the largest first, while all together do. Call it in every turn.
+    def took(self, peer: bytes, fd: int, size: int) -> None:
+        """Count a message of `size` bytes from a peer, over libzmq's descriptor `fd`."""
+        self._peers.hear()  # the connection may be new, and this its only message for long
+        self._peers.took(peer, fd, size)
+
+    def look(self, sessions: Sessions) -> None:
+        """Cut off who holds too much, and who is connected for longest without a session. Call it in every turn.
 
         Raises SsdError if the relay's thread has ended."""
         if not self._relay.thread.is_alive():
@@ -125,6 +131,7 @@ class Guard:
         if (now := time.monotonic()) < self._look_at:
             return
         self._look_at = now + LOOK_S
+        self._make_room(sessions)
         if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._peers.drained()
         holders = sorted(self._peers.unread(), key=lambda holder: holder[0])
@@ -132,6 +139,12 @@ class Guard:
         while holders and (holders[-1][0] > _MOST_UNREAD or held > _MOST_HELD):
             unread, connection = holders.pop()
             held -= unread
+            self._cut(connection)
+
+    def _make_room(self, sessions: Sessions) -> None:
+        connections = self._peers.open()
+        strangers = [connection for connection in connections if sessions.of(connection.peer) is None]
+        for connection in strangers[: max(0, len(connections) - _MOST_CONNECTIONS + _SPARE)]:
             self._cut(connection)
 
     def _cut(self, connection: PeerConnection, why: str = "") -> None:

@@ -114,7 +114,7 @@ class Receiver:
         self._wait()
         self._read_target()
         self._read_link()
-        self._guard.look()
+        self._guard.look(self._sessions)
         self._beat()
 
     def _wait(self) -> None:

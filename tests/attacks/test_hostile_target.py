@@ -196,6 +196,14 @@ def test_too_many_requests_at_once_cost_the_session(target: Target) -> None:
     target.say(NotAccepted("again", again=True))
 
 
+def test_requests_of_before_a_rejoin_do_not_count(target: Target) -> None:
+    target.join()
+    for first in range(0, 6 * SEQUENCES, SEQUENCES):
+        target.say(Rejoin(), *(admit(request) for request in range(first, first + SEQUENCES)))
+    assert not target.is_left()
+    target.say(NotAccepted("again", again=True))
+
+
 def test_what_an_engine_says_is_printed_without_control_characters(target: Target) -> None:
     target.join(msgspec.structs.replace(TERMS, target="\x1b]0;gone\x07\n" * 20))
     assert target.said[-1].startswith("drafting for ") and target.said[-1].isprintable()

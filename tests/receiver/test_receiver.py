@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +35,10 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
+from ssd.receiver.door import Relay
 from ssd.receiver.process import Receiver
 from ssd.receiver.sessions import DRAFT_RATE
+from tests.attacks.zeromq import connected
 from tests.scripted_engine import PATIENCE_S
 
 EPOCH, SLOTS, VOCABULARY = 7, 2, 50
@@ -334,3 +339,33 @@ def test_it_shows_that_it_is_there(world: World) -> None:
     world.join()
     stamps = [world.heard(Beat)[1].stamp for _ in range(2)]
     assert stamps[0] < stamps[1]
+
+
+def test_silent_connections_are_closed_before_a_draft_that_is_older(world: World) -> None:
+    world.join()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(world.receiver.address)) for _ in range(140)]
+        open_ = select.poll()
+        for client in silent:
+            open_.register(client, select.POLLRDHUP)
+        world.turn(lambda: len(open_.poll(0)) >= 20)
+        assert silent[-1].fileno() not in dict(open_.poll(0))
+        world.tell(Rejoin())
+
+
+def test_a_connection_that_is_cut_waits_for_no_peer_that_does_not_read(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "inner"))
+        listening.listen()
+        relay = Relay("tcp://127.0.0.1:0", f"ipc://{tmp_path}/inner")
+        with connected(relay.address):
+            inner, _ = listening.accept()
+            with inner:
+                inner.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    while True:
+                        inner.send(bytes(2**16))
+                relay.cut(inner.getpeername())
+                inner.settimeout(PATIENCE_S)
+                assert inner.recv(1) == b""
+                inner.sendall(bytes(2**24))
