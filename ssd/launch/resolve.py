@@ -61,6 +61,12 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     if options.kv_cache_dtype == "fp8" and options.device == "cpu":
         raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
+    alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
+    target_cpus, draft_cpus = cores.placement(
+        options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
+    )
+    chosen_cores = options.target_cpus is not None or options.draft_cpus is not None
+    alone_on_cores = options.ranks_here > 1 or chosen_cores or bool({*target_cpus} & {*draft_cpus})
     formats = draft_formats(options, drafts)
     features = _features(options, drafts, target)
     widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
@@ -83,12 +89,6 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         _gpu_places(options, bool(drafts)),
         (draft_probs, 0 if features is None else features.width),
     )
-    alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
-    target_cpus, draft_cpus = cores.placement(
-        options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
-    )
-    chosen_cores = options.target_cpus is not None or options.draft_cpus is not None
-    alone_on_cores = options.ranks_here > 1 or chosen_cores or bool({*target_cpus} & {*draft_cpus})
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
