@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes time, in which Ctrl-C would have a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from ssd.config.params import SamplingParams
     from ssd.llm import LLM
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
+# The built-in part of `signal`, which imports `enum`: Ctrl-C there would have a traceback.
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Let Ctrl-C end this process at once: an exception in the middle of an import may be printed, altered or lost."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+class _Importing:
+    """Lets Ctrl-C end this process at once: an exception in the middle of an import may be printed, altered or lost.
+
+    Other handlers than Python's own stay, and so do all in a thread that may set none."""
+
+    def __enter__(self) -> None:
+        self._is_ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+        try:
+            if self._is_ours:
+                _signal.signal(_signal.SIGINT, lambda number, _: os._exit(128 + number))
+        except ValueError:  # not the main thread
+            self._is_ours = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
 
-with _importing():
+with _Importing():
+    import importlib
+    import sys
+    from typing import Any, NoReturn
+
     import click
 
     from ssd.errors import SsdError, UsageError
@@ -65,7 +68,7 @@ class _LazyGroup(click.Group):
                 return None
             raise UsageError(f"no such command {cmd_name!r}; did you mean {close[0]!r}?")
         module, attribute = entry[0].split(":")
-        with _importing():
+        with _Importing():
             command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 

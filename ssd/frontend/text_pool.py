@@ -63,14 +63,17 @@ class TextPool:
         return vocabulary
 
     async def _check_chat(self) -> Checked | Broken:
-        """Returns what the chat template says of answers, by other processes where these are killed."""
+        """Return the facts of the chat template, by new processes where a signal ends them; Broken after too many."""
         losses = 0
         while True:
             checked: Checked | Broken = await self.do(TextWorker.CHAT, Check())
             if not isinstance(checked, Broken) or checked.code != "overloaded":
                 return checked
             losses += 1
-            await _back_off("text worker for chat", checked.message, losses)
+            try:
+                await _back_off("text worker for chat", checked.message, losses)
+            except SsdError as error:
+                return Broken(str(error))
 
     def do(self, worker: TextWorker, job: Job) -> asyncio.Future[Any]:
         """Returns a future of the job's reply, or of a `Broken`. A future cancelled before its turn costs nothing."""

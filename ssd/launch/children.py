@@ -20,18 +20,20 @@ _NONE: Mapping[str, str] = {}
 _LAST_WORDS_S = 0.5
 # Looks of a compute thread for more work, before it sleeps: some 0.1 ms, longer than the host needs between two layers.
 _SPINS = 10_000
+_oom_kills = 0
 
 
 class ChildProcess:
     """One running child process, with these environment `variables`. Raises OSError where it cannot be started.
 
-    `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal. `failure` is the cause
-    that it gave, or that the supervisor gave for it. `loading` says how much of its weights it has read."""
+    `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal, or 1 if it hung.
+    `failure` is the cause that it gave, or that the supervisor gave for it. `loading` says how much of its weights it
+    has read."""
 
     def __init__(self, package: str, start: Start, variables: Mapping[str, str] = _NONE) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
-        self._out_of_memory = cgroups.oom_kills()
+        _new_oom_kills()
         try:
             self._handle = subprocess.Popen(
                 interpreter.child_command(package, str(payload)),
@@ -50,18 +52,20 @@ class ChildProcess:
         except OSError:
             self._handle.kill()
             raise
-        self.ready = False
+        self.ready = self._hangs = False
         self.loading = Loading(0, 0)
         self.failure: Status | None = None
 
-    def kill(self, why: str) -> None:
-        """End the process at once, stopped or not."""
+    def kill(self, why: str, hangs: bool = False) -> None:
+        """End the process at once, stopped or not. One that hangs counts as one that has failed."""
+        self._hangs = hangs
         self.failure = Status(self.role, "failed", why, 1)
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait for the end of a process that is about to end. Returns its `code`."""
-        self.code = self._handle.wait()
+        code = self._handle.wait()
+        self.code = 1 if self._hangs else code
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -70,11 +74,10 @@ class ChildProcess:
     def cause(self, hear: Callable[[float], None]) -> str:
         """Return how the process ended, in its own words if it had any; they may still be on their way. Call it once.
 
-        `hear` takes in what children have said; it waits for at most so many seconds."""
-        self.wait()
+        `hear` takes in messages of children; it waits for at most the seconds that it is given."""
+        for_memory = self.wait() == -signal.SIGKILL and _new_oom_kills() > 0
         hear(0.0)
         if self.code < 0 and self.failure is None:
-            for_memory = -self.code == signal.SIGKILL and cgroups.oom_kills() > self._out_of_memory
             return f"killed by {_signal_name(-self.code)}" + (
                 ": the kernel has killed for want of memory" if for_memory else ""
             )
@@ -90,6 +93,13 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._handle.send_signal(signal.SIGKILL)
         self.wait()
+
+
+def _new_oom_kills() -> int:
+    """Return how often the kernel has killed for want of memory since a child started, or was last found killed."""
+    global _oom_kills
+    before, _oom_kills = _oom_kills, cgroups.oom_kills()
+    return _oom_kills - before
 
 
 def _signal_name(number: int) -> str:

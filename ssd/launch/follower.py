@@ -72,8 +72,8 @@ class Follower:
         poller.register(process.pidfd, zmq.POLLIN)
         while process.pidfd not in dict(poller.poll(int(1000 * LOOK_S))):
             hear(0.0)
-            for why in liveness.stuck({role: (process.pid, process.ready)}, time.monotonic()).values():
-                process.kill(why)
+            for stuck in liveness.stuck({role: (process.pid, process.ready)}, time.monotonic()).values():
+                process.kill(*stuck)
         return process.cause(hear), process.code
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ssd.ipc.heartbeat import Heartbeats
 
 LOOK_S = 0.25
 _LOAD_TIMEOUT_S = 600.0
-# Clients wait for a stopped target or frontend, and nothing of theirs is lost meanwhile. Nobody waits for a draft.
+# Clients wait for a stopped target or frontend, and nothing of theirs is lost meanwhile. Nobody waits for a draft
+# that has loaded.
 _STOPPED_S = 5.0
 
 
@@ -22,6 +24,13 @@ class _Seen:
     stopped: float = 0.0  # since a signal has stopped it meanwhile
 
 
+class Stuck(NamedTuple):
+    """The reason to take a process for dead. `hangs`: no signal has stopped it, so the next one would hang too."""
+
+    why: str
+    hangs: bool
+
+
 class Liveness:
     """Tells from turn counters which processes hang. `step_timeout`: seconds that one turn of a loop may take."""
 
@@ -30,30 +39,32 @@ class Liveness:
         self._seen: dict[str, _Seen] = {}
         self._looked = 0.0
 
-    def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, str]:
+    def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, Stuck]:
         """Return the roles of the processes that must be taken for dead, and why.
 
         `processes` has pid and readiness by role. Call it every LOOK_S seconds of `now`: time beyond that is not held
         against the processes, since this one was not running either."""
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
-        reasons = {role: self._reason(seen) for role, seen in self._seen.items()}
-        return {role: reason for role, reason in reasons.items() if reason is not None}
+        reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}
+        return {
+            role: Stuck(reason, not self._seen[role].stopped) for role, reason in reasons.items() if reason is not None
+        }
 
     def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Seen:
         before, now = self._seen.get(role), _Seen(pid, ready, self._heartbeats.turns(role))
         if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
             now.still = before.still + passed
-            if role != "draft" and _is_stopped(pid):
+            if _is_stopped(pid):
                 now.stopped = before.stopped + passed
         return now
 
-    def _reason(self, seen: _Seen) -> str | None:
+    def _reason(self, role: str, seen: _Seen) -> str | None:
         if seen.ready and seen.still >= self._step_timeout:
             return f"no step in {self._step_timeout:g} s"
         if seen.still >= _LOAD_TIMEOUT_S:
             return f"not ready in {_LOAD_TIMEOUT_S:g} s"
-        if seen.stopped >= _STOPPED_S:
+        if seen.stopped >= _STOPPED_S and not (role == "draft" and seen.ready):
             return f"stopped by a signal for {_STOPPED_S:g} s"
         return None
 

@@ -22,7 +22,7 @@ class Restarts:
 
     @property
     def deaths(self) -> int:
-        """How many deaths count."""
+        """Return the number of deaths that count."""
         return len(self._deaths)
 
     def came_up(self) -> None:
@@ -30,7 +30,7 @@ class Restarts:
         self._came_up = True
 
     def died(self, now: float) -> float | None:
-        """Note a death. Returns the delay before the next start; None: it stays off."""
+        """Note a death. Return the delay before the next start; None: it stays off."""
         self._deaths.append(now)
         while self._came_up and self._deaths[0] < now - _WINDOW_S:
             self._deaths.popleft()

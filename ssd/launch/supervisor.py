@@ -201,8 +201,8 @@ class Engine:
             if self._processes.get(process.role) is process:  # the end of another may have been its end too
                 self._ended(process)
         watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
-        for role, why in liveness.stuck(watched, time.monotonic()).items():
-            self._processes[role].kill(why)
+        for role, stuck in liveness.stuck(watched, time.monotonic()).items():
+            self._processes[role].kill(*stuck)
         self._look_for_directory()
         self._ask_remote()
         self._tell_frontend()

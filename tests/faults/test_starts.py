@@ -13,10 +13,13 @@ import pytest
 from ssd.client import Client
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import EngineDeadError
+from ssd.launch import liveness
+from ssd.launch.liveness import LOOK_S
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import sending
+from tests.scripted_engine import PATIENCE_S
 from tools.soak.starts import FORMS, PROMPT, TOKENS, VICTIMS, Kill, start
 
 FEW = SamplingParams(max_tokens=TOKENS, temperature=0, seed=1)
@@ -65,6 +68,28 @@ def test_a_pair_loads_with_kills_of_all_its_processes_and_comes_up_without_a_dra
     one = start("LLM", {"mode": "ssd"}, {role: Kill(0.5) for role in VICTIMS})
     assert one.killed == set(VICTIMS)
     assert (one.wrong, one.token_ids) == ("", expected)
+
+
+def test_a_draft_that_is_stopped_while_it_loads_is_replaced_and_not_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_STOPPED_S", LOOK_S)
+    engine = Engine(resolve(EngineOptions(mode="ssd")))
+    with sending(engine, "draft", signal.SIGSTOP, most=1):
+        try:
+            engine.start(timeout=5 * PATIENCE_S)
+            assert "the draft was lost (stopped by a signal for 0.25 s), restarting it in 0.1 s" in caplog.text
+            while "draft" not in engine.pids:
+                assert not engine.wait(0.01)
+        finally:
+            engine.stop(drain=0)
+
+
+def test_a_process_that_hangs_while_it_loads_ends_the_engine_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_LOAD_TIMEOUT_S", 0.0)
+    engine = Engine(resolve(EngineOptions(load_format="mock")))
+    with pytest.raises(EngineDeadError, match=r"^the (target|frontend) process ended: not ready in 0 s$"):
+        engine.start()
 
 
 def test_an_interrupt_is_for_the_program_and_not_for_its_processes(capfd: pytest.CaptureFixture[str]) -> None:

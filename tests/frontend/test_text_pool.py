@@ -16,7 +16,7 @@ import pytest
 
 from ssd.errors import SsdError, UsageError
 from ssd.frontend import text_jobs, text_pool
-from ssd.frontend.text_jobs import Broken, Decode, Encode, Encoded, TextWorker
+from ssd.frontend.text_jobs import Broken, Check, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
 from ssd.interpreter import child_command
@@ -215,6 +215,33 @@ def test_a_worker_that_is_killed_as_it_checks_the_template_is_replaced(tmp_path:
         assert (await starting).template.takes_tools
 
     with_pool(model(tmp_path, slow), body)
+
+
+def test_a_worker_that_is_killed_whenever_it_checks_the_template_costs_chat_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(text_pool, "_FIRST_DELAY_S", 0.0)
+    ask, killed = text_pool._Connection.ask, set[int]()
+
+    async def kill_and_ask(connection: Any, job: Any) -> Any:
+        if isinstance(job, Check):
+            while not (alive := set(text_processes()[1:]) - killed):
+                await asyncio.sleep(0.001)
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            killed.update(alive)
+        return await ask(connection, job)
+
+    monkeypatch.setattr(text_pool._Connection, "ask", kill_and_ask)
+
+    async def body(pool: TextPool) -> None:
+        vocabulary = await pool.start()
+        cause = "the text worker for chat was lost 6 times in a row as it started: "
+        assert not vocabulary.has_chat and vocabulary.no_chat.startswith(cause)
+        assert isinstance(await pool.do(TextWorker.PROMPT, SHORT), Encoded)
+
+    with_pool(MODEL, body)
+    assert "no chat with this model: the text worker for chat was lost" in caplog.text
 
 
 def test_a_server_whose_frontend_has_gone_meanwhile_ends_without_a_word() -> None:

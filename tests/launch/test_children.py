@@ -14,6 +14,20 @@ from ssd.ipc.process import Start
 from ssd.launch.children import ChildProcess
 
 
+def sleepers(count: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ChildProcess]:
+    """Start children that do nothing."""
+    (folder / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    start = Start("frontend", 1, "", EngineConfig(target="t"), (), -1, -1)
+    return [ChildProcess("sleeps", start) for _ in range(count)]
+
+
+def cause_of(process: ChildProcess, number: signal.Signals) -> str:
+    """End a child by a signal."""
+    os.kill(process.pid, number)
+    return process.cause(lambda seconds: None)
+
+
 @pytest.mark.parametrize(
     ("number", "kills", "cause"),
     [
@@ -27,10 +41,17 @@ def test_a_kill_is_told_as_want_of_memory_if_the_kernel_has_killed_for_it_meanwh
 ) -> None:
     """The counter is a stand-in for the kernel's."""
     monkeypatch.setattr(cgroups, "oom_kills", lambda: 3)
-    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = ChildProcess("sleeps", Start("frontend", 1, "", EngineConfig(target="t"), (), -1, -1))
+    (process,) = sleepers(1, tmp_path, monkeypatch)
     monkeypatch.setattr(cgroups, "oom_kills", lambda: kills)
-    os.kill(process.pid, number)
-    assert process.cause(lambda seconds: None) == cause
+    assert cause_of(process, number) == cause
     assert process.code == -number
+
+
+def test_a_kill_of_the_kernel_is_told_of_one_death_and_not_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 3)
+    first, second = sleepers(2, tmp_path, monkeypatch)
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: 4)
+    assert "want of memory" in cause_of(first, signal.SIGKILL)
+    assert cause_of(second, signal.SIGKILL) == "killed by SIGKILL"

@@ -12,7 +12,7 @@ import pytest
 
 from ssd.ipc.heartbeat import SIZE_BYTES, Heartbeats
 from ssd.ipc.process import memory_file
-from ssd.launch.liveness import LOOK_S, Liveness
+from ssd.launch.liveness import LOOK_S, Liveness, Stuck
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def pid() -> Iterator[int]:
 
 def looks(
     liveness: Liveness, processes: dict[str, int], seconds: float, start: float = 100.0, ready: bool = True
-) -> dict[str, str]:
+) -> dict[str, Stuck]:
     """What is found stuck when everybody has been looked at for so many seconds."""
-    found: dict[str, str] = {}
+    found: dict[str, Stuck] = {}
     for look in range(int(seconds / LOOK_S) + 1):
         found = liveness.stuck({role: (pid, ready) for role, pid in processes.items()}, start + look * LOOK_S)
     return found
@@ -75,7 +75,10 @@ def test_a_stopped_process_is_stuck_soon_if_somebody_waits_for_it(heartbeats: He
     os.waitid(os.P_PID, pid, os.WSTOPPED)
     everyone = dict.fromkeys(("target", "target-1", "frontend", "draft"), pid)
     stuck = looks(Liveness(heartbeats, step_timeout=60.0), everyone, 5.5)
-    assert set(stuck) == {"target", "target-1", "frontend"} and "stopped" in stuck["target"]
+    assert set(stuck) == {"target", "target-1", "frontend"} and stuck["target"] == (
+        "stopped by a signal for 5 s",
+        False,
+    )
 
 
 def test_one_that_is_stopped_for_a_moment_is_not_stuck_however_long_it_has_loaded(
@@ -106,10 +109,12 @@ def test_loading_takes_as_long_as_it_must_but_not_for_ever(heartbeats: Heartbeat
     liveness = Liveness(heartbeats, step_timeout=2.0)
     assert looks(liveness, {"target": pid}, 599.0, ready=False) == {}
     assert looks(liveness, {"target": pid}, 1.5, start=699.0) == {}, "its steps are counted from when it is ready"
-    assert set(looks(Liveness(heartbeats, 2.0), {"draft": pid}, 601.0, ready=False)) == {"draft"}
+    found = looks(Liveness(heartbeats, 2.0), {"draft": pid}, 601.0, ready=False)
+    assert found == {"draft": ("not ready in 600 s", True)}
 
 
 def test_a_process_that_is_stopped_while_it_loads_is_stuck_too(heartbeats: Heartbeats, pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
-    assert set(looks(Liveness(heartbeats, 60.0), {"frontend": pid}, 5.5, ready=False)) == {"frontend"}
+    loading = dict.fromkeys(("frontend", "draft"), pid)
+    assert set(looks(Liveness(heartbeats, 60.0), loading, 5.5, ready=False)) == {"frontend", "draft"}

@@ -46,7 +46,7 @@ with LLM(**json.loads(sys.argv[1])) as llm:
 
 @dataclass
 class Start:
-    """What became of one start. `killed`: whose process died before it was ready. `wrong`: "" if all went well."""
+    """The outcome of one start. `killed`: roles killed before it was ready. `wrong`: the faults, "" for none."""
 
     killed: set[str]
     ready_s: float
