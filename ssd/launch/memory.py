@@ -143,7 +143,7 @@ def check_room(
     """Raise UsageError, with the memory needed, where the host has no room for the engine and its least context."""
     if "cpu" not in (options.device, options.draft_device if drafts else ""):
         return
-    tokens = options.max_model_len or min(_LEAST_CONTEXT, ModelSizes.of(target.model).context)
+    tokens = min(options.max_model_len or _LEAST_CONTEXT, ModelSizes.of(target.model).context)
     stored, given = tokens + options.page_size, options.kv_cache_memory_bytes
     of_target = _token_bytes([target]) * stored if options.device == "cpu" else 0
     of_draft = _token_bytes(drafts) * stored if options.draft_device == "cpu" else 0

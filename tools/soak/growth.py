@@ -73,6 +73,10 @@ class GrowthSoak:
             "rounds": self._rounds,
             "failed": self._failed,
             "processes": rows,
+            "between_rounds": {
+                name: [(round(at - began, 1), round(mib, 2)) for at, mib in zip(of.seconds, of.mib, strict=True)]
+                for name, of in self._memory.items()
+            },
             "grown": [name for name, row in rows.items() if self.grows(name, row)],
         }
 
