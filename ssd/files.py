@@ -44,7 +44,7 @@ def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
 
 
 def _all_of(file: BinaryIO, most: int) -> bytes:
-    """Return what is left of a file, up to `most` bytes. `read(most)` would take memory for so many at once."""
+    """Return the rest of a file, up to `most` bytes. One `read(most)` would allocate `most` bytes at once."""
     parts, left = [], most
     while left and (part := file.read(min(left, _PART_BYTES))):
         parts.append(part)

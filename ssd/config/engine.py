@@ -117,7 +117,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model holds its weights and computes: in a type, or in 8 bits beside it."""
+    """A type of weights and products, or 8 bits for linear layers beside float32."""
 
     dtype: DType = "float32"
     quantize: Quantize = "none"

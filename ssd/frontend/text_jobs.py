@@ -20,7 +20,7 @@ _MEMORY_SHARE, _LEAST_BYTES, _MOST_BYTES = 4, 256 << 20, 1 << 30
 
 
 def memory_bytes() -> int:
-    """Return what one text may take beyond the loaded tokenizer: a quarter of what is free, within bounds."""
+    """Return the bytes that a text may take beside the loaded tokenizer: a quarter of the free memory, bounded."""
     return min(_MOST_BYTES, max(_LEAST_BYTES, available_bytes() // _MEMORY_SHARE))
 
 

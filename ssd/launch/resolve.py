@@ -213,7 +213,7 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
 
 
 def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> tuple[WeightFormat, ...]:
-    """Return the formats that the draft may have: the one asked for, the target's, or those that its process times.
+    """Return the formats that the draft may have: the requested one, the target's, or several for its process to time.
 
     A draft may be rounded: its bits change no token. Raises UsageError for a format that cannot be."""
     dtype, quantize, on_cpu = options.draft_dtype, options.draft_quantize, options.draft_device == "cpu"
