@@ -67,11 +67,14 @@ def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, low)
 
 
-def wide(*inputs: Tensor) -> Iterator[Tensor]:
-    """Yield the inputs, those of 16 bits on a CPU in float32.
+def is_narrow(x: Tensor) -> bool:
+    """Tell if a tensor has 16 bits on a CPU: oneDNN compiles a product for each shape and keeps it, 1.2 MB each."""
+    return x.is_cpu and x.dtype.itemsize == 2
 
-    oneDNN compiles a product of 16 bits for each shape and keeps it: 1.2 MB each."""
-    return (each.float() if each.is_cpu and each.dtype.itemsize == 2 else each for each in inputs)
+
+def wide(*inputs: Tensor) -> Iterator[Tensor]:
+    """Yield the inputs, the narrow ones in float32."""
+    return (each.float() if is_narrow(each) else each for each in inputs)
 
 
 def group(q: Tensor, kv_heads: int) -> Tensor:
@@ -92,7 +95,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
     length - n + i. With a window, keys that no query sees may be left out."""
     (n, heads, _), length, dtype = q.shape, keys.shape[0], q.dtype
-    if n == 1 and rule.window is None and rule.softcap is None and q.is_cpu and dtype != torch.float32:
+    if n == 1 and rule.window is None and rule.softcap is None and is_narrow(q):
         return attend_each(q, keys[None], values[None], scale, q.new_zeros(1, 1, 1, length))
     if n % _ROUND or length % _ROUND:  # round sizes are few
         q, keys, values = wide(q, keys, values)

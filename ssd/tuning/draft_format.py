@@ -29,16 +29,17 @@ def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightForma
     """Return the format whose forwards take least by `seconds_in`, which loads the draft.
 
     Nothing is timed where the draft may have one format only, where two starts agreed, or on emulated devices."""
-    formats = config.draft_formats
-    if len(formats) == 1 or config.emulate is not None:
-        return formats[0]
+    if (only := _only(config)) is not None:
+        return only
     file = _file_of(config, kernels)
     before = knowledge.read(file, FormatTimes)
     if before is not None and before.agreed and (known := _fastest(config, before)) is not None:
         return known
     # Other work only adds time, so the lesser time of a format counts.
     least = {} if before is None else before.seconds
-    times = FormatTimes({str(one): max(1e-9, min(seconds_in(one), least.get(str(one), inf))) for one in formats})
+    times = FormatTimes(
+        {str(one): max(1e-9, min(seconds_in(one), least.get(str(one), inf))) for one in config.draft_formats}
+    )
     fastest = _fastest(config, times)
     assert fastest is not None
     said = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in times.seconds.items())
@@ -50,11 +51,16 @@ def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightForma
 
 def chosen(config: EngineConfig, kernels: str) -> WeightFormat | None:
     """Return the format that the last start took; None where no file tells it."""
-    formats = config.draft_formats
-    if len(formats) == 1 or config.emulate is not None:
-        return formats[0]
+    if (only := _only(config)) is not None:
+        return only
     times = knowledge.read(_file_of(config, kernels), FormatTimes)
     return None if times is None else _fastest(config, times)
+
+
+def _only(config: EngineConfig) -> WeightFormat | None:
+    """Return the format that needs no timing; None if there is a choice."""
+    formats = config.draft_formats
+    return formats[0] if len(formats) == 1 or config.emulate is not None else None
 
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
