@@ -1,6 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet
+# Puts this folder on the path of .venv. Setuptools' default would hide `ssd` from a script beside the clone, and its
+# types from mypy and editors.
+EDITABLE := $(PIP) --config-settings editable_mode=compat -e
 STAMP := .venv/.stamp
 CLIENTS := .venv/.conformance
 AGENTS := .venv-agents/.stamp
@@ -21,7 +24,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	command -v nvidia-smi >/dev/null || $(PIP) torch==2.13.0 || echo "torch 2.13.0 not found, taking another version"
 	command -v nvidia-smi >/dev/null || $(PIP) --no-deps triton==3.7.1 || echo "triton 3.7.1 not found, taking another version"
-	$(PIP) -e ".[dev]"
+	$(EDITABLE) ".[dev]"
 	touch $@
 
 pull: venv ## fetch the built-in model pair (93 MB, once)
@@ -37,7 +40,7 @@ conformance: venv pull $(CLIENTS) $(AGENTS) $(ROUTERS) $(NODE) ## real clients o
 	$(BIN)/pytest -q tests/conformance
 
 $(CLIENTS): $(STAMP)
-	$(PIP) -e ".[conformance]"
+	$(EDITABLE) ".[conformance]"
 	touch $@
 
 $(AGENTS): tests/conformance/agents/requirements.txt

@@ -1,1 +1,1 @@
-"""Structured output: which tokens a grammar allows next. `llguidance` does the work (the extra `structured`)."""
+"""Structured output: which tokens a grammar allows next. `llguidance` does the work."""

@@ -23,7 +23,6 @@ _MAX_TOKENIZER = 512 << 20  # bytes
 # Bounds of a grammar: lexer states take 1 to 2 kB each; a mask takes at most some 6 ms by the other two.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
 _SPECIAL = "\ue000"  # of Unicode's private use: before the names of special tokens
-_NEEDED = "this engine has no llguidance; install it with: pip install 'ssd-engine[structured]'"
 
 
 class GrammarCompiler:
@@ -40,10 +39,8 @@ class GrammarCompiler:
     def load(self) -> LLTokenizer:
         """Load the tokenizer, which takes about a second for 150,000 tokens. Raises RequestError."""
         if self._tokenizer is None:
-            try:
-                from llguidance import LLParserLimits
-            except ImportError:
-                raise refused(_NEEDED) from None
+            from llguidance import LLParserLimits
+
             if not self._ends:
                 raise refused("this model has no end-of-sequence id, so no answer could end")
             file = self._directory / "tokenizer.json"

@@ -16,7 +16,6 @@ from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
 
-_NEEDED = ("uvicorn", "httptools", "prometheus_client")
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
@@ -78,11 +77,6 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
 
 
 def _check_http(options: ServerOptions) -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"HTTP needs {', '.join(missing)}: install ssd-engine[http], or give --no-http to serve ZeroMQ clients only"
-        )
     for name in options.allowed_host:
         if not _HOST.fullmatch(name):
             raise UsageError(f"--allowed-host {name!r}: give a host name or an address, without scheme and port")

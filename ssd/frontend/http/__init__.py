@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP interface: plain ASGI under uvicorn. Needs the extra `ssd-engine[http]`.
+"""The OpenAI-compatible HTTP interface: plain ASGI under uvicorn.
 
 To add an endpoint:
 
