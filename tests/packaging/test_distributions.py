@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import zipfile
+from email import message_from_string
+from email.message import Message
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -49,15 +55,33 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     return sdist, wheel, commit
 
 
+def needed_by(metadata: Message) -> dict[str, Distribution]:
+    """The distributions that pip would install beside one, by name, without its extras: those of this environment."""
+    found: dict[str, Distribution] = {}
+    waiting = metadata.get_all("Requires-Dist", [])
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            one = distribution(requirement.name)
+            if one.name not in found:
+                found[one.name] = one
+                waiting += one.requires or []
+    return found
+
+
 @pytest.fixture(scope="module")
 def installed(made: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`ssd` in a new environment, which borrows its dependencies from this one."""
+    """`ssd` in a new environment, with what its wheel requires and nothing else: linked from this one."""
     environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     python = environment / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", made[1], cwd=environment)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-qI", "--no-deps", made[1], cwd=environment)
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (metadata,) = site.glob("ssd_engine-*.dist-info/METADATA")
+    for one in needed_by(message_from_string(metadata.read_text())).values():
+        for name in {file.parts[0] for file in one.files or () if file.parts[0] != ".."} - {"__pycache__"}:
+            if not (site / name).exists():
+                (site / name).symlink_to(Path(str(one.locate_file(name))))
     return environment / "bin" / "ssd"
 
 
@@ -94,3 +118,28 @@ def test_it_answers_from_another_folder(compiler: bool, installed: Path, tmp_pat
     said = run(installed, "demo", "--mode", "ssd", "--max-tokens", "4", cwd=tmp_path, **changed)
     assert "The same tokens." in said
     assert ("found no C compiler" in said and "apt-get install gcc" in said) is not compiler
+
+
+def test_it_serves_and_obeys_a_schema_with_what_it_requires(installed: Path, tmp_path: Path) -> None:
+    """Uvicorn, llguidance and the like come with the wheel, not with an extra."""
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    asked = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Red or blue?"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": schema}},
+    }
+    server = subprocess.Popen(
+        [installed, "serve", "smollm2", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        (address,) = re.findall(r"http: (\S+)", server.stdout.readline())
+        request = urllib.request.Request(
+            f"{address}/v1/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=100) as answer:
+            (choice,) = json.load(answer)["choices"]
+    finally:
+        server.terminate()
+        assert server.wait(60) in (0, 143)
+    assert json.loads(choice["message"]["content"])["colour"] in ("red", "blue")
