@@ -78,7 +78,7 @@ CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (BY_NAME, "stop")])
 def test_a_model_that_knows_no_tools_is_made_to_call_one(server: str, choice: Any, reason: str) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
-    tool = {**TOOLS[0]["function"], "parameters": {**CITIES, "additionalProperties": False}}
+    tool = {**TOOLS[0]["function"], "parameters": CITIES}
     asked = {**ASKED, "model": "smollm2", "tools": [{"type": "function", "function": tool}], "temperature": 1}
     for seed in range(3):
         answer = client.chat.completions.create(

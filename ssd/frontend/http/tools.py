@@ -18,6 +18,7 @@ from ssd.frontend.parsers.tools import Llama3Json, ToolParser
 from ssd.ipc.public import MAX_TOOLS, CalledTool
 
 _LETTERS = string.ascii_letters + string.digits
+_ANY = {"additionalProperties": True}
 _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
@@ -81,7 +82,7 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
 def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
     """Returns tools as functions of a grammar. If not `obey`, only strict ones have their arguments checked."""
     given = [tool.function for tool in tools]
-    return [Function(each.name, each.parameters if obey or each.strict else {}, bool(each.strict)) for each in given]
+    return [Function(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict)) for each in given]
 
 
 def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
