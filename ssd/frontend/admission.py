@@ -35,7 +35,9 @@ def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)
 
 
-def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> Encode | None:
+def text_of(
+    message: Generate, config: EngineConfig, vocabulary: Vocabulary, plain_tools: bool = False
+) -> Encode | None:
     """Returns the text to encode, or None where the prompt is token ids.
     Raises RequestError for an ambiguous or empty prompt, and for one that is too long for the context however it is
     encoded."""
@@ -59,7 +61,8 @@ def text_of(message: Generate, config: EngineConfig, vocabulary: Vocabulary) -> 
     if message.messages is not None and not vocabulary.has_chat:
         raise RequestError("invalid_request", no_chat(vocabulary))
     # Only the count of a prompt that is too long is needed.
-    return Encode(message.prompt, message.messages, message.chat, most=config.max_model_len, keep=keep)
+    most = config.max_model_len
+    return Encode(message.prompt, message.messages, message.chat, most=most, keep=keep, plain_tools=plain_tools)
 
 
 def no_chat(vocabulary: Vocabulary) -> str:
@@ -81,8 +84,8 @@ def checked_ids(token_ids: list[int], count: int, message: Generate, config: Eng
     if count >= config.max_model_len:
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {count} tokens; the context of {config.max_model_len} tokens must hold it and "
-            "at least one more",
+            f"the prompt has {count} tokens{' with its tools' if message.chat.tools != '[]' else ''}; the context of "
+            f"{config.max_model_len} tokens must hold it and at least one more",
         )
     wanted = message.params.prompt_logprobs
     if wanted is not None and count > most_scored(wanted):

@@ -184,7 +184,7 @@ class RequestManager:
 
     def _begin(self, request: Request, message: Generate) -> None:
         """Encodes the prompt of a request, unless it is ids, and goes on with it. Raises RequestError."""
-        text = text_of(message, self.config, self.vocabulary)
+        text = text_of(message, self.config, self.vocabulary, self.answer_format.plain_tools)
         if text is None:
             ids = message.token_ids or []
             if request.params.truncate_prompt_tokens is not None:

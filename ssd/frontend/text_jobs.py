@@ -53,7 +53,8 @@ class _Job(msgspec.Struct, tag=True, frozen=True):
 
 class Encode(_Job, tag=True, frozen=True):
     """Encodes a text, or a conversation by the chat template.
-    Only the last `keep` ids count, if it is given. Of more than `most` ids only the count is returned."""
+    Only the last `keep` ids count, if it is given. Of more than `most` ids only the count is returned.
+    With `plain_tools` the template gets tools as text."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -62,6 +63,7 @@ class Encode(_Job, tag=True, frozen=True):
     most: int = 0
     as_json: bool = False
     keep: int | None = None
+    plain_tools: bool = False
 
     @property
     def size(self) -> int:

@@ -183,7 +183,7 @@ def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
     if isinstance(job, Decode):
         return frame(Decoded(tokenizer.decode(job.token_ids)))
     if job.messages is not None:
-        ids = tokenizer.encode_chat(job.messages, job.chat)
+        ids = tokenizer.encode_chat(job.messages, job.chat, job.plain_tools)
     else:
         ids = tokenizer.encode(job.prompt or "", job.add_special_tokens)
     if job.keep is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from ssd.config import parsers
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.frontend.parsers.plain import in_plain_text
 from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 from ssd.models.vocabularies import BYTE, byte_alphabet
@@ -27,6 +29,7 @@ from ssd.models.vocabularies import BYTE, byte_alphabet
 _MOST_PIECE = 4096
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
 _ANSWER = ChatOptions()
+_NO_TOOLS = "tools: expected a JSON array"
 _CHAT, _TOOL_USE = "default", "tool_use"  # names of templates, as in transformers
 
 
@@ -80,14 +83,26 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
+    ) -> list[int]:
         """Returns the ids of a conversation in the model's chat format."""
-        return self.encode(self.render_chat(messages, options), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, options, plain_tools), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER) -> str:
+    def render_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
+    ) -> str:
         """Returns the text of such a conversation, special tokens included.
+
+        With `plain_tools` the template gets tools, calls and results as text of messages.
+
         Raises RequestError for options that contradict each other, and where the template fails or adds more than
         `MAX_TEXT` characters."""
+        if plain_tools:
+            tools = _json(options.tools, list, _NO_TOOLS)
+            has_system = not tools or self._has_system
+            messages = in_plain_text(messages, tools, self._without_special, has_system)
+            options = replace(options, tools="[]")
         if not options.continue_final_message:
             return self._render(messages, options)
         if options.add_generation_prompt:
@@ -105,7 +120,7 @@ class Tokenizer:
         return text.replace(mark, "")
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
-        tools = _json(options.tools, list, "tools: expected a JSON array")
+        tools = _json(options.tools, list, _NO_TOOLS)
         template = self._chat_template(bool(tools))
         conversation = list(map(_turn, messages))
         variables = {**self._special, **_variables(options)}
@@ -127,6 +142,22 @@ class Tokenizer:
             cause = str(error) or type(error).__name__
             raise RequestError("invalid_request", f"the chat template refuses these messages: {cause[:256]}") from None
         return "".join(parts)
+
+    @cached_property
+    def _has_system(self) -> bool:
+        """True if the chat template shows a system message; some refuse one or leave it out."""
+        mark = secrets.token_hex(8)
+        with suppress(RequestError):
+            return mark in self._render([ChatMessage("system", mark), ChatMessage("user", "?")], _ANSWER)
+        return False
+
+    def _without_special(self, text: str) -> str:
+        """Returns JSON in which an escape takes the place of the first character of each special token."""
+        assert self._tokenizer is not None
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            if token.special and token.content in text:
+                text = text.replace(token.content, f"\\u{ord(token.content[0]):04x}{token.content[1:]}")
+        return text
 
     def check_chat(self) -> TemplateFacts:
         """Returns what the chat template says of answers. Raises RequestError where there is none that can be read."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError
+from ssd.grammar.closing import closed
 from ssd.grammar.errors import refused
 from ssd.grammar.tags import WHITESPACE, quoted, structural_tags
 
@@ -42,7 +43,7 @@ def _converted(kind: GrammarKind, source: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if kind == "json":
-        return str(LLMatcher.grammar_from_json_schema(_object(source), defaults=_DEFAULTS))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(_object(source))), defaults=_DEFAULTS))
     if kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
     if kind == "regex":
@@ -63,17 +64,17 @@ def _after(free: str, grammar: str) -> str:
     return json.dumps({"grammars": [start, {**first, "name": "answer"}, *others]})
 
 
-def _object(source: str) -> str:
+def _object(source: str) -> dict[str, Any]:
     """Return a JSON Schema as an object; it may be `true`, too. Raises RequestError for anything else."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise refused(f"the schema is not JSON: {error}") from None
     if schema is True:
-        return "{}"
+        return {}
     if not isinstance(schema, dict):
         raise refused("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
-    return source
+    return schema
 
 
 def _choice(source: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ssd.grammar.closing import closed
 from ssd.grammar.errors import refused
 
 WHITESPACE = r"[ \n\r\t]{1,40}"
@@ -53,7 +54,7 @@ def structural_tags(source: str) -> str:
             raise refused(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
         if structure.schema is False:
             raise refused("structural_tag: nothing obeys the schema false")
-        schema = structure.schema if isinstance(structure.schema, dict) else {}
+        schema = closed(structure.schema) if isinstance(structure.schema, dict) else {}
         schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
         lines.append(f"schema_{number}: %json {json.dumps(schema)}")
         parts = [_text(structure.begin.removeprefix(trigger)), f"schema_{number}", _text(structure.end)]

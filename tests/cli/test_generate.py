@@ -66,7 +66,6 @@ def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 120}},
         "required": ["name", "age"],
-        "additionalProperties": False,
     }
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(schema))
@@ -77,7 +76,7 @@ def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         texts.add(done.stdout)
     (text,) = texts
-    jsonschema.validate(json.loads(text), schema)
+    jsonschema.validate(json.loads(text), {**schema, "additionalProperties": False})
 
 
 @pytest.mark.parametrize(

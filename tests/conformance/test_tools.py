@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
 from tests.conformance.repeating import ANSWERS
+from tests.first_messages import CREWAI, OPEN_WEBUI
 
 TOOLS: list[Any] = [
     {
@@ -78,7 +80,7 @@ CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (BY_NAME, "stop")])
 def test_a_model_that_knows_no_tools_is_made_to_call_one(server: str, choice: Any, reason: str) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
-    tool = {**TOOLS[0]["function"], "parameters": {**CITIES, "additionalProperties": False}}
+    tool = {**TOOLS[0]["function"], "parameters": CITIES}
     asked = {**ASKED, "model": "smollm2", "tools": [{"type": "function", "function": tool}], "temperature": 1}
     for seed in range(3):
         answer = client.chat.completions.create(
@@ -88,3 +90,20 @@ def test_a_model_that_knows_no_tools_is_made_to_call_one(server: str, choice: An
         (call,) = one.message.tool_calls or ()
         assert weather(call) in ("Sunny in Rome", "Sunny in Oslo")
         assert one.message.content is None and one.finish_reason == reason
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("body", [OPEN_WEBUI, CREWAI], ids=["Open WebUI", "CrewAI"])
+def test_the_first_message_of_a_program_with_tools_is_answered(
+    server: str, body: dict[str, Any], streams: bool
+) -> None:
+    """By the built-in model, whose chat template has no place for tools: in words, or by calls that fit."""
+    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+    asked = {"max_tokens": 100, **{key: value for key, value in body.items() if not key.startswith("stream")}}
+    answer = client.chat.completions.create(model="smollm2", stream=streams, **asked)
+    parts = [chunk.choices[0].delta for chunk in answer] if streams else [answer.choices[0].message]
+    calls = [call for part in parts for call in part.tool_calls or ()]
+    assert "".join(part.content or "" for part in parts) or calls
+    parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), parameters[call.function.name])

@@ -205,7 +205,6 @@ def test_the_usage_so_far_comes_with_every_event(http: HttpEngine, path: str, bo
 # -- what is not there ----------------------------------------------------------------------------------------------
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
-    (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     (CHATS, {"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format"),
     (CHATS, {"modalities": ["text", "audio"]}, "modalities"),
     (CHATS, {"web_search_options": {}}, "web_search_options"),

@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import CalledTool, ChatMessage, ChatOptions
+from tests.first_messages import OPEN_WEBUI
 from tests.scripted_engine import MODEL
 
 HELLO = [ChatMessage("user", "Hello there")]
@@ -180,6 +181,14 @@ def test_tools_and_calls_reach_the_template_as_in_transformers(tmp_path: Path, a
     for given in (tools, None):
         expected = reference.apply_chat_template(turns, tools=given, tokenize=False)
         assert tokenizer.render_chat(said, ChatOptions(tools=json.dumps(given or []))) == expected
+
+
+def test_nine_tools_in_plain_text_leave_room_for_a_conversation(tokenizer: Tokenizer) -> None:
+    """Half of 2048 tokens, for which a cache on a CPU has pages by default."""
+    options = ChatOptions(tools=json.dumps(OPEN_WEBUI["tools"]))
+    assert len(tokenizer.encode_chat([ChatMessage("user", "Say hello.")], options, plain_tools=True)) <= 1024
+    with pytest.raises(RequestError, match="tools: expected a JSON array"):
+        tokenizer.encode_chat(HELLO, ChatOptions(tools="{}"), plain_tools=True)
 
 
 def test_arguments_that_are_no_json_stay_text(tmp_path: Path) -> None:

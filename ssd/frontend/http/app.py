@@ -238,6 +238,7 @@ class App:
             body.add_special_tokens,
             _MOST_TOKENS,
             as_json=True,
+            plain_tools=self._manager.answer_format.plain_tools,
         )
         found = await self._look_up(exchange, job, "messages" if body.prompt is None else "prompt")
         if found.count > job.most:

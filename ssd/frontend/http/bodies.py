@@ -104,7 +104,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: Anything = UNSET
     whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
     disable_any_whitespace: Annotated[Anything, _unsupported(False)] = UNSET
-    disable_additional_properties: Annotated[Anything, _unsupported(False)] = UNSET
+    disable_additional_properties: Annotated[Anything, _ignored("what says nothing of other keys has none")] = UNSET
     disable_fallback: Annotated[Anything, _ignored("there is one backend")] = UNSET
 
 

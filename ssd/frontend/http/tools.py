@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ssd.config.params import MAX_COMPILED, Structured
 from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Said, Tool
-from ssd.frontend.http.errors import HttpError, cut, invalid
+from ssd.frontend.http.errors import cut, invalid
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.parsers.answer import AnswerFormat
@@ -18,6 +18,7 @@ from ssd.frontend.parsers.tools import Llama3Json, ToolParser
 from ssd.ipc.public import MAX_TOOLS, CalledTool
 
 _LETTERS = string.ascii_letters + string.digits
+_ANY = {"additionalProperties": True}
 _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
@@ -33,20 +34,12 @@ class Offer(NamedTuple):
 
 
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
-    """Returns what an answer may call. Raises HttpError where the model cannot, or cannot be made to."""
+    """Returns what an answer may call. Raises HttpError where it cannot be enforced."""
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
     if body.tool_choice not in (None, "none", "auto"):
         return _enforce(body, tools, format, most_calls)
     if not tools or body.tool_choice == "none":
         return Offer()
-    if not format.takes_tools:
-        raise _unsupported("tools", "tools is not supported: this model's chat template has no place for them")
-    if format.tools is None:
-        message = (
-            "tools is not supported: how this model says calls is not known; --tool-call-parser of ssd launch says, "
-            "and tool_choice required or a name does without"
-        )
-        raise _unsupported("tools", message)
     offer = Offer(tools, format.tools, most_calls=most_calls)
     if field_of(body) is not None or not any(tool.function.strict for tool in tools):
         return offer
@@ -71,7 +64,7 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
     if (other := field_of(body)) not in (None, "response_format"):  # which is about content, and there is none
         raise invalid("tool_choice", f"tool_choice and {other} both say what the answer must be; give one")
     several = not named and most_calls != 1
-    for parser in (format.tools or Llama3Json, Llama3Json):
+    for parser in (format.tools, Llama3Json):
         structured = _structured(Rules(_functions(callable, obey=True), format.ids, several), parser.forced)
         if structured is not None:
             return Offer(tools, parser, structured, named, most_calls)
@@ -81,7 +74,7 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
 def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
     """Returns tools as functions of a grammar. If not `obey`, only strict ones have their arguments checked."""
     given = [tool.function for tool in tools]
-    return [Function(each.name, each.parameters if obey or each.strict else {}, bool(each.strict)) for each in given]
+    return [Function(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict)) for each in given]
 
 
 def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
@@ -112,7 +105,3 @@ def calls_of(said: Said) -> list[CalledTool]:
 def new_id() -> str:
     """Returns a name for a call."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
-
-
-def _unsupported(param: str, message: str) -> HttpError:
-    return invalid(param, message, "unsupported_parameter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.parsers.reasoning import ReasoningParser, Split
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
+from ssd.frontend.parsers.tools import Llama3Json, Piece, ToolCall, ToolParser
+
+log = logging.getLogger("ssd.frontend")
 
 _PROMPT_END = 16  # tokens of a prompt that may hold the opening mark of thoughts
 
@@ -37,16 +40,22 @@ def joined(parts: Sequence[Answer]) -> Answer:
 
 
 class AnswerFormat:
-    """How a model says calls and thoughts: by the server's options, or as its chat template fits. None: not at all."""
+    """How a model says calls and thoughts: by the server's options, or as its chat template fits.
+
+    A model whose template has no place for tools, or whose format of calls is not known, has `plain_tools`: it is told
+    of tools in plain text, and calls as `Llama3Json` does."""
 
     def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.takes_tools = vocabulary.template.takes_tools
+        calls = _chosen(server.tool_call_parser, vocabulary.template.tool_parser)
+        self.plain_tools = calls is None or not vocabulary.template.takes_tools
+        if self.plain_tools and calls is not None:
+            log.warning("tools are told in plain text, not for %s: the chat template has no place for them", calls)
         self.names = {
-            "tool_call_parser": _chosen(server.tool_call_parser, vocabulary.template.tool_parser),
+            "tool_call_parser": None if self.plain_tools else calls,
             "reasoning_parser": _chosen(server.reasoning_parser, vocabulary.template.reasoning_parser),
         }
-        self.tools: type[ToolParser] | None = _loaded(parsers.TOOLS, self.names["tool_call_parser"])
+        self.tools: type[ToolParser] = _loaded(parsers.TOOLS, self.names["tool_call_parser"]) or Llama3Json
         self.reasoning: type[ReasoningParser] | None = _loaded(parsers.REASONING, self.names["reasoning_parser"])
 
         self.ids: Callable[[str], Sequence[int]] = cache(self._ids)

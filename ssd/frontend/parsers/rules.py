@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ssd.grammar.closing import closed
 from ssd.grammar.tags import WHITESPACE, quoted
 
 _SUBSCHEMAS = {"$defs", "definitions"}
-_NOTES = {"type", "title", "description", "$schema", "additionalProperties", "properties", "required", *_SUBSCHEMAS}
+_NO_ARGUMENTS = {"type", "title", "description", "$schema", *_SUBSCHEMAS}
+_NOTES = {"additionalProperties", "properties", "required", *_NO_ARGUMENTS}
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 _ANYTHING = "(?s:.*)"
 
@@ -22,8 +24,9 @@ class Unfit(ValueError):
 
 
 class Function(NamedTuple):
-    """A tool that an answer may call. `parameters` is a JSON schema, None for no arguments. A `strict` one is obeyed
-    or refused; of others the keywords that `llguidance` does not know are left out."""
+    """A tool that an answer may call. `parameters` is a JSON schema; one that names none, and None, is for no
+    arguments. A `strict` one is obeyed or refused; of others the keywords that `llguidance` does not know are left
+    out."""
 
     name: str
     parameters: Mapping[str, Any] | None
@@ -93,7 +96,7 @@ class Rules:
         """Returns the expression of an object with the name of a tool and, under `key`, its arguments."""
         return self.any_of(
             [
-                f"{self.text(_before(function, key))} {self.arguments(function)} {self.text('}')}"
+                f"{self.text(call_prefix(function.name, key))} {self.arguments(function)} {self.text('}')}"
                 for function in self.functions
             ]
         )
@@ -106,9 +109,10 @@ class Rules:
 
     def arguments(self, function: Function) -> str:
         """Returns the expression of a tool's arguments as an object. Raises Unfit."""
-        if function.parameters is None:
+        schema = _schema(function)
+        if not schema.keys() - _NO_ARGUMENTS:
             return self.text("{}")
-        return self._json({**_schema(function), "type": "object"}, function)
+        return self._json({**schema, "type": "object"}, function)
 
     def keywords(self, function: Function) -> str:
         """Returns the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
@@ -137,8 +141,9 @@ class Rules:
     def _json(self, schema: Any, function: Function) -> str:
         lenient = {} if function.strict else {"lenient": True, "coerce_one_of": True}
         if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **lenient}}
-        return self._rule(f"%json {msgspec.json.encode(schema).decode()}")
+            schema = closed(json.loads(msgspec.json.encode(schema)), coerces_one_of=not function.strict)
+            schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, **lenient}
+        return self._rule(f"%json {json.dumps(schema)}")
 
     # -- rules ------------------------------------------------------------------------------------------------------
 
@@ -154,9 +159,9 @@ class Rules:
         return f"r{len(self._lines)}"
 
 
-def _before(function: Function, key: str) -> str:
+def call_prefix(name: str, key: str) -> str:
     """Returns what stands before the arguments in an object that is a call."""
-    return f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": '
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
 
 
 def _schema(function: Function) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 WEATHER = "How is the weather in Rome and Oslo?"
+HELLO = "Say hello."
 PERSON = "Bob is 7 years old. Who is he?"
 PERSON_REPEATED = 'Answer in JSON and repeat only this: {"name": "Bob", "age": 7}'
 

@@ -149,3 +149,39 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
 def test_what_a_format_cannot_say_is_refused_by_name(format: str, function: Function) -> None:
     with pytest.raises(Unfit, match=f"the tool '{function.name}' cannot be enforced"):
         parser(format).forced(Rules([function], World(()).ids, True))
+
+
+def of_one(world: World, function: Function) -> str:
+    rules = Rules([function], world.ids, False)
+    return rules.grammar(parser("llama3_json").forced(rules))
+
+
+NO_ARGUMENTS: list[Any] = [
+    None,
+    {},
+    {"type": "object", "description": "Nothing."},
+    {"type": "object", "properties": {}, "required": []},
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("parameters", NO_ARGUMENTS, ids=str)
+def test_a_tool_that_names_no_arguments_gets_none(parameters: Any, strict: bool) -> None:
+    world = World(())
+    forced = of_one(world, Function("f", parameters, strict))
+    assert world.allows(forced, '{"name": "f", "parameters": {}}')
+    assert not world.allows(forced, '{"name": "f", "parameters": {"a": 1}}')
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_arguments_that_a_tool_does_not_name_are_not_there(strict: bool) -> None:
+    world = World(())
+    parameters = {"properties": {"a": {"properties": {"b": {"type": "integer"}}}}}
+    for given, other, possible in (
+        (parameters, '"c"', False),
+        ({**parameters, "additionalProperties": True}, '"c"', True),
+    ):
+        forced = of_one(world, Function("f", given, strict))
+        for name, fits in (('"a"', True), (other, possible)):
+            assert world.allows(forced, f'{{"name": "f", "parameters": {{{name}: {{"b": 1}}}}}}') is fits
+        assert not world.allows(forced, '{"name": "f", "parameters": {"a": {"c": 1}}}')

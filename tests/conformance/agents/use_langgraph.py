@@ -1,0 +1,24 @@
+"""`langgraph`: its prebuilt agent with a tool, also on a model whose chat template has no place for tools."""
+
+from asking import HELLO, WEATHER, print_result, urls
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
+
+caller, pair = (
+    ChatOpenAI(model=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
+    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+)
+asked = []
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    asked.append(city)
+    return "Sunny"
+
+
+said, hello = (
+    create_react_agent(model, [get_weather]).invoke({"messages": [("user", text)]})["messages"][-1].content
+    for model, text in ((caller, WEATHER), (pair, HELLO))
+)
+print_result(asked=asked, said=said, hello=hello)
