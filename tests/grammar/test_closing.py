@@ -75,38 +75,10 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"n": [{"n": []}]}],
         [{"n": [{"x": 1}]}],
     ),
-    "beside a reference": (
-        {"$ref": "#/$defs/a", **B, "$defs": {"a": A}},
-        [{"a": 1, "b": 1}, {"a": 1}],
-        [{"a": 1, "c": 1}],
-    ),
-    "base alone and as a part": (
-        {**an(x={"$ref": "#/$defs/a"}, y={"allOf": [{"$ref": "#/$defs/a"}, B]}), "$defs": {"a": A}},
-        [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}],
-        [{"x": {"b": 1}}, {"y": {"c": 1}}],
-    ),
-    "all": ({"allOf": [A, an("b", b=INTEGER)]}, [{"a": 1, "b": 1}, {"b": 1}], [{"b": 1, "c": 1}]),
     "all, of one": ({"allOf": [A]}, [{"a": 1}], [{"b": 1}]),
-    "all, about the same": ({"allOf": [an(x=A), an(x=B)]}, [{"x": {"a": 1, "b": 1}}], [{"x": {"c": 1}}, {"y": 1}]),
-    "all, one said": ({"allOf": [{**A, "additionalProperties": True}, B]}, [{"a": 1, "b": 1, "c": 1}], []),
     "any": ({"anyOf": [A, B, {"type": "null"}]}, [{"a": 1}, {"b": 1}, None], [{"a": 1, "b": 1}, {"c": 1}]),
-    "any beside properties": (
-        {**an(k=TEXT), "anyOf": [A, B]},
-        [{"k": "x", "a": 1}, {"k": "x", "b": 1}],
-        [{"a": 1, "b": 1}, {"k": "x", "c": 1}],
-    ),
-    "any of what is required": (
-        {**an(a=INTEGER, b=INTEGER), "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
-        [{"a": 1, "c": 1}],
-    ),
     "any beside a type": ({"type": "object", "anyOf": [A, B]}, [{"a": 1}], [{"c": 1}]),
     "one, by text": ({"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}], [{"kind": "cat", "tail": "x"}]),
-    "one, beside properties": (
-        {**an(n=INTEGER), "oneOf": [CAT, DOG]},
-        [{"n": 1, "kind": "dog", "tail": "x"}],
-        [{"n": 1, "kind": "dog", "lives": 9}],
-    ),
     "one, by type": ({"oneOf": [A, {"type": "array", "maxItems": 0}, TEXT]}, [], []),
     "one object": ({"oneOf": [A, INTEGER, {"enum": ["x", None]}]}, [{"a": 1}, 3, "x"], [{"b": 1}]),
 }
@@ -127,14 +99,15 @@ def test_an_object_that_says_nothing_of_other_keys_has_none(schema: Any, stays: 
         {"oneOf": [an("a", a=INTEGER), an(b=INTEGER)]},  # {"a": 1} would obey both
         {"oneOf": [an("x", x=an("a", a=INTEGER)), an("x", x=an(b=INTEGER))]},
         {"oneOf": [an("k", k={"const": 1}), an("k", k={"const": 1.0})]},
-        {"allOf": [{"$ref": "#/$defs/a"}, B], "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, A]}}},
-        {"$ref": "#x", "$defs": {"x": {"$anchor": "x", **A}}},
-        {
-            "$ref": "#/$defs/x/properties/a",
-            "$defs": {"x": {"$id": "http://x/", **an(a={"$ref": "#/properties/b"}, b=A)}},
-        },
-        {"$ref": "#/$defs/x"},
-        {"$ref": 3},
+        {"allOf": [A, B]},  # {"a": 1, "b": 1} obeys both, and would obey neither
+        {**an(x=A, y={"allOf": [{"$ref": "#/$defs/a"}, B]}), "$defs": {"a": A}},
+        {"$ref": "#/$defs/a", **B, "$defs": {"a": A}},
+        {**an(k=TEXT), "anyOf": [A, B]},
+        {**an(a=INTEGER), "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {**an(a=INTEGER), "not": an("a", a={"const": 1})},
+        an(x={"if": A, "then": B, **an(b=INTEGER)}),
+        {"oneOf": [{"$ref": "http://x/y"}, {"$ref": "#/$defs/a"}], "$defs": {"a": A}},
+        {"oneOf": [{"$ref": "#/$defs/a"}, B]},
         {"properties": [], "allOf": 3},
         {"properties": {"a": {"minProperties": "x", "properties": {"b": {}}}}},
         {"properties": {"a": A}, "$ref": "http://x/y"},
@@ -152,16 +125,7 @@ def test_a_one_of_that_is_read_as_any_of_is_closed() -> None:
     assert takes(root, {"a": 1}) and takes(root, {"b": 1}) and not takes(root, {"a": 1, "c": 1})
 
 
-def test_a_schema_without_a_bound_is_left_as_it_is() -> None:
-    """Each definition has the one before twice: all of them have 2^40."""
-    definitions: dict[str, Any] = {"0": A}
-    for number in range(1, 41):
-        definitions[str(number)] = {"allOf": [{"$ref": f"#/$defs/{number - 1}"}] * 2, **B}
-    schema = {"$ref": "#/$defs/40", "$defs": definitions}
-    assert closed(schema) is schema
-    many = an(**{f"p{i}": {"allOf": [{"$ref": "#/$defs/0"}, A]} for i in range(1000)})
-    wide = {**many, "$defs": {"0": {"required": [f"r{i}" for i in range(1000)]}}}
-    assert closed(wide) is wide
+def test_a_schema_that_is_too_deep_is_left_as_it_is() -> None:
     deep: Any = A
     for _ in range(5000):
         deep = an(a=deep)
