@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -46,3 +47,11 @@ class RequestTimeoutError(RequestError):
 
 class EngineDeadError(SsdError):
     """A process that the engine needs has ended; the message says which and how."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'X'?" for the name in `known` that is close to a mistyped one; "" if none is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -13,11 +13,21 @@ from ssd.bench.settings import Setting
 from ssd.cli.bench_job import base_speculation, check_ids, measuring, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.options import engine_options_but
+from ssd.cli.options import GroupedCommand, engine_options_but
 from ssd.errors import UsageError
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
 
+_LATENCY = """
+ssd bench latency
+ssd bench latency --model ./model.gguf --modes ar,ngram --prompts 5
+ssd bench latency --dataset humaneval --temperature 0 --temperature 1 --json latency.json
+"""
+_THROUGHPUT = """
+ssd bench throughput --batch-size 1 --batch-size 4
+ssd bench throughput --model ./model.gguf --draft ./small.gguf
+ssd bench throughput --dataset random --input-len 512 --tokens 64
+"""
 _PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
 
 
@@ -28,7 +38,7 @@ def bench() -> None:
     Every answer's ids are compared with those of ar in the same run; where they differ the exit status is 1."""
 
 
-@bench.command()
+@bench.command(cls=GroupedCommand, examples=_LATENCY)
 @bench_options
 @emulation_options
 @_PERPLEXITY
@@ -69,7 +79,7 @@ def latency(
     check_ids(job.report)
 
 
-@bench.command()
+@bench.command(cls=GroupedCommand, examples=_THROUGHPUT)
 @bench_options
 @emulation_options
 @click.option(

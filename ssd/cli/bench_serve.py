@@ -16,7 +16,7 @@ from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
-from ssd.cli.options import address_options, engine_options_but, speculation_changes
+from ssd.cli.options import GroupedCommand, address_options, engine_options_but, speculation_changes
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from ssd.client import Client, Prompt
 
 _DECIDED_THERE = (*EngineOptions.__struct_fields__, "modes", "lookaheads", "fan_outs", "backups", "address", "keys")
+_EXAMPLES = """
+ssd bench serve --request-rate 4
+ssd bench serve --address http://127.0.0.1:8000 --max-concurrency 8
+ssd bench serve --url http://127.0.0.1:8000 --repeats 3
+"""
 _AS_SERVED = Setting("as served", Speculation("ar"))  # over HTTP nothing is said of speculation
 
 
@@ -55,7 +60,7 @@ class _LoadTest(NamedTuple):
     protocol: Protocol
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @bench_options
 @click.option(
     "--request-rate",

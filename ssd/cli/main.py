@@ -32,7 +32,7 @@ with _Importing():
 
     import click
 
-    from ssd.errors import SsdError, UsageError
+    from ssd.errors import SsdError, UsageError, did_you_mean
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
@@ -61,12 +61,10 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
         if entry is None:
-            from difflib import get_close_matches
-
-            close = get_close_matches(cmd_name, (*_COMMANDS, *_ALIASES), 1)
-            if not close or ctx.resilient_parsing:  # a shell that completes wants no error
+            hint = did_you_mean(cmd_name, (*_COMMANDS, *_ALIASES))
+            if not hint or ctx.resilient_parsing:  # a shell that completes wants no error
                 return None
-            raise UsageError(f"no such command {cmd_name!r}; did you mean {close[0]!r}?")
+            raise UsageError(f"no such command {cmd_name!r}{hint}")
         module, attribute = entry[0].split(":")
         with _Importing():
             command: click.Command = getattr(importlib.import_module(module), attribute)

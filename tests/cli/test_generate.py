@@ -41,7 +41,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
     """The answer to PROMPT."""
-    done = run("generate", PROMPT, "--raw", "--json", "--max-tokens", "80", "--ignore-eos", "-k", "4", "--fan-out", "3")
+    done = run("generate", PROMPT, "--raw", "--json", "--max-tokens", "80", "--ignore-eos", "-k", "4")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
