@@ -243,6 +243,7 @@ _MORE_FLAGS = {
     "tensor_parallel_size": ("-tp",),
 }
 _SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
+ADDRESS = "this address: ipc:// or tcp://, of one here also http://host:port or a pid"
 _ENGINE = {
     "target": "Model to run: a built-in name, a folder, a GGUF file or a hub name.",
     "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
@@ -298,7 +299,7 @@ def address_options(function: _Function) -> _Function:
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder that ssd keys made for this client, for a tcp address with keys.",
     )
-    return click.option("--address", help="Use the running engine at this address.")(keys(function))
+    return click.option("--address", help=f"Use the running engine at {ADDRESS}.")(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:

@@ -25,6 +25,7 @@ from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import listening, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
 from ssd.ipc.run_directory import remove
+from ssd.ipc.running import announce
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
@@ -105,6 +106,7 @@ class Engine:
             self._http = listening.listen(self.config.server)
             self._held.callback(self._close_http)
         self._shared = SharedResources(self._held, self.config)
+        announce(self._shared.directory, self.config.target_name, self.url)
         self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
         if self.config.mps and mps.state() != "running":
             self._mps = self._held.enter_context(mps.service())
