@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from ssd.bench.emulated import Emulation
 from ssd.bench.outputs import check_writable
 from ssd.bench.settings import Setting
-from ssd.cli.bench_job import base_speculation, check_ids, measuring, publish
+from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
 from ssd.cli.options import GroupedCommand, engine_options_but
@@ -56,7 +57,7 @@ def latency(
     from ssd.bench.runs import latency as run
 
     base = base_speculation(engine)
-    settings = asked.sweep().settings(base)
+    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base)
     misses: dict[int, Setting] = {}
     if profile is not None:
         check_writable("--write-profile", profile)
@@ -105,7 +106,7 @@ def throughput(
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep().settings(base_speculation(engine))
+    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base_speculation(engine))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:

@@ -14,9 +14,9 @@ from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.outputs import console
 from ssd.bench.settings import Protocol, Setting, widest
-from ssd.cli.bench_options import BenchOptions
+from ssd.cli.bench_options import ROWS, BenchOptions
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, Speculation
+from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -57,6 +57,14 @@ def base_speculation(engine: EngineOptions) -> Speculation:
     """Return how to speculate where no option says otherwise."""
     auto = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
     return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
+
+
+def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:
+    """Return the modes that are compared where nobody names any; those with a draft only if there is one."""
+    if engine.drafts or (emulation is not None and emulation.stated is not None and emulation.times is not None):
+        return ROWS
+    click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
+    return tuple(mode for mode in ROWS if mode not in DRAFTED)
 
 
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:

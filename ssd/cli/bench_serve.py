@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
-from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
+from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import GroupedCommand, address_options, engine_options_but, speculation_changes
 from ssd.config.engine import EngineConfig
@@ -108,7 +109,7 @@ def serve(
         texts = asked.texts()
         with process_setup(), Client(address, keys=keys) as client:
             served = client.describe()
-            settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
+            settings = asked.sweep(lambda: (served.speculation.mode,)).settings(replace(served.speculation, **changes))
             job = _at_engine(asked, traffic, texts, settings, client, keys)
             names = {"target_name": printable(served.model), "draft_name": printable(served.draft)}
             _report(job, names | {"address": address})
@@ -116,7 +117,7 @@ def serve(
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
-        settings = asked.sweep().settings(base_speculation(engine))
+        settings = asked.sweep(partial(modes_to_compare, engine)).settings(base_speculation(engine))
         config = resolve(sized(engine, settings))
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)

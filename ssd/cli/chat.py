@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
-from ssd.cli.session import Terminated, connect, process_setup, speculating, summary
+from ssd.cli.session import LOG, Terminated, connect, no_chat, process_setup, speculating, summary
 from ssd.client import Client, Completion
 from ssd.config.params import SamplingParams
 from ssd.errors import RequestError, UsageError
@@ -64,10 +64,10 @@ def chat(
     conversation = Conversation(SamplingParams(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
-    with process_setup(), connect(address, keys, engine) as client:
+    with process_setup(), connect(address, keys, engine, chat=True) as client:
         served = client.describe()
         if not served.chat:
-            raise UsageError(f"{printable(served.model)} has no chat format; use ssd generate")
+            raise UsageError(no_chat(served.model))
         conversation.params = speculating(conversation.params, served, changes)
         _Chat(client, printable(served.model), conversation).run()
 
@@ -111,7 +111,7 @@ class _Chat:
         said, completion, conversation = "", None, self._conversation
         chunks = self._client.stream(params=conversation.params, messages=conversation.question(text))
         try:
-            with closing(chunks), _display() as show:
+            with closing(chunks), LOG.held(), _display() as show:
                 for chunk in chunks:
                     said += chunk.text
                     show(chunk.text)

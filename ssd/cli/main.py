@@ -32,7 +32,7 @@ with _Importing():
 
     import click
 
-    from ssd.errors import SsdError, UsageError, did_you_mean
+    from ssd.errors import SsdError, UsageError, did_you_mean, out_of_memory
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
@@ -94,6 +94,8 @@ class _LazyGroup(click.Group):
             sys.exit(1)
         except UnicodeEncodeError as error:  # bytes of an argument, kept as surrogates
             _fail(f"{error.object!r} is not UTF-8", 2)
+        except MemoryError as error:
+            _fail(out_of_memory(error), 1)
         except OSError as error:
             _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
 

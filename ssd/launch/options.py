@@ -3,11 +3,12 @@ themselves, before any model is looked at."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
@@ -138,7 +139,19 @@ def within_bounds(values: _Values) -> _Values:
     try:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
-        raise UsageError(f"engine options: {error}") from None
+        raise UsageError(in_words(error, values)) from None
+
+
+def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
+    """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
+    cause, _, path = str(error).partition(" - at `$.")
+    name = re.split(r"\W", path)[0]
+    types = {field.name: field.type for field in inspect.type_info(type(values)).fields}  # type: ignore[attr-defined]
+    parts = types[name].types if isinstance(types.get(name), inspect.UnionType) else (types.get(name),)
+    choices = [part.values for part in parts if isinstance(part, inspect.LiteralType)]
+    if len(choices) == 1 and len(choices) == sum(not isinstance(part, inspect.NoneType) for part in parts):
+        cause = f"there are {', '.join(map(str, choices[0]))}"
+    return f"{name} {getattr(values, name, None)!r:.60}: {cause.replace('`', '').replace('Expected', 'expected')}"
 
 
 def display_name(name: str) -> str:

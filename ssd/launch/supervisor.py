@@ -46,8 +46,9 @@ class Engine:
     A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
     whose target or frontend dies too often ends by itself, with the cause in `failure`."""
 
-    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
+    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None, stderr: int | None = None) -> None:
         self.config = config
+        self._stderr = stderr  # a descriptor for that of the processes; None: this process's
         self.failure: SsdError | None = None
         self._pid = os.getpid()
         self._processes: dict[str, ChildProcess] = {}
@@ -279,7 +280,7 @@ class Engine:
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
-            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables)
+            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables, self._stderr)
 
     def _package(self, role: str) -> str:
         """Return which process has a role: others may take the place of target and draft."""

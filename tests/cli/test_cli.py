@@ -17,11 +17,13 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from ssd import __version__
-from ssd.cli.main import main
+from ssd.cli.main import _COMMANDS, main
 from ssd.config.params import Speculation
+from ssd.errors import out_of_memory
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Emission, Submit
 from ssd.ipc.public import ChatMessage, Metrics
@@ -185,6 +187,34 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     result = ssd("generate", "hello", "--target", TARGET, "--draft", tmp_path)
     assert_refused(result, str(TARGET), str(tmp_path), "tokenizer")
+
+
+def test_a_chat_with_a_base_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    for file in TARGET.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).symlink_to(file)
+    assert_refused(ssd("chat", "--target", tmp_path), f"{tmp_path.name} has no chat format; use ssd generate")
+
+
+def greedy() -> None:
+    bytearray(2**62)
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_COMMANDS, "greedy", (f"{__name__}:command", ""))
+    monkeypatch.setattr(sys.modules[__name__], "command", click.command()(greedy), raising=False)
+    assert_refused(ssd("greedy"), "not enough memory (MemoryError)", exit_code=1)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**59)
+    assert re.match(r"not enough memory \(can't allocate memory: .*bytes", out_of_memory(caught.value))
+
+
+def test_too_little_memory_for_the_models_is_one_line() -> None:
+    """Libtorch alone is larger than what the processes may have."""
+    limited = ["sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", sys.executable, "-m", "ssd.cli.main"]
+    done = subprocess.run([*limited, "generate", "hello", "--mode", "ar"], capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("error: the target process ended: not enough memory (")
 
 
 def test_speculation_without_a_draft_is_refused() -> None:
