@@ -63,8 +63,13 @@ def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) 
     """Return the modes that are compared where nobody names any; those with a draft only if there is one."""
     if engine.drafts or (emulation is not None and emulation.stated is not None and emulation.times is not None):
         return ROWS
-    click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
     return tuple(mode for mode in ROWS if mode not in DRAFTED)
+
+
+def tell_left_out(asked: BenchOptions, engine: EngineOptions, settings: Sequence[Setting]) -> None:
+    """Say that modes were left out for want of a draft, if they were."""
+    if asked.modes is None and not any(setting.speculation.mode in DRAFTED for setting in settings):
+        click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
 
 
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
@@ -100,6 +105,7 @@ def measuring(
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
         config = resolve(options)
+        tell_left_out(asked, engine, settings)
         if emulation is not None:
             config = _emulating(config, emulation)
         stack.enter_context(process_setup())

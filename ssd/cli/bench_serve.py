@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
-from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized
+from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized, tell_left_out
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import GroupedCommand, address_options, engine_options_but, speculation_changes
 from ssd.config.engine import EngineConfig
@@ -119,6 +119,7 @@ def serve(
         texts = asked.texts()
         settings = asked.sweep(partial(modes_to_compare, engine)).settings(base_speculation(engine))
         config = resolve(sized(engine, settings))
+        tell_left_out(asked, engine, settings)
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)
             _report(job, engine_facts(config), config)

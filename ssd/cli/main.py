@@ -83,7 +83,7 @@ class _LazyGroup(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            _fail(error.format_message(), error.exit_code)
+            _fail(error.format_message().removesuffix(".") + _source_of(error), error.exit_code)
         except SsdError as error:
             _fail(str(error), error.exit_code)
         except click.Abort as error:
@@ -107,6 +107,17 @@ def _open_standard_streams() -> None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+def _source_of(error: click.ClickException) -> str:
+    """Return where a bad value was written, if that was not on the command line."""
+    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    source = None if param is None or context is None else context.get_parameter_source(param.name)
+    words = {
+        "ENVIRONMENT": f" ({getattr(param, 'envvar', '')})",
+        "DEFAULT_MAP": " (in the file of --config)",
+    }
+    return "" if source is None else words.get(source.name, "")
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

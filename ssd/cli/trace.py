@@ -51,7 +51,10 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     ended = [end for end in history.ended if end.at >= begin]
     about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
     begin = min([span.begin for states, _ in traces.values() for span in states[:1]])
-    output.write_text(json.dumps(document(traces, ended, begin, about)))
+    try:
+        output.write_text(json.dumps(document(traces, ended, begin, about)))
+    except OSError as error:
+        raise SsdError(f"cannot write {output}: {error.strerror}") from None
     rounds = sum(len(moments) for _, moments in traces.values())
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
 

@@ -23,13 +23,14 @@ _HTTP = re.compile(r"(?:https?://)?(\[[^\]/]+\]|[^:/\[\]]+):(\d{1,5})(?:/.*)?|ht
 class RunningEngine(msgspec.Struct, frozen=True):
     """Who runs in a run directory: `pid` is the supervisor's, `url` where HTTP is served, "" if nowhere."""
 
-    model: str = "an engine"
+    model: str = ""
     url: str = ""
     pid: int = 0
     address: str = ""
 
     def __str__(self) -> str:
-        return f"{self.address}  {printable(self.model)}, {printable(self.url) or 'no HTTP'}, pid {self.pid}"
+        who = f"{printable(self.model)}, {printable(self.url) or 'no HTTP'}, pid {self.pid}"
+        return f"{self.address}  {who if self.pid else 'of another version'}"
 
 
 def announce(directory: Path, model: str, url: str | None) -> None:
@@ -54,10 +55,10 @@ def address_of(text: str) -> str:
     for engine in engines:
         if text == str(engine.pid) or (found is not None and engine.url and _is_served_at(engine.url, found)):
             return engine.address
-    listed = ", ".join(f"{engine.url or engine.address} (pid {engine.pid})" for engine in engines[:3]) or "none"
+    listed = ", ".join(f"{engine.url or engine.address} (pid {engine.pid})" for engine in engines if engine.pid)
     raise UsageError(
-        f"no engine of this user runs on this machine at {printable(text)}; running: {listed}. On another machine, "
-        "address its --zmq-bind: tcp://HOST:PORT"
+        f"no engine of this user runs on this machine at {printable(text)}; running: {listed[:120] or 'none'}. "
+        "On another machine, address its --zmq-bind: tcp://HOST:PORT"
     )
 
 

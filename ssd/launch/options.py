@@ -3,12 +3,11 @@ themselves, before any model is looked at."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, inspect
+from msgspec import Meta
 
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
@@ -30,6 +29,7 @@ from ssd.config.params import (
     Share,
     Speculation,
     fan_out_fields,
+    in_words,
 )
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
@@ -140,18 +140,6 @@ def within_bounds(values: _Values) -> _Values:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
         raise UsageError(in_words(error, values)) from None
-
-
-def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
-    """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
-    cause, _, path = str(error).partition(" - at `$.")
-    name = re.split(r"\W", path)[0]
-    types = {field.name: field.type for field in inspect.type_info(type(values)).fields}  # type: ignore[attr-defined]
-    parts = types[name].types if isinstance(types.get(name), inspect.UnionType) else (types.get(name),)
-    choices = [part.values for part in parts if isinstance(part, inspect.LiteralType)]
-    if len(choices) == 1 and len(choices) == sum(not isinstance(part, inspect.NoneType) for part in parts):
-        cause = f"there are {', '.join(map(str, choices[0]))}"
-    return f"{name} {getattr(values, name, None)!r:.60}: {cause.replace('`', '').replace('Expected', 'expected')}"
 
 
 def display_name(name: str) -> str:

@@ -137,7 +137,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
     if options.mps and draft not in target:
         raise UsageError("--mps is for a target and a draft on the same GPU, which these are not")
-    if draft in target and not options.mps:
+    if draft in target and present is not None and not options.mps:
         if (service := mps.state()) == "running":
             log.info("target and draft share cuda:%d under CUDA's MPS", draft)
         else:

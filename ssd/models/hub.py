@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ssd.errors import UsageError
+from ssd.errors import UsageError, did_you_mean
 from ssd.models.pull import BUILTIN, pull
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::(\w[\w.-]*))?")  # org/name or org/name:QUANT
@@ -49,7 +49,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         return _of_hub(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), name)
     raise UsageError(
         f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name, or org/name:Q4_K_M), "
-        f"not a built-in model ({', '.join(BUILTIN)})"
+        f"not a built-in model ({', '.join(BUILTIN)}){did_you_mean(name, BUILTIN)}"
     )
 
 
