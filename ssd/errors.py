@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -46,3 +47,22 @@ class RequestTimeoutError(RequestError):
 
 class EngineDeadError(SsdError):
     """A process that the engine needs has ended; the message says which and how."""
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Return why there was not enough memory, in a line; "" for any other error.
+
+    Torch and the dynamic loader have errors of their own."""
+    said = str(error).strip().partition("\n")[0]
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not known and not any(words in said for words in ("allocate memory", "failed to map segment")):
+        return ""
+    return f"not enough memory ({said.rpartition('DefaultCPUAllocator: ')[2] or type(error).__name__})"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'X'?" for the name in `known` that is close to a mistyped one; "" if none is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""

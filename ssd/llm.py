@@ -41,12 +41,15 @@ ChatTurn: TypeAlias = ChatMessage | Mapping[str, str]
 
 @contextmanager
 def running(
-    config: EngineConfig, loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext
+    config: EngineConfig,
+    loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext,
+    stderr: int | None = None,
 ) -> Iterator[tuple[Engine, Client]]:
     """Run an engine and a client of it for as long as the block lasts. `loading` surrounds the engine's start.
+    Its processes write to the descriptor `stderr`, by default to this process's.
 
     Where the engine dies in the block, its cause is raised."""
-    engine = Engine(config)
+    engine = Engine(config, stderr=stderr)
     try:
         with loading(engine):
             engine.start()

@@ -22,6 +22,21 @@ PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q
 CHATS = ["Why is the sky blue?", "Tom has 3 boxes of 12 pens. How many pens?", "What is a prime number?", "Say hello."]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mode": "fast"}, "^mode 'fast': there are ar, auto, ngram, sd, ssd$"),
+        ({"dtype": "int3"}, "^dtype 'int3': there are bfloat16, float16, float32$"),
+        ({"sampler": 3}, "^sampler 3: there are coupled, rejection$"),
+        ({"num_speculative_tokens": 99}, "^num_speculative_tokens 99: expected int <= 16$"),
+        ({"device": 5}, "^device 5: expected str, got int$"),
+    ],
+)
+def test_a_wrong_argument_is_told_with_the_choices(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LLM(**given)
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(max_num_seqs=4) as llm:

@@ -113,7 +113,8 @@ def tables(report: BenchReport, about: str) -> list[Table]:
             keys = [key for key in columns if any(row.get(key) is not None for row in members)]
             cells = [[row["mode"], *(_cell(row, key) for key in keys)] for row in members]
             if keys:
-                heading = f"{case}: {title or about}{report.title_suffix}"
+                of_pairs = "; over: median of pairs" if any(key.startswith("over_") for key in keys) else ""
+                heading = f"{case}: {title or about}{of_pairs}{report.title_suffix}"
                 found.append(grid(heading, ["mode", *(columns[key] for key in keys)], cells))
     return found
 

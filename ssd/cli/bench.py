@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,14 +11,24 @@ from msgspec.structs import replace
 from ssd.bench.emulated import Emulation
 from ssd.bench.outputs import check_writable
 from ssd.bench.settings import Setting
-from ssd.cli.bench_job import base_speculation, check_ids, measuring, publish
+from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.options import engine_options_but
+from ssd.cli.options import GroupedCommand, engine_options_but
 from ssd.errors import UsageError
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
 
+_LATENCY = """
+ssd bench latency
+ssd bench latency --model ./model.gguf --modes ar,ngram --prompts 5
+ssd bench latency --dataset humaneval --temperature 0 --temperature 1 --json latency.json
+"""
+_THROUGHPUT = """
+ssd bench throughput --batch-size 1 --batch-size 4
+ssd bench throughput --model ./model.gguf --draft ./small.gguf
+ssd bench throughput --dataset random --input-len 512 --tokens 64
+"""
 _PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
 
 
@@ -28,7 +39,7 @@ def bench() -> None:
     Every answer's ids are compared with those of ar in the same run; where they differ the exit status is 1."""
 
 
-@bench.command()
+@bench.command(cls=GroupedCommand, examples=_LATENCY)
 @bench_options
 @emulation_options
 @_PERPLEXITY
@@ -46,7 +57,7 @@ def latency(
     from ssd.bench.runs import latency as run
 
     base = base_speculation(engine)
-    settings = asked.sweep().settings(base)
+    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base)
     misses: dict[int, Setting] = {}
     if profile is not None:
         check_writable("--write-profile", profile)
@@ -69,7 +80,7 @@ def latency(
     check_ids(job.report)
 
 
-@bench.command()
+@bench.command(cls=GroupedCommand, examples=_THROUGHPUT)
 @bench_options
 @emulation_options
 @click.option(
@@ -95,7 +106,7 @@ def throughput(
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep().settings(base_speculation(engine))
+    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base_speculation(engine))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:

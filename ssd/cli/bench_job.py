@@ -14,9 +14,9 @@ from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.outputs import console
 from ssd.bench.settings import Protocol, Setting, widest
-from ssd.cli.bench_options import BenchOptions
+from ssd.cli.bench_options import ROWS, BenchOptions
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, Speculation
+from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -59,6 +59,19 @@ def base_speculation(engine: EngineOptions) -> Speculation:
     return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
 
 
+def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:
+    """Return the modes that are compared where nobody names any; those with a draft only if there is one."""
+    if engine.drafts or (emulation is not None and emulation.stated is not None and emulation.times is not None):
+        return ROWS
+    return tuple(mode for mode in ROWS if mode not in DRAFTED)
+
+
+def tell_left_out(asked: BenchOptions, engine: EngineOptions, settings: Sequence[Setting]) -> None:
+    """Say that modes were left out for want of a draft, if they were."""
+    if asked.modes is None and not any(setting.speculation.mode in DRAFTED for setting in settings):
+        click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
+
+
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
     """Return the options of an engine with room for all settings, and with a draft if one needs it.
 
@@ -92,6 +105,7 @@ def measuring(
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
         config = resolve(options)
+        tell_left_out(asked, engine, settings)
         if emulation is not None:
             config = _emulating(config, emulation)
         stack.enter_context(process_setup())

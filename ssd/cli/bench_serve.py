@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,9 +15,9 @@ from msgspec.structs import replace
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
-from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
+from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized, tell_left_out
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
-from ssd.cli.options import address_options, engine_options_but, speculation_changes
+from ssd.cli.options import GroupedCommand, address_options, engine_options_but, speculation_changes
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from ssd.client import Client, Prompt
 
 _DECIDED_THERE = (*EngineOptions.__struct_fields__, "modes", "lookaheads", "fan_outs", "backups", "address", "keys")
+_EXAMPLES = """
+ssd bench serve --request-rate 4
+ssd bench serve --address http://127.0.0.1:8000 --max-concurrency 8
+ssd bench serve --url http://127.0.0.1:8000 --repeats 3
+"""
 _AS_SERVED = Setting("as served", Speculation("ar"))  # over HTTP nothing is said of speculation
 
 
@@ -55,7 +61,7 @@ class _LoadTest(NamedTuple):
     protocol: Protocol
 
 
-@click.command()
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @bench_options
 @click.option(
     "--request-rate",
@@ -103,7 +109,7 @@ def serve(
         texts = asked.texts()
         with process_setup(), Client(address, keys=keys) as client:
             served = client.describe()
-            settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
+            settings = asked.sweep(lambda: (served.speculation.mode,)).settings(replace(served.speculation, **changes))
             job = _at_engine(asked, traffic, texts, settings, client, keys)
             names = {"target_name": printable(served.model), "draft_name": printable(served.draft)}
             _report(job, names | {"address": address})
@@ -111,8 +117,9 @@ def serve(
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
-        settings = asked.sweep().settings(base_speculation(engine))
+        settings = asked.sweep(partial(modes_to_compare, engine)).settings(base_speculation(engine))
         config = resolve(sized(engine, settings))
+        tell_left_out(asked, engine, settings)
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)
             _report(job, engine_facts(config), config)

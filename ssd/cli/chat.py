@@ -15,8 +15,8 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from ssd.cli.options import GroupedCommand, address_options, engine_options, sampling_options, speculation_changes
-from ssd.cli.session import Terminated, connect, process_setup, speculating, summary
+from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
+from ssd.cli.session import LOG, Terminated, connect, no_chat, process_setup, speculating, summary
 from ssd.client import Client, Completion
 from ssd.config.params import SamplingParams
 from ssd.errors import RequestError, UsageError
@@ -25,6 +25,11 @@ from ssd.ipc.public import ChatMessage, Generate, Metrics, printable
 from ssd.launch.options import EngineOptions
 
 _MAX_TOKENS = 1024
+_EXAMPLES = """
+ssd chat
+ssd chat --model ./model.gguf --draft ./small.gguf
+ssd chat --address http://127.0.0.1:8000 --system "Be brief."
+"""
 _PARAMETERS = SamplingParams.__struct_fields__
 _WORDS = {"none": None, "true": True, "false": False}
 _HELP = """\
@@ -38,11 +43,11 @@ _HELP = """\
 Ctrl-C stops an answer. A line that begins with a space is never a command."""
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.option("--system", help="What to tell the model before the conversation.")
 @sampling_options(max_tokens=_MAX_TOKENS)
 @address_options
-@engine_options
+@local_engine_options
 @click.pass_context
 def chat(
     context: click.Context,
@@ -59,10 +64,10 @@ def chat(
     conversation = Conversation(SamplingParams(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
-    with process_setup(), connect(address, keys, engine) as client:
+    with process_setup(), connect(address, keys, engine, chat=True) as client:
         served = client.describe()
         if not served.chat:
-            raise UsageError(f"{printable(served.model)} has no chat format; use ssd generate")
+            raise UsageError(no_chat(served.model))
         conversation.params = speculating(conversation.params, served, changes)
         _Chat(client, printable(served.model), conversation).run()
 
@@ -106,7 +111,7 @@ class _Chat:
         said, completion, conversation = "", None, self._conversation
         chunks = self._client.stream(params=conversation.params, messages=conversation.question(text))
         try:
-            with closing(chunks), _display() as show:
+            with closing(chunks), LOG.held(), _display() as show:
                 for chunk in chunks:
                     said += chunk.text
                     show(chunk.text)

@@ -6,7 +6,7 @@ import click
 from msgspec.structs import replace
 
 from ssd.bench.environment import runs_on
-from ssd.cli.options import GroupedCommand, engine_options
+from ssd.cli.options import GroupedCommand, local_engine_options
 from ssd.cli.session import process_setup, session, show, spinner
 from ssd.client import Client, Completion
 from ssd.config.engine import EngineConfig
@@ -15,12 +15,17 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 
 _PROMPT = "Write a short story about a lighthouse keeper."
+_EXAMPLES = """
+ssd demo
+ssd demo "Write a poem about the sea."
+ssd demo --mode ngram --max-tokens 64
+"""
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("prompt", default=_PROMPT)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
-@engine_options
+@local_engine_options
 def demo(prompt: str, max_tokens: int, engine: EngineOptions) -> None:
     """Answer one prompt in the mode asked for, then by plain decoding on the same engine, and compare.
 

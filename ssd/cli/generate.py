@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from ssd.bench.datasets import read_prompts
-from ssd.cli.options import GroupedCommand, address_options, engine_options, sampling_options, speculation_changes
+from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
 from ssd.config.params import MAX_GRAMMAR, SamplingParams, Structured
@@ -20,9 +20,14 @@ from ssd.ipc.public import Generate
 from ssd.launch.options import EngineOptions
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_EXAMPLES = """
+ssd generate "Why is the sky blue?"
+ssd generate "Write a haiku." --model ./model.gguf --max-tokens 64 --temperature 0.7
+ssd generate --prompts-file prompts.jsonl --address http://127.0.0.1:8000 > answers.jsonl
+"""
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
 @sampling_options(max_tokens=128)
@@ -33,7 +38,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
 @click.option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
 @address_options
-@engine_options
+@local_engine_options
 @click.pass_context
 def generate(
     context: click.Context,

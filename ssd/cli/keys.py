@@ -24,6 +24,8 @@ def new(directory: Path, names: tuple[str, ...]) -> None:
     """Make keys for the clients NAME (default: client), and the engine's if DIRECTORY has none yet."""
     from ssd.ipc import keys
 
+    for name in names:
+        keys.check_name(name)
     if not keys.has_server(directory):
         keys.new_server(directory)
         click.echo(f"{directory}\tfor ssd launch --zmq-keys")

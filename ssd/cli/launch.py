@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 from msgspec.structs import replace
 
-from ssd.cli.options import GroupedCommand, as_flag, engine_options, with_options
+from ssd.cli.options import GroupedCommand, config_option, engine_options, with_options
 from ssd.cli.session import loading, process_setup
 from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError
-from ssd.files import read_bounded
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 
-_MOST_BYTES = 2**20  # of a configuration file
-REPLICAS = "ssd.replicas"
 _SERVER = {
     "http": "Serve HTTP beside ZeroMQ.",
     "host": "Address that HTTP listens on.",
@@ -62,6 +57,11 @@ _SERVER = {
     "max_grammar_bytes": "Longest JSON schema, regular expression or grammar of a request.",
     "grammar_timeout": "Seconds of processor time that compiling one may take.",
 }
+_EXAMPLES = """
+ssd launch smollm2
+ssd launch ./model.gguf --draft ./small.gguf --port 8080
+ssd launch Qwen/Qwen3-8B --device cuda --host 0.0.0.0 --api-key-file keys.txt
+"""
 
 
 def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -79,39 +79,11 @@ def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any
     return decorate
 
 
-def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`."""
-    if path is None:
-        return
-    try:
-        values = tomllib.loads(read_bounded(path, _MOST_BYTES, pipe=True).decode())
-    except UsageError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
-    options = [option for option in ctx.command.params if isinstance(option, click.Option)]
-    known = {option.name: option for option in options if option.name not in (param.name, "dry_run")}
-    ctx.meta[REPLICAS] = values.pop("replicas", {})
-    given = {key.replace("-", "_"): value for key, value in values.items()}
-    unknown = sorted(given.keys() - known)
-    if unknown:
-        raise click.BadParameter(f"{path}: unknown option {unknown[0].replace('_', '-')}", ctx, param)
-    ctx.default_map = {name: as_flag(value, known[name]) for name, value in given.items()}
-
-
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("model", required=False)
 @engine_options
 @server_options()
-@click.option(
-    "--config",
-    envvar="SSD_CONFIG",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=read_config,
-    is_eager=True,
-    expose_value=False,
-    help="TOML file with any of these options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
-)
+@config_option
 @click.option("--dry-run", is_flag=True, help="Print the configuration that would be used, as JSON, and end.")
 @click.pass_context
 def launch(

@@ -32,7 +32,7 @@ with _Importing():
 
     import click
 
-    from ssd.errors import SsdError, UsageError
+    from ssd.errors import SsdError, UsageError, did_you_mean, out_of_memory
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
@@ -61,12 +61,10 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
         if entry is None:
-            from difflib import get_close_matches
-
-            close = get_close_matches(cmd_name, (*_COMMANDS, *_ALIASES), 1)
-            if not close or ctx.resilient_parsing:  # a shell that completes wants no error
+            hint = did_you_mean(cmd_name, (*_COMMANDS, *_ALIASES))
+            if not hint or ctx.resilient_parsing:  # a shell that completes wants no error
                 return None
-            raise UsageError(f"no such command {cmd_name!r}; did you mean {close[0]!r}?")
+            raise UsageError(f"no such command {cmd_name!r}{hint}")
         module, attribute = entry[0].split(":")
         with _Importing():
             command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -85,7 +83,7 @@ class _LazyGroup(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            _fail(error.format_message(), error.exit_code)
+            _fail(error.format_message().removesuffix(".") + _source_of(error), error.exit_code)
         except SsdError as error:
             _fail(str(error), error.exit_code)
         except click.Abort as error:
@@ -96,6 +94,8 @@ class _LazyGroup(click.Group):
             sys.exit(1)
         except UnicodeEncodeError as error:  # bytes of an argument, kept as surrogates
             _fail(f"{error.object!r} is not UTF-8", 2)
+        except MemoryError as error:
+            _fail(out_of_memory(error), 1)
         except OSError as error:
             _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
 
@@ -107,6 +107,17 @@ def _open_standard_streams() -> None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+def _source_of(error: click.ClickException) -> str:
+    """Return where a bad value was written, if that was not on the command line."""
+    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    source = None if param is None or context is None else context.get_parameter_source(param.name)
+    words = {
+        "ENVIRONMENT": f" ({getattr(param, 'envvar', '')})",
+        "DEFAULT_MAP": " (in the file of --config)",
+    }
+    return "" if source is None else words.get(source.name, "")
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

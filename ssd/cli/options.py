@@ -1,12 +1,14 @@
 """The options that commands share, and the headings of their help.
 
-Every engine option can also be set in the environment, as SSD_<NAME>."""
+Every option of `ssd launch` can also be set in the environment, as SSD_<NAME>."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,8 +20,10 @@ from msgspec import inspect
 
 from ssd.bench.quantities import Real
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Speculation, fan_out_fields
-from ssd.errors import UsageError
+from ssd.errors import UsageError, did_you_mean
+from ssd.files import read_bounded
 from ssd.launch.options import EngineOptions
+from ssd.launch.server import ServerOptions
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)
@@ -27,16 +31,19 @@ _Function = TypeVar("_Function", bound=_Command)
 # The engine options that a single request may set too. The allocation is part of --fan-out.
 _SPECULATION = tuple(name for name in Speculation.__struct_fields__ if name != "allocation")
 
-_MAIN = "target draft mode num_speculative_tokens device draft_device max_model_len max_num_seqs"
+_MAIN = "Main options"
 _HEADINGS = {
-    "Main options": f"{_MAIN} host port max_tokens temperature",
-    "Input and output": "prompts_file system as_json chat address keys",
+    _MAIN: "target draft mode num_speculative_tokens lookaheads device max_model_len max_num_seqs host port "
+    "api_key_file prompts_file system max_tokens temperature as_json chat address config dataset prompts tokens modes "
+    "batch_sizes request_rate url out",
+    "Input and output": "keys json_schema regex grammar",
     "Speculation": "fan_out budget backup sampler saguaro_c speculative_config",
     "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
     "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes kv_cache_dtype gpu_memory_utilization",
-    "Processors": "tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager deterministic",
-    "Clients": "http uds api_key_file api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
+    "Processors": "draft_device tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager "
+    "deterministic",
+    "Clients": "http uds api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
     "draft_bind draft_keys draft_prompts insecure served_model_name generation_config metrics_compat "
     "otlp_traces_endpoint strict_fields cache_report tool_call_parser reasoning_parser",
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
@@ -45,19 +52,92 @@ _HEADINGS = {
 """Headings of the help, each with the names of its options. All others stand under "Other options", at the end."""
 
 
+_ADVANCED = (
+    *(
+        "fan_out",
+        "budget",
+        "backup",
+        "saguaro_c",
+        "synthetic_acceptance_length",
+        "synthetic_hit_rate",
+        "telemetry",
+        "mps",
+    ),
+    *("enforce_eager", "executor", "attention", "step_timeout", "shutdown_timeout"),
+)
+"""Engine options without a flag where an engine runs for one answer or one chat. A TOML file may set them there."""
+_VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG MOCK_ROUND_MS OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
+"""Variables, after `SSD_`, that are no engine or server option."""
+_MOST_BYTES = 2**20  # of a configuration file
+_FROM_FILE = "ssd.engine"  # of a context: engine options that a file sets and no flag can
+REPLICAS = "ssd.replicas"
+
+
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings, the ten that matter most first."""
+    """A command whose --help shows its main options and `examples`, and --help-all every option under its heading."""
+
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples.strip().splitlines()
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help="Show every option and exit.",
+            )
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_") not in _ADVANCED:
+                raise
+            raise UsageError(
+                f"{error.option_name} is a flag of ssd launch; {ctx.info_name} reads it in the file of --config"
+            ) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _warn_of_unknown_variables()
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}
         groups = {heading: names.split() for heading, names in _HEADINGS.items()}
         grouped = {name for names in groups.values() for name in names}
         groups["Other options"] = [name for name in params if name not in grouped]
+        if not ctx.meta.get(_show_all.__name__):
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+            groups = {_MAIN: [*groups[_MAIN], "help", "help_all"]}
         for heading, names in groups.items():
             records = [params[name].get_help_record(ctx) for name in names if name in params]
             if shown := [record for record in records if record is not None]:
                 with formatter.section(heading):
                     formatter.write_dl(shown)
+        if len(groups) == 1:
+            formatter.write(f"\n{ctx.command_path} --help-all shows all {len(params)} options.\n")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_show_all.__name__] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _warn_of_unknown_variables() -> None:
+    """Name the variables SSD_* that nothing reads, in one line on stderr."""
+    options = (*EngineOptions.__struct_fields__, *ServerOptions.__struct_fields__)
+    known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split())}
+    unknown = sorted(name for name in os.environ if name.startswith("SSD_") and name not in known)
+    if unknown:
+        words = ", ".join(name + did_you_mean(name, known) for name in unknown[:3]) + ", ..." * (len(unknown) > 3)
+        click.echo(f"warning: no setting has the name {words}", err=True)
 
 
 class Lookahead(click.IntRange):
@@ -99,7 +179,7 @@ class FanOut(click.ParamType):
         return fan_out
 
 
-def as_flag(value: object, option: click.Parameter) -> str | list[str]:
+def _as_flag(value: object, option: click.Parameter | None = None) -> Any:
     """Return a value of JSON or TOML as its flag would take it, so that the flag's own checks apply."""
     if getattr(option, "multiple", False):
         return [str(item) for item in (value if isinstance(value, list) else [value])]
@@ -111,9 +191,9 @@ def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.St
 
     The field's type says what the option takes. `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has
     the field's name, and so has the environment variable, in capitals after `SSD_`."""
-    types = {field.name: field.type for field in inspect.type_info(type(defaults)).fields}  # type: ignore[attr-defined]
+    types = _field_types(type(defaults))
     for name, text in reversed(helps.items()):
-        kind, default = _SPECIAL.get(name) or _click_type(types[name]), getattr(defaults, name)
+        kind, default = _kind(name, types), getattr(defaults, name)
         flag = name.replace("_", "-")
         option = click.option(
             f"--{flag}/--no-{flag}" if isinstance(kind, click.types.BoolParamType) else f"--{flag}",
@@ -127,6 +207,14 @@ def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.St
         )
         function = option(function)
     return function
+
+
+def _field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
+    return {field.name: field.type for field in inspect.type_info(options).fields}  # type: ignore[attr-defined]
+
+
+def _kind(name: str, types: dict[str, inspect.Type]) -> click.ParamType:
+    return _SPECIAL.get(name) or _click_type(types[name])
 
 
 def _click_type(of: inspect.Type) -> click.ParamType:
@@ -155,6 +243,7 @@ _MORE_FLAGS = {
     "tensor_parallel_size": ("-tp",),
 }
 _SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
+ADDRESS = "this address: ipc:// or tcp://, of one here also http://host:port or a pid"
 _ENGINE = {
     "target": "Model to run: a built-in name, a folder, a GGUF file or a hub name.",
     "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
@@ -210,7 +299,7 @@ def address_options(function: _Function) -> _Function:
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder that ssd keys made for this client, for a tcp address with keys.",
     )
-    return click.option("--address", help="Use the running engine at this address.")(keys(function))
+    return click.option("--address", help=f"Use the running engine at {ADDRESS}.")(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
@@ -243,16 +332,17 @@ def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[s
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
             raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
-    unsaid = (ParameterSource.DEFAULT, None)  # None: the command has no such option
-    changes = {name: getattr(engine, name) for name in _SPECULATION if sources[name] not in unsaid}
+    unsaid, in_file = (ParameterSource.DEFAULT, None), context.meta.get(_FROM_FILE, ())
+    said = [name for name in _SPECULATION if name in in_file or sources[name] not in unsaid]
+    changes = {name: getattr(engine, name) for name in said}
     return changes | (fan_out_fields(changes["fan_out"]) if "fan_out" in changes else {})
 
 
 def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
     """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`.
 
-    Fields that are `left_out` keep their defaults. The command then has no --speculative-config, which could set them.
-    """
+    Fields that are `left_out` keep their defaults, or have what `config_option` read of them. The command then has no
+    --speculative-config, which could set them."""
     helps = {name: text for name, text in _ENGINE.items() if name not in left_out}
 
     def decorate(function: _Function) -> _Command:
@@ -260,7 +350,8 @@ def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
         def call(**values: Any) -> Any:
             if not left_out:
                 values |= _speculative(values.pop("speculative_config"))
-            engine = EngineOptions(**{name: values.pop(name) for name in helps})
+            given = click.get_current_context().meta.get(_FROM_FILE, {})
+            engine = EngineOptions(**given, **{name: values.pop(name) for name in helps})
             return function(engine=engine, **values)
 
         return with_options(call if left_out else whole(call), helps, EngineOptions())
@@ -274,10 +365,56 @@ def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
     return decorate
 
 
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`.
+
+    A command without the server's options passes over them, so that one file does for all commands."""
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(read_bounded(path, _MOST_BYTES, pipe=True).decode())
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
+    options = [option for option in ctx.command.params if isinstance(option, click.Option)]
+    known = {option.name: option for option in options if option.name not in (param.name, "dry_run", "help_all")}
+    ctx.meta[REPLICAS] = values.pop("replicas", {})
+    given = {key.replace("-", "_"): value for key, value in values.items()}
+    if "speculative_config" in given:
+        given = _speculation(_as_flag(given.pop("speculative_config"))) | given
+    types = _field_types(EngineOptions)
+    allowed = {*known, *types, *ServerOptions.__struct_fields__} - {"speculative_config"}
+    if unknown := sorted(given.keys() - allowed):
+        name, names = unknown[0].replace("_", "-"), [each.replace("_", "-") for each in allowed]
+        raise click.BadParameter(f"{path}: unknown option {name}{did_you_mean(name, names)}", ctx, param)
+    ctx.default_map = {name: _as_flag(value, known[name]) for name, value in given.items() if name in known}
+    ctx.meta[_FROM_FILE] = unflagged = {}
+    for name in given.keys() & types.keys() - known.keys():
+        try:
+            unflagged[name] = _kind(name, types)(_as_flag(given[name]), None, ctx)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{path}: {name.replace('_', '-')}: {error.message}", ctx, param) from None
+
+
+config_option = click.option(
+    "--config",
+    envvar="SSD_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=read_config,
+    is_eager=True,
+    expose_value=False,
+    help="TOML file with options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
+)
 engine_options = engine_options_but()
 
 
-_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+def local_engine_options(function: _Function) -> _Command:
+    """Add the engine options, the advanced ones in the file of --config alone."""
+    return engine_options_but(*_ADVANCED)(config_option(function))
+
+
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _speculative(text: str | None) -> dict[str, Any]:
@@ -285,6 +422,19 @@ def _speculative(text: str | None) -> dict[str, Any]:
     out: the name counts more."""
     if text is None:
         return {}
+    ctx = click.get_current_context()
+    flags = {option.name: option for option in ctx.command.params}
+    source = ctx.get_parameter_source("speculative_config")
+    stronger = _SOURCES[: _SOURCES.index(source) + 1] if source in _SOURCES else ()
+    return {
+        name: flags[name].type_cast_value(ctx, _as_flag(value, flags[name]))
+        for name, value in _speculation(text).items()
+        if ctx.get_parameter_source(name) not in stronger
+    }
+
+
+def _speculation(text: str) -> dict[str, Any]:
+    """Return the object of JSON with options of speculation in `text`. Raises click's error for anything else."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -293,12 +443,4 @@ def _speculative(text: str | None) -> dict[str, Any]:
         raise click.BadParameter(
             f"give an object with any of {', '.join(_SPECULATION)}", param_hint="--speculative-config"
         )
-    ctx = click.get_current_context()
-    flags = {option.name: option for option in ctx.command.params}
-    source = ctx.get_parameter_source("speculative_config")
-    stronger = _SOURCES[: _SOURCES.index(source) + 1] if source in _SOURCES else ()
-    return {
-        name: flags[name].type_cast_value(ctx, as_flag(value, flags[name]))
-        for name, value in given.items()
-        if ctx.get_parameter_source(name) not in stronger
-    }
+    return given

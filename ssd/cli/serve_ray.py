@@ -6,15 +6,21 @@ from pathlib import Path
 
 import click
 
-from ssd.cli.launch import REPLICAS, read_config, server_options
-from ssd.cli.options import GroupedCommand, engine_options
+from ssd.cli.launch import server_options
+from ssd.cli.options import REPLICAS, GroupedCommand, engine_options, read_config
 from ssd.cli.session import process_setup
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
 from ssd.replicas import deployment
 
+_EXAMPLES = """
+ssd serve-ray serve.toml
+ssd serve-ray serve.toml --port 8080
+ssd serve-ray serve.toml --stop
+"""
 
-@click.command(cls=GroupedCommand)
+
+@click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument(
     "config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

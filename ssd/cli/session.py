@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,17 +21,73 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams
 from ssd.errors import UsageError
 from ssd.ipc.process import log_level
-from ssd.ipc.public import ChatMessage, Description, Metrics
+from ssd.ipc.public import ChatMessage, Description, Metrics, printable
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.llm import running
+from ssd.models.checkpoint import has_chat_template
+
+_LAST_WORDS_S = 1.0  # of an engine that has ended
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM as an exception, which unwinds like Ctrl-C."""
 
     exit_code = 143
+
+
+class _Log:
+    """Writes log lines to stderr, of this process and of its engine's; while an answer is shown, they wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: list[str] | None = None
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(text)
+                return
+            with suppress(OSError, ValueError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    def flush(self) -> None:
+        """Do nothing: every line is flushed."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep lines back for as long as the block lasts."""
+        with self._lock:
+            self._waiting = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                lines, self._waiting = self._waiting, None
+                self.write("".join(lines))
+
+    @contextmanager
+    def engine(self) -> Iterator[int]:
+        """Yield a descriptor, whose lines are written here until the block ends."""
+        read, write = os.pipe()
+
+        def copy() -> None:
+            with open(read, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    self.write(line)
+
+        copying = threading.Thread(target=copy, daemon=True)
+        copying.start()
+        try:
+            yield write
+        finally:
+            os.close(write)
+            copying.join(_LAST_WORDS_S)
+
+
+LOG = _Log()
 
 
 @contextmanager
@@ -39,7 +97,7 @@ def process_setup() -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(LOG)
     handler.setFormatter(logging.Formatter("ssd: %(message)s"))
     log = logging.getLogger("ssd")
     log.setLevel(log_level())
@@ -57,19 +115,29 @@ def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
     """Run an engine for as long as the block lasts, and yield a client of it. Raises the cause if the engine dies.
 
     Unless `quiet`, a terminal sees it load."""
-    with running(config, nullcontext if quiet else loading) as (_, client):
+    with LOG.engine() as stderr, running(config, nullcontext if quiet else loading, stderr) as (_, client):
         yield client
 
 
 def connect(
-    address: str | None, keys: Path | None, engine: EngineOptions, quiet: bool = False
+    address: str | None, keys: Path | None, engine: EngineOptions, quiet: bool = False, chat: bool = False
 ) -> AbstractContextManager[Client]:
-    """Return a client of the running engine at `address`, with the client's `keys`, or of a new engine."""
+    """Return a client of the running engine at `address`, with the client's `keys`, or of a new engine.
+
+    Raises UsageError before anything loads if a new one is for a `chat` and its model has no chat format."""
     if address is not None:
         return Client(address, keys=keys)
     if keys is not None:
         raise UsageError("--keys is for the running engine of --address")
-    return session(resolve(engine), quiet)
+    config = resolve(engine)
+    if chat and not has_chat_template(Path(config.target)):
+        raise UsageError(no_chat(config.target_name))
+    return session(config, quiet)
+
+
+def no_chat(model: str) -> str:
+    """Return why there is no chat with a model."""
+    return f"{printable(model)} has no chat format; use ssd generate"
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:
@@ -126,9 +194,10 @@ def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Com
     else:
         chunks = client.stream(prompt, params)
     completion = None
-    for chunk in chunks:
-        click.echo(chunk.text, nl=False)
-        completion = chunk.completion
-    click.echo()
+    with LOG.held():
+        for chunk in chunks:
+            click.echo(chunk.text, nl=False)
+            completion = chunk.completion
+        click.echo()
     assert completion is not None, "a stream ends with its completion, or raises"
     return completion

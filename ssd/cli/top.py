@@ -41,7 +41,7 @@ _ENDS = (signal.SIGHUP, signal.SIGQUIT)  # SIGINT and SIGTERM raise anyway
 
 
 @click.command()
-@click.option("--address", help="The engine at this address. Default: the only one that runs here.")
+@click.option("--address", help="The engine here at this address, URL or pid. Default: the only one.")
 @click.option("--interval", type=Real(_FASTEST_S, _SLOWEST_S), default=1.0, show_default=True, help="Seconds.")
 @click.option("--window", type=Real(1, 300), default=60, show_default=True, help="Seconds of statistics.")
 @click.option("--once", is_flag=True, help="One picture, and end.")

@@ -29,7 +29,7 @@ _STEP_S = 0.2
 @click.option("--last", type=_SECONDS, help=f"Seconds before now, as far as known. Default: {_LAST_S:g}.")
 @click.option("--next", "following", type=_SECONDS, help="Seconds from now on, instead.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="trace.json", show_default=True)
-@click.option("--address", help="The engine at this address. Default: the only one that runs here.")
+@click.option("--address", help="The engine here at this address, URL or pid. Default: the only one.")
 def trace(last: float | None, following: float | None, output: Path, address: str | None) -> None:
     """Write what target and draft of a running engine did, state by state, as a trace.
 
@@ -51,7 +51,10 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     ended = [end for end in history.ended if end.at >= begin]
     about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
     begin = min([span.begin for states, _ in traces.values() for span in states[:1]])
-    output.write_text(json.dumps(document(traces, ended, begin, about)))
+    try:
+        output.write_text(json.dumps(document(traces, ended, begin, about)))
+    except OSError as error:
+        raise SsdError(f"cannot write {output}: {error.strerror}") from None
     rounds = sum(len(moments) for _, moments in traces.values())
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
 

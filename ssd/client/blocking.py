@@ -18,9 +18,9 @@ _Result = TypeVar("_Result")
 class Client(ClientSteps):
     """A connection to an engine. For one thread at a time: give each thread a client of its own.
 
-    `address` is what `ssd launch` prints. Over TCP, `keys` is the folder that `ssd keys` has made for this client.
-    `timeout` (s) limits connecting. `request_timeout` (s) limits each request that names no `timeout` of its own; None
-    is no limit.
+    `address` is what `ssd launch` prints; of an engine on this machine also the URL of HTTP, host:port or a pid. Over
+    TCP, `keys` is the folder that `ssd keys` has made for this client. `timeout` (s) limits connecting.
+    `request_timeout` (s) limits each request that names no `timeout` of its own; None is no limit.
 
     Raises RequestError for a request that is refused or fails, RequestTimeoutError for one that takes too long,
     UsageError for a wrong `address` or `keys`, and EngineDeadError when no connection comes up, the peer is no engine,

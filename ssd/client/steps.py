@@ -20,6 +20,7 @@ from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.ipc.connection import Answer, Connection, validate
 from ssd.ipc.curve import client_keys
 from ssd.ipc.public import PROTOCOL_VERSION, Cancel, ChatMessage, Chunk, Describe, Description, Done, Generate, Message
+from ssd.ipc.running import address_of
 
 _WINDOW = 1024  # requests of one batch that are open at once: more than an engine runs
 
@@ -74,7 +75,7 @@ class ClientSteps:
     """The state of a client and its steps. A subclass drives the steps and may override `_arrived` and `_lose`."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
-        self.address = address
+        self.address = address_of(address)
         self._timeout = timeout
         self._request_timeout = request_timeout
         self._keys = None if keys is None else client_keys(Path(keys))
@@ -82,7 +83,7 @@ class ClientSteps:
         self._inboxes = Inboxes(self._arrived)
         self._closed = False
         self._uncancelled: deque[int] = deque()  # requests to cancel as soon as the queue has room
-        self._connection = Connection(address, self._keys)
+        self._connection = Connection(self.address, self._keys)
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 

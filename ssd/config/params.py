@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
@@ -47,6 +48,18 @@ def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
     if asked == "theorem":
         return {"fan_out": (), "allocation": "theorem"}
     return {"fan_out": asked, "allocation": "joint"}
+
+
+def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
+    """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
+    cause, _, path = str(error).partition(" - at `$.")
+    name = re.split(r"\W", path)[0]
+    types = {field.name: field.type for field in inspect.type_info(type(values)).fields}  # type: ignore[attr-defined]
+    parts = types[name].types if isinstance(types.get(name), inspect.UnionType) else (types.get(name),)
+    choices = [part.values for part in parts if isinstance(part, inspect.LiteralType)]
+    if len(choices) == 1 and len(choices) == sum(not isinstance(part, inspect.NoneType) for part in parts):
+        cause = f"there are {', '.join(map(str, choices[0]))}"
+    return f"{name} {getattr(values, name, None)!r:.60}: {cause.replace('`', '').replace('Expected', 'expected')}"
 
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,7 +190,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except msgspec.ValidationError as error:
-            raise RequestError("invalid_request", f"sampling parameters: {error}") from None
+            raise RequestError("invalid_request", in_words(error, self)) from None
         if self.min_tokens > self.max_tokens:
             raise RequestError(
                 "invalid_request",

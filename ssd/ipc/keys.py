@@ -55,11 +55,16 @@ def check_server(directory: Path) -> None:
         raise UsageError(f"{directory} holds no keys of an engine; make them: ssd keys new {directory}")
 
 
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that no client can have."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a client: give letters, digits, - and _, at most 64")
+
+
 def new_client(directory: Path, name: str) -> Path:
     """Makes a pair for client `name`, authorizes it and returns the folder that the client needs.
     Raises UsageError for a name that is taken or invalid."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a client: give letters, digits, - and _, at most 64")
+    check_name(name)
     server = _server_public(directory)
     folder = directory / "clients" / name
     if folder.exists() or _authorization(directory, name).exists():

@@ -73,9 +73,9 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = f"--ssl-certfile {server.ssl_certfile}"
         files += f" --ssl-keyfile {server.ssl_keyfile}" if server.ssl_keyfile is not None else ""
-        raise UsageError(
-            f"{files}: {error.strerror or error}" if isinstance(error, OSError) else f"{files}: {error}"
-        ) from None
+        no_pem = isinstance(error, ssl.SSLError) and "PEM" in str(error)
+        cause = "no certificate with its key in PEM format" if no_pem else getattr(error, "strerror", None) or error
+        raise UsageError(f"{files}: {cause}") from None
     return context
 
 

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from ssd.config.engine import EngineConfig
-from ssd.errors import SsdError, UsageError
+from ssd.errors import SsdError, UsageError, out_of_memory
 from ssd.ipc import run_directory, sockets
 from ssd.ipc.heartbeat import Heartbeats
 from ssd.ipc.messages import ArenaHandle, FrontendReport, Hello, Loading, Ready, Refused, Status
@@ -157,8 +157,10 @@ def run(module: str) -> None:
         child.failed(str(error), code)
     except Exception as error:
         code = 1
-        logging.getLogger("ssd").exception("a bug, or a broken machine:")
-        child.failed(f"{type(error).__name__}: {error}", code)
+        said = out_of_memory(error)
+        if not said:
+            logging.getLogger("ssd").exception("a bug, or a broken machine:")
+        child.failed(said or f"{type(error).__name__}: {error}", code)
     child.close()
     os._exit(code)
 

@@ -30,7 +30,9 @@ class ChildProcess:
     `failure` is the cause that it gave, or that the supervisor gave for it. `loading` says how much of its weights it
     has read."""
 
-    def __init__(self, package: str, start: Start, variables: Mapping[str, str] = _NONE) -> None:
+    def __init__(
+        self, package: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
+    ) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
         _new_oom_kills()
@@ -39,6 +41,7 @@ class ChildProcess:
                 interpreter.child_command(package, str(payload)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=stderr,
                 pass_fds=[descriptor for descriptor in (payload, *inherited) if descriptor >= 0],
                 env={**_environment(start), **variables},
                 process_group=0,  # a signal to the terminal's group is for the supervisor to interpret

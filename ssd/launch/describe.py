@@ -13,7 +13,7 @@ from ssd.launch import memory
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
 from ssd.models import hub, pairs, registry, sizes
-from ssd.models.checkpoint import Checkpoint, inspect, read_json
+from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
 from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 
 
@@ -74,7 +74,7 @@ def describe(options: EngineOptions) -> Description:
         disk_bytes=model.nbytes,
         context=found.context,
         rope=_rope(model.config),
-        chat_template=_has_chat_template(model),
+        chat_template=has_chat_template(model.directory),
         dtype=options.dtype,
         weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
         sequences=options.max_num_seqs,
@@ -110,13 +110,6 @@ def _rope(config: Mapping[str, Any]) -> str:
         return ", ".join(f"{kind}: {_rope({'rope_parameters': part})}" for kind, part in nested.items())
     kind, factor = str(scaling.get("rope_type", scaling.get("type", "default"))), scaling.get("factor")
     return kind if factor is None else f"{kind}, factor {factor}"
-
-
-def _has_chat_template(model: Checkpoint) -> bool:
-    if (model.directory / "chat_template.jinja").is_file():
-        return True
-    file = model.directory / "tokenizer_config.json"
-    return file.is_file() and bool(read_json(file).get("chat_template"))
 
 
 def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:

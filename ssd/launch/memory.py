@@ -82,11 +82,6 @@ def cache_pages(
     if options.draft_device == "cpu" and drafts:
         most_of_draft = min(usual, max(wanted // seqs, _draft_tokens(drafts, free) // size))
     if places.present is None:
-        if places.target and given is None:
-            raise UsageError(
-                f"nobody here tells the memory of {options.device} (no nvidia-smi): if there is a GPU all the same, "
-                "give --kv-cache-memory-bytes"
-            )
         return found, most_of_draft
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
     shapes = target_shapes(seqs, row, options.deterministic)

@@ -29,6 +29,7 @@ from ssd.config.params import (
     Share,
     Speculation,
     fan_out_fields,
+    in_words,
 )
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
@@ -138,7 +139,7 @@ def within_bounds(values: _Values) -> _Values:
     try:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
-        raise UsageError(f"engine options: {error}") from None
+        raise UsageError(in_words(error, values)) from None
 
 
 def display_name(name: str) -> str:

@@ -123,6 +123,11 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
     draft = gpus.number(options.draft_device)
     draft = draft if has_draft else None
     present = gpus.present() if target or draft is not None else None
+    if target and present is None and options.kv_cache_memory_bytes is None:
+        raise UsageError(
+            f"--device {options.device}: no GPU is found here (nvidia-smi is missing or fails); --device cpu is always "
+            "there. For a GPU without nvidia-smi give --kv-cache-memory-bytes"
+        )
     if present is not None:
         there = f"there {'is' if len(present) == 1 else 'are'} {len(present)} here" if present else "there is none here"
         if draft is not None and draft >= len(present):
@@ -132,7 +137,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
     if options.mps and draft not in target:
         raise UsageError("--mps is for a target and a draft on the same GPU, which these are not")
-    if draft in target and not options.mps:
+    if draft in target and present is not None and not options.mps:
         if (service := mps.state()) == "running":
             log.info("target and draft share cuda:%d under CUDA's MPS", draft)
         else:

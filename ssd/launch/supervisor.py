@@ -25,6 +25,7 @@ from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import listening, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
 from ssd.ipc.run_directory import remove
+from ssd.ipc.running import announce
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
@@ -45,8 +46,9 @@ class Engine:
     A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
     whose target or frontend dies too often ends by itself, with the cause in `failure`."""
 
-    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None) -> None:
+    def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None, stderr: int | None = None) -> None:
         self.config = config
+        self._stderr = stderr  # a descriptor for that of the processes; None: this process's
         self.failure: SsdError | None = None
         self._pid = os.getpid()
         self._processes: dict[str, ChildProcess] = {}
@@ -105,6 +107,7 @@ class Engine:
             self._http = listening.listen(self.config.server)
             self._held.callback(self._close_http)
         self._shared = SharedResources(self._held, self.config)
+        announce(self._shared.directory, self.config.target_name, self.url)
         self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
         if self.config.mps and mps.state() != "running":
             self._mps = self._held.enter_context(mps.service())
@@ -277,7 +280,7 @@ class Engine:
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
-            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables)
+            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables, self._stderr)
 
     def _package(self, role: str) -> str:
         """Return which process has a role: others may take the place of target and draft."""

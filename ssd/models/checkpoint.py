@@ -218,6 +218,14 @@ def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
             raise UsageError(f"{directory}: tensor {name!r} is not in {shard}, where the index says")
 
 
+def has_chat_template(directory: Path) -> bool:
+    """Tell whether the tokenizer of a checkpoint has a chat template, valid or not."""
+    file = directory / "tokenizer_config.json"
+    return (directory / "chat_template.jinja").is_file() or (
+        file.is_file() and bool(read_json(file).get("chat_template"))
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_bounded(path), path)
 

@@ -59,7 +59,7 @@ def checkpoint_of(file: Path) -> Path:
                     import_gguf(header, shards, fresh)
                     (fresh / LINK_FILE).write_text(json.dumps(link_to(shards)))
     except OSError as error:
-        raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error}") from error
+        raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error.strerror}") from error
     return final
 
 

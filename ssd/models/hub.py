@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ssd.errors import UsageError
+from ssd.errors import UsageError, did_you_mean
 from ssd.models.pull import BUILTIN, pull
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::(\w[\w.-]*))?")  # org/name or org/name:QUANT
@@ -26,6 +26,8 @@ def resolve(name: str, revision: str | None = None) -> Path:
     is_folder = name != "" and path.is_dir()  # an empty name would be the working directory
     is_gguf = path.suffix == ".gguf" and path.is_file()
     at_hub = _HUB_NAME.fullmatch(name) if name not in BUILTIN and not is_folder and not is_gguf else None
+    if path.suffix == ".gguf" and not path.exists():
+        raise UsageError(f"no such file: {path}")
     if revision is not None and at_hub is None:
         raise UsageError(f"{name!r} is not a hub model, so it has no revision {revision!r}")
     if name in BUILTIN:
@@ -47,7 +49,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         return _of_hub(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), name)
     raise UsageError(
         f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name, or org/name:Q4_K_M), "
-        f"not a built-in model ({', '.join(BUILTIN)})"
+        f"not a built-in model ({', '.join(BUILTIN)}){did_you_mean(name, BUILTIN)}"
     )
 
 
@@ -96,9 +98,17 @@ def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
 def _from_hub(name: str, revision: str | None, wanted: list[str], unwanted: list[str]) -> Path:
     """Download the `wanted` files but for the `unwanted` ones, both patterns."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted))
     except Exception as error:  # the library's own errors and those of its HTTP client have no common base
         cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"cannot get {name!r} from the hub: {cause}") from error
+        hint = ""
+        if isinstance(error, LocalEntryNotFoundError):  # nothing is cached, and nobody answers
+            cause = "HF_HUB_OFFLINE is set" if "traffic has been disabled" in cause else cause.removeprefix("Got: ")
+            hint = (
+                ". Without a network give a folder or .gguf file from elsewhere, or a built-in model (ssd models); "
+                "HF_ENDPOINT names a mirror"
+            )
+        raise UsageError(f"cannot get {name!r} from the hub: {cause}{hint}") from error

@@ -125,7 +125,7 @@ def pull(name: str, force: bool = False) -> bool:
         with progress_bar(name) as report:
             return install(SOURCES[name], cache_dir(), name, report, force=force)
     except OSError as error:
-        raise UsageError(f"cannot store {name!r} in {cache_dir()}: {error}") from error
+        raise UsageError(f"cannot store {name!r} in {cache_dir()}: {error.strerror}") from error
 
 
 def install(

@@ -21,7 +21,7 @@ _Event = TypeVar("_Event", RoundEvent, EndEvent)
 _PERIOD_S, _PAST_S = 0.1, 65.0
 _MS = 1_000_000
 _K, _ROWS = 5, 3
-_PLAN = "ssd, K 5, 24 chains: 228 tok/s expected, 141 with sd, K 3"
+_PLAN = "ssd, K 5, 24 chains: predicted for the next rounds 228 tok/s, 141 with sd, K 3"
 _MISSES = ("token_not_covered", "token_not_covered", "k_not_covered", "late")
 
 

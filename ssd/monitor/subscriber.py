@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import socket as unix
 import time
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -13,43 +11,29 @@ import zmq
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.public import BadFrame
-from ssd.ipc.run_directory import run_directories
+from ssd.ipc.running import IPC, address_of, running_engines
 from ssd.monitor.messages import SNAPSHOTS, Snapshot
 
 log = logging.getLogger("ssd.monitor")
 
 _SILENCE_S = 1.5  # an engine publishes every tenth of a second
-_IPC = "ipc://"
-
-
-def running_engines() -> list[str]:
-    """Returns the addresses of this user's engines that run on this machine."""
-    found = [directory for directory in run_directories() if _answers(directory / sockets.TELEMETRY)]
-    return [f"{_IPC}{directory}/{sockets.CLIENT}" for directory in found]
-
-
-def _answers(path: Path) -> bool:
-    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # it would wait for an engine that accepts no connections
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def only_engine(address: str | None) -> str:
-    """Returns `address`, or that of the only running engine. Raises UsageError where there is none or several."""
+    """Return the ZeroMQ address that `address` names, or that of the only running engine.
+
+    Raises UsageError where there is none or several."""
     if address is not None:
-        if not address.startswith(_IPC):
+        address = address_of(address)
+        if not address.startswith(IPC):
             raise UsageError(f"{address!r} is no engine on this machine: give the address after `ready:` of ssd launch")
         return address
     found = running_engines()
     if len(found) == 1:
-        return found[0]
+        return found[0].address
     if not found:
         raise UsageError("no engine is running here; start one with ssd launch, or give its --address")
-    raise UsageError("\n".join(["several engines are running; choose one with --address:", *found]))
+    raise UsageError("\n".join(["several engines are running; choose one with --address:", *map(str, found)]))
 
 
 class Subscriber:
@@ -66,8 +50,8 @@ class Subscriber:
 
     def _connect(self, address: str) -> None:
         self.address = address
-        directory = address.removeprefix(_IPC).rpartition("/")[0]
-        self._socket = sockets.subscriber(self._context, f"{_IPC}{directory}/{sockets.TELEMETRY}")
+        directory = address.removeprefix(IPC).rpartition("/")[0]
+        self._socket = sockets.subscriber(self._context, f"{IPC}{directory}/{sockets.TELEMETRY}")
 
     def receive(self, timeout: float) -> Snapshot | None:
         """Returns the next snapshot, or None after `timeout` seconds."""
@@ -88,9 +72,9 @@ class Subscriber:
     def _lost(self) -> None:
         """Looks for another engine, unless one address was asked for."""
         self.here = False
-        if self._wanted is None and [self.address] != (found := running_engines()) and len(found) == 1:
+        if self._wanted is None and len(found := running_engines()) == 1 and found[0].address != self.address:
             self._socket.close()
-            self._connect(found[0])
+            self._connect(found[0].address)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -341,7 +341,7 @@ class Tuning:
         said = _words(plan, cores)
         if not plan.speed:
             return f"{said}: nothing is measured yet"
-        said += f": {chooser.expected(plan):.0f} tok/s expected"
+        said += f": predicted for the next rounds {chooser.expected(plan):.0f} tok/s"
         measured = self._measurements(self._batch)
         others = [
             other for other in self._ranked.get(_Place(self._batch, self._draft, key), []) if other.mode != plan.mode

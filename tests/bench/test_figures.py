@@ -39,7 +39,7 @@ def test_sd_is_what_it_is_over_the_same_k_only() -> None:
 
 def test_what_auto_chose_is_told_and_has_no_prediction() -> None:
     """Its rounds are of several modes, for which no theory is one number."""
-    said = "sd, K 2: 30 tok/s expected, 20 with plain decoding with prompt lookup"
+    said = "sd, K 2: predicted for the next rounds 30 tok/s, 20 with plain decoding with prompt lookup"
     looked_up = turns(30, mode="ngram", mean_acceptance_length=1.2)
     runs = {"ar": turns(10), "sd": turns(20, mean_acceptance_length=2.0), "ngram": looked_up}
     runs["auto"] = turns(40, plan=said)

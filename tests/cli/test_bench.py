@@ -63,6 +63,15 @@ def measured(tmp_path: Path, *arguments: str | Path) -> dict[str, Any]:
 # -- on an engine of its own ------------------------------------------------------------------------------------------
 
 
+def test_without_a_draft_its_modes_are_left_out_in_a_line(pair: list[str], texts: str, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = bench("latency", *pair[:2], "--dataset", texts, *SMALL, "--json", file)
+    assert result.exit_code == 0, result.output
+    assert [row["mode"] for row in json.loads(file.read_text())["rows"]] == ["ar", "ngram", "auto"]
+    assert f"{pair[1]} has no draft: sd and ssd are left out; give --draft to compare them\n" in result.stderr
+    assert "T = 0: medians over 3 prompts, 12 tokens each; over: median of pairs" in result.stdout
+
+
 def test_latency_has_every_figure_and_a_profile(
     pair: list[str], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +300,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--plot", "nowhere/x.png"], ["--plot", "nowhere is no folder"]),
         (["latency", "--write-profile", "x.json"], ["--write-profile", "-k 4 --temperature 0"]),
         (["latency", "--modes", "auto", "-k", "2", "-k", "4"], ["-k has several values"]),
-        (["latency", "--draft", ""], ["sd needs a draft", "--modes ar,ngram"]),
+        (["latency", "--draft", "", "--modes", "ar,sd"], ["sd needs a draft", "--modes ar,ngram"]),
         (["latency", "--emulate", "lama"], ["'lama' is neither a preset (llama, qwen)"]),
         (["latency", "--emulate", "verify=1ms"], ["lacks the time of depth"]),
         (["latency", "--emulate", "verify=1ms,verify=1ms,depth=0"], ["'verify' is given twice"]),

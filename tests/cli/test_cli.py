@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from ssd import __version__
-from ssd.cli.main import main
+from ssd.cli.main import _COMMANDS, main
 from ssd.config.params import Speculation
+from ssd.errors import out_of_memory
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Emission, Submit
 from ssd.ipc.public import ChatMessage, Metrics
@@ -75,17 +78,9 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["--max-model-len", "4", "-k", "4"], ["--num-speculative-tokens 4", "context of 4 tokens"]),
         (["--max-model-len", "100000"], ["--max-model-len 100000", "8192"]),
         (["--max-model-len", "1"], ["--max-model-len", "at least 2"]),
-        (["--fan-out", "0"], ["--fan-out", "'0'"]),
-        (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
-        (["-k", "4", "--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
-        (["--fan-out", "[3,2]"], ["a list of fan-outs", "give -k a number"]),
         (["-tp", "0"], ["-tp", "0"]),
         (["-tp", "64"], ["--tensor-parallel-size 64", "cores"]),
-        (["--backup", "prayer"], ["no backup 'prayer'", "ngram"]),
         (["--sampler", "magic"], ["--sampler", "coupled"]),
-        (["--saguaro-c", "2", "--sampler", "rejection"], ["--saguaro-c"]),
-        (["--saguaro-c", "0.5"], ["saguaro-c belongs to the sampler rejection"]),
-        (["-k", "8", "--budget", "5"], ["a budget of 5"]),
         (["--max-tokens", "0"], ["--max-tokens", "0"]),
         (["--temperature", "nan"], ["--temperature", "not a number"]),
         (["--temperature", "-1"], ["--temperature", "0<=x<=100"]),
@@ -106,6 +101,24 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
 )
 def test_options_out_of_range_are_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
     assert_refused(ssd("generate", "hello", *PAIR, *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fan-out", "0"], ["--fan-out", "'0'"]),
+        (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
+        (["-k", "4", "--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
+        (["--fan-out", "[3,2]"], ["a list of fan-outs", "give -k a number"]),
+        (["--backup", "prayer"], ["no backup 'prayer'", "ngram"]),
+        (["--saguaro-c", "2", "--sampler", "rejection"], ["--saguaro-c"]),
+        (["--saguaro-c", "0.5"], ["saguaro-c belongs to the sampler rejection"]),
+        (["-k", "8", "--budget", "5"], ["a budget of 5"]),
+    ],
+)
+def test_advanced_options_are_flags_of_a_server_alone(arguments: list[str], words: list[str]) -> None:
+    assert_refused(ssd("launch", *PAIR, *arguments), *words)
+    assert_refused(ssd("generate", "hello", *PAIR, *arguments), "is a flag of ssd launch", "--config")
 
 
 @pytest.mark.parametrize("prompt", ["", "\udcff"])
@@ -176,6 +189,34 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_names(tmp_path: Path
     assert_refused(result, str(TARGET), str(tmp_path), "tokenizer")
 
 
+def test_a_chat_with_a_base_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    for file in TARGET.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).symlink_to(file)
+    assert_refused(ssd("chat", "--target", tmp_path), f"{tmp_path.name} has no chat format; use ssd generate")
+
+
+def greedy() -> None:
+    bytearray(2**62)
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_COMMANDS, "greedy", (f"{__name__}:command", ""))
+    monkeypatch.setattr(sys.modules[__name__], "command", click.command()(greedy), raising=False)
+    assert_refused(ssd("greedy"), "not enough memory (MemoryError)", exit_code=1)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**59)
+    assert re.match(r"not enough memory \(can't allocate memory: .*bytes", out_of_memory(caught.value))
+
+
+def test_too_little_memory_for_the_models_is_one_line() -> None:
+    """Libtorch alone is larger than what the processes may have."""
+    limited = ["sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", sys.executable, "-m", "ssd.cli.main"]
+    done = subprocess.run([*limited, "generate", "hello", "--mode", "ar"], capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("error: the target process ended: not enough memory (")
+
+
 def test_speculation_without_a_draft_is_refused() -> None:
     assert_refused(ssd("generate", "hello", "--target", TARGET, "--mode", "ssd"), "needs a draft", "--mode auto")
 
@@ -183,7 +224,7 @@ def test_speculation_without_a_draft_is_refused() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["generate", "hello", "--step-timeout", "nan"],
+        ["launch", "--step-timeout", "nan"],
         ["chat", "--temperature", "nan"],
         ["launch", "--slow-reader-seconds", "nan"],
         ["bench", "latency", "--synthetic-acceptance-length", "nan"],
@@ -237,18 +278,98 @@ def test_help_and_version() -> None:
     assert __version__ in ssd("--version").stdout
 
 
-@pytest.mark.parametrize("name", ["launch", "generate", "chat", "demo"])
-def test_help_lists_every_option_once_and_the_ten_that_matter_first(name: str) -> None:
-    help = ssd(name, "--help").stdout.split("Main options:\n")[1]
-    main_options, rest = help.split("\n\n", 1)
-    for flag in ("--target", "--draft ", "--mode", "-k, "):
-        assert flag in main_options
-    assert len(re.findall("^  -", main_options, re.MULTILINE)) <= 10
-    flags = re.findall(r"^  (?:-\w+, )?(--[\w-]+)", help, re.MULTILINE)
-    assert len(flags) == len(set(flags))
-    context = click.Context(command := main.get_command(click.Context(main), name))  # type: ignore[arg-type]
-    assert len(flags) == sum(isinstance(param, click.Option) for param in command.get_params(context))
-    assert rest.index("Speculation:") < rest.index("Weights:") < rest.index("Other options:")
+GROUPED = [
+    *("launch", "serve-ray", "generate", "chat", "demo"),
+    *("bench latency", "bench throughput", "bench serve"),
+]
+
+
+def options_of(help: str) -> list[str]:
+    return re.findall(r"^  (?:-\w+, )?(--[\w-]+)", help.partition("Main options:")[2], re.MULTILINE)
+
+
+def command_of(name: str) -> click.Command:
+    found: click.Command = main
+    for part in name.split():
+        assert isinstance(found, click.Group)
+        next_one = found.get_command(click.Context(found), part)
+        assert next_one is not None
+        found = next_one
+    return found
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_help_shows_the_main_options_and_help_all_every_option_once(name: str) -> None:
+    brief, whole = ssd(*name.split(), "--help").stdout, ssd(*name.split(), "--help-all").stdout
+    shown, flags = options_of(brief), options_of(whole)
+    command = command_of(name)
+    count = sum(isinstance(param, click.Option) for param in command.get_params(click.Context(command)))
+    assert set(shown) < set(flags) and len(shown) <= 17
+    assert {"--target", "--draft", "--help-all"} <= set(shown)
+    assert len(flags) == len(set(flags)) == count
+    assert brief.splitlines()[-1].endswith(f"{name} --help-all shows all {count} options.")
+    assert whole.index("Main options:") < whole.index("Speculation:") < whole.index("Weights:")
+    assert whole.index("Weights:") < whole.index("Other options:")
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_help_has_three_examples_that_the_command_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.toml").touch()
+    examples = ssd(*name.split(), "--help").stdout.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(examples) == 3
+    for example in examples:
+        words = shlex.split(example.partition(">")[0])
+        assert words[: 1 + len(name.split())] == ["ssd", *name.split()]
+        command_of(name).make_context(name, words[1 + len(name.split()) :])
+
+
+def test_a_file_sets_what_is_no_flag_of_generate(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """It may be the file of a server, too."""
+    command = ("generate", "hello", "--raw", "--json", "--seed", "5", "--address", engine.address)
+    file = tmp_path / "ssd.toml"
+    file.write_text('port = 80\nbackup = "none"\n[speculative-config]\nnum-speculative-tokens = 3')
+    assert_refused(ssd(*command, "--config", file), "give an object")
+    file.write_text("port = 80\nbudget = 20\n[speculative-config]\nnum_speculative_tokens = 3")
+    result = ssd(*command, "--config", file)
+    assert json.loads(result.stdout)["text"] == "hello 5 3"
+    file.write_text("fan-out = 99")
+    assert_refused(ssd(*command, "--config", file), str(file), "fan-out", "1 to 16")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("max-num-seq = 3", "unknown option max-num-seq; did you mean 'max-num-seqs'?"),
+        ("prot = 80", "unknown option prot; did you mean 'port'?"),
+        ("color = 1", "unknown option color"),
+    ],
+)
+def test_an_unknown_key_of_a_file_gets_a_suggestion(tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / "ssd.toml"
+    file.write_text(line)
+    for command in (("launch", *PAIR), ("generate", "hello", *PAIR)):
+        assert_refused(ssd(*command, "--config", file), f"{file}: {words}")
+
+
+def test_a_variable_that_nothing_reads_is_named_in_a_line() -> None:
+    command = ("launch", "--load-format", "mock", "--dry-run")
+    result = ssd(*command, SSD_MAX_NUM_SEQ="3", SSD_MODE="ar", SSD_LOG="ERROR", SSD_PDL="1")
+    assert result.exit_code == 0
+    hint = "warning: no setting has the name SSD_MAX_NUM_SEQ; did you mean 'SSD_MAX_NUM_SEQS'?\n"
+    assert result.stderr == hint
+    assert ssd(*command, SSD_MAX_NUM_SEQS="3").stderr == ""
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    """The list that warnings go by is that of the code."""
+    sources = [*Path("ssd").rglob("*.py"), *Path("tests").rglob("*.py"), Path("setup.py")]
+    read = {name for file in sources for name in re.findall(r'environ[^\n]*"(SSD_[A-Z_]+)"', file.read_text())}
+    read |= {name for file in Path("ssd").rglob("*.py") for name in re.findall(r'"(SSD_[A-Z_]+)"', file.read_text())}
+    result = ssd("launch", "--load-format", "mock", "--dry-run", **dict.fromkeys(read - {"SSD_LOG"}, ""))
+    assert "no setting" not in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -361,7 +482,7 @@ def test_of_a_prompts_file_the_line_that_is_refused_is_named(engine: ScriptedEng
 def test_what_is_not_said_of_speculation_stays_as_the_running_engine_has_it(engine: ScriptedEngine) -> None:
     """The engine's default is `ssd` with two draft tokens."""
     command = ("generate", "hello", "--raw", "--json", "--seed", "5", "--address", engine.address)
-    for result in (ssd(*command), ssd(*command, "--backup", "none"), ssd(*command, SSD_BACKUP="none")):
+    for result in (ssd(*command), ssd(*command, "--sampler", "coupled"), ssd(*command, SSD_BACKUP="none")):
         assert json.loads(result.stdout)["text"] == "hello 5 2"
     assert json.loads(ssd(*command, SSD_NUM_SPECULATIVE_TOKENS="3").stdout)["text"] == "hello 5 3"
     assert json.loads(ssd(*command, "-k", "4").stdout)["text"] == "hello 5 4"

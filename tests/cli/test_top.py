@@ -19,8 +19,10 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.errors import UsageError
 from ssd.launch.supervisor import Engine
 from ssd.mock.process import ROUND_VARIABLE
+from tests.cli.launched import running as launched
 from tests.cli.terminal import PATIENCE_S, Terminal, terminal
 from tests.faults.engine import running_engine
 
@@ -239,13 +241,39 @@ def test_one_picture_or_one_object(busy: Engine) -> None:
 
 
 def test_no_engine_or_several_are_said(engine: Engine) -> None:
-    with running_engine(load_format="mock") as other:
+    with launched("--port", "0") as (process, said):
         done = run("--once")
         assert done.returncode == 2
-        assert all(address in done.stderr for address in (engine.address, other.address))
+        heading, *lines = done.stderr.splitlines()
+        assert heading == "error: several engines are running; choose one with --address:"
+        assert sorted(lines) == sorted(
+            [
+                f"{engine.address}  smollm2, no HTTP, pid {os.getpid()}",
+                f"{said['ready']}  smollm2, {said['http']}, pid {process.pid}",
+            ]
+        )
     engine.stop(drain=0)
     done = run("--once")
     assert done.returncode == 2 and done.stderr.startswith("error: no engine is running")
+
+
+def test_an_engine_here_is_known_by_its_url_port_and_pid(runtime: Path) -> None:
+    def address(of: str) -> str:
+        with Client(of) as client:
+            return client.address
+
+    with running_engine(load_format="mock"), launched("--port", "0") as (process, said):
+        port, ready = said["http"].rpartition(":")[2], said["ready"]
+        for name in (ready, said["http"], f"{said['http']}/v1", f"localhost:{port}", f"0.0.0.0:{port}", process.pid):
+            assert address(str(name)) == ready
+        assert json.loads(run("--once", "--json", "--address", said["http"]).stdout)["state"] == "ready"
+        command = [sys.executable, "-m", "ssd.cli.main", "trace", "--address", str(process.pid), "--output"]
+        done = subprocess.run([*command, str(runtime / "trace.json")], capture_output=True, text=True)
+        assert "nothing to write" in done.stderr or done.returncode == 0
+        for wrong in ("http://localhost:1", f"http://192.0.2.1:{port}", "https://example.org", "1", "localhost:99999"):
+            with pytest.raises(UsageError, match=f"no engine .* at {wrong}; .*{said['http']} .pid {process.pid}"):
+                address(wrong)
+        assert run("--once", "--address", "1").returncode == 2
 
 
 def test_the_demo_needs_no_engine_and_no_colour_is_used_where_none_is_wanted(tmp_path: Path) -> None:

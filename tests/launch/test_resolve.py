@@ -224,7 +224,7 @@ def test_a_gpu_that_is_not_there_or_too_small_is_refused(asked: dict[str, Any], 
 
 def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "present", lambda: None)
-    with pytest.raises(UsageError, match=r"nobody here tells the memory of cuda .* give --kv-cache-memory-bytes"):
+    with pytest.raises(UsageError, match=r"^--device cuda: no GPU is found here.* give --kv-cache-memory-bytes"):
         config(device="cuda")
     assert config(device="cuda:9", kv_cache_memory_bytes=GIB).num_pages == GIB // (4 * PAGE_BYTES)
     assert config(draft_device="cuda").draft_num_pages == 8 * (8192 // 16 + 1)
@@ -350,7 +350,7 @@ def test_a_draft_may_have_the_format_that_was_asked_for_or_any_that_only_rounds_
         ({"quantize": "int8", "device": "cuda"}, "--quantize int8 .* not in float32 on device cuda"),
         ({"draft_quantize": "int8", "draft_dtype": "bfloat16"}, "--draft-quantize int8 .* not in bfloat16"),
         ({"draft_quantize": "int8", "draft_device": "cuda:1"}, "--draft-quantize int8 .* on device cuda:1"),
-        ({"quantize": "int4"}, "Invalid enum value 'int4'"),
+        ({"quantize": "int4"}, "quantize 'int4': there are int8, none"),
     ],
     ids=str,
 )

@@ -83,6 +83,6 @@ def test_it_generates_as_target_and_as_draft(site: Path, tmp_path: Path) -> None
     models = ("--target", str(target), "--draft", str(draft), "--dtype", "float32")
     asked = ("generate", "A tiny random checkpoint", "--raw", "--json", "--max-tokens", "30", "--ignore-eos")
     plain = json.loads(ssd(site, *asked, *models, "--mode", "ar"))
-    ours = json.loads(ssd(site, *asked, *models, "--mode", "ssd", "-k", "3", "--fan-out", "2"))
+    ours = json.loads(ssd(site, *asked, *models, "--mode", "ssd", "-k", "3"))
     assert len(ours["token_ids"]) == 30 and ours["token_ids"] == plain["token_ids"]
     assert ours["metrics"]["mode"] == "ssd" and ours["metrics"]["mean_acceptance_length"] > 1

@@ -18,11 +18,12 @@ from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import EndEvent, RoundEvent
 from ssd.ipc.run_directory import run_directory
+from ssd.ipc.running import running_engines
 from ssd.ipc.trace_ring import Mark, State
 from ssd.launch.supervisor import Engine
 from ssd.mock.process import ROUND_VARIABLE
 from ssd.monitor.messages import Snapshot
-from ssd.monitor.subscriber import Subscriber, only_engine, running_engines
+from ssd.monitor.subscriber import Subscriber, only_engine
 from tests.faults.engine import running_engine
 from tests.scripted_engine import PATIENCE_S
 
@@ -193,13 +194,16 @@ def test_an_engine_that_takes_no_connections_is_not_waited_for() -> None:
             for connection in full:
                 connection.setblocking(False)
                 connection.connect(str(directory / sockets.TELEMETRY))
-        assert f"ipc://{directory}/{sockets.CLIENT}" not in running_engines()
+        assert f"ipc://{directory}/{sockets.CLIENT}" not in [engine.address for engine in running_engines()]
 
 
 def test_running_engines_are_found(fresh: Engine) -> None:
-    assert fresh.address in running_engines()
+    def addresses() -> list[str]:
+        return [engine.address for engine in running_engines()]
+
+    assert fresh.address in addresses()
     fresh.stop(drain=0)
-    assert fresh.address not in running_engines()
+    assert fresh.address not in addresses()
     assert only_engine("ipc:///x/client.sock") == "ipc:///x/client.sock"
     with pytest.raises(UsageError, match="on this machine"):
         only_engine("tcp://127.0.0.1:5")
