@@ -6,13 +6,20 @@ TYPE_CHECKING = False  # `typing` takes time, in which Ctrl-C would have a trace
 if TYPE_CHECKING:
     from typing import Any
 
+    from ssd.client import Completion
     from ssd.config.params import SamplingParams
+    from ssd.errors import RequestError
     from ssd.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "RequestError", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "ssd.llm", "SamplingParams": "ssd.config.params"}
+_HOMES = {
+    "LLM": "ssd.llm",
+    "Completion": "ssd.client",
+    "RequestError": "ssd.errors",
+    "SamplingParams": "ssd.config.params",
+}
 
 
 def __getattr__(name: str) -> Any:

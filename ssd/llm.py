@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike, fspath
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
-from ssd.client import Client, Completion, Prompt, StreamChunk
+from ssd.client import Client, Completion, Conversation, Prompt, StreamChunk
+from ssd.client.results import conversations
 from ssd.config.engine import (
     Activations,
     AttentionName,
@@ -29,14 +28,11 @@ from ssd.config.engine import (
 )
 from ssd.config.params import Backup, Mode, Sampler, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
-from ssd.ipc.public import ChatMessage
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, GenerationConfig
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 
 Path: TypeAlias = str | PathLike[str]
-ChatTurn: TypeAlias = ChatMessage | Mapping[str, str]
-"""What one side of a chat said: {"role": "user", "content": "Hello"}, or the same as a `ChatMessage`."""
 
 
 @contextmanager
@@ -86,7 +82,8 @@ class LLM:
       target; with the `executor` "ray" over the machines of a Ray cluster.
     - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: how weights are
       kept. `activations`: how inputs of layers are rounded whose weights have few bits. `revision`, `draft_revision`:
-      of models from the hub. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
+      of models from the hub. `generation_config`: "none" ignores the sampling that the model's file of that name
+      recommends. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
       `synthetic_acceptance_length` and `synthetic_hit_rate` say.
     - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
       `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache,
@@ -135,6 +132,7 @@ class LLM:
         synthetic_hit_rate: float | None = None,
         revision: str | None = None,
         draft_revision: Sequence[str] = (),
+        generation_config: GenerationConfig = "auto",
         shutdown_timeout: float = 30.0,
         step_timeout: float = 60.0,
         telemetry: bool = True,
@@ -160,43 +158,49 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat: bool = False,
+        timeout: float | None = None,
     ) -> list[Completion]:
         """Complete one text, or a batch of texts and token id lists. Results come in input order.
 
-        `params` is for all, or one for each. With `chat`, a text is what a user says in the model's chat format.
-        Raises RequestError for the first prompt, in input order, that is refused or fails."""
+        `params` is for all, or one for each; None is `get_default_sampling_params()`. With `chat`, a text is what a
+        user says in the model's chat format. Raises RequestError for the first prompt, in input order, that is refused
+        or fails, and RequestTimeoutError after `timeout` seconds for all."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         with self._turn():
-            return self.client.generate(batch, params, chat=chat)
+            return self.client.generate(batch, params, chat=chat, timeout=timeout)
+
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling that the model's generation_config.json recommends, with `changes`.
+
+        Without a temperature there, it is 0.
+
+        llm.generate(prompts, llm.get_default_sampling_params(max_tokens=32))"""
+        with self._turn():
+            return self.client.get_default_sampling_params(**changes)
 
     def chat(
         self,
-        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[Completion]:
         """Answer one conversation, or a batch of them, through the model's chat template. See `generate`.
 
         llm.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}])"""
-        single = not messages or isinstance(messages[0], ChatMessage | Mapping)
-        conversations: Any = [messages] if single else messages
-        batch: Any = [_conversation(turns) for turns in conversations]
+        batch = conversations(messages)
         with self._turn():
-            return self.client.generate(batch, params)
+            return self.client.chat(batch, params, timeout=timeout)
 
     def stream(
-        self, prompt: str | Sequence[int] | Sequence[ChatTurn], params: SamplingParams | None = None
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Iterator[StreamChunk]:
         """Yield what each round adds to a text, to token ids or to a conversation. The last chunk has the `completion`.
 
         The request begins with the first `next`. Closing the iterator early cancels it. Other calls may come in
         between: the stream waits for them, and ends with `slow_reader` where more than 4096 of its tokens are unread.
         """
-        if isinstance(prompt, str):
-            chunks = self.client.stream(prompt, params)
-        elif prompt and isinstance(prompt[0], int):
-            chunks = self.client.stream(params=params, token_ids=prompt)  # type: ignore[arg-type]
-        else:
-            chunks = self.client.stream(params=params, messages=_conversation(prompt))
+        chunks = self.client.stream(prompt, params, timeout=timeout)
         try:
             while True:
                 with self._turn():
@@ -228,16 +232,14 @@ class LLM:
         """End the engine. Closing twice is fine. A fork of the program ends nothing."""
         self._finalizer()
 
+    def __repr__(self) -> str:
+        config = self.engine.config
+        draft = f", {config.draft_name!r}" if config.has_draft else ""
+        state = "" if self._finalizer.alive else ", closed"
+        return f"<LLM {config.target_name!r}{draft}, mode {config.speculation.mode!r}{state}>"
+
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _conversation(turns: Sequence[Any]) -> list[ChatMessage]:
-    """Return the messages of a chat. Raises UsageError for what is none."""
-    try:
-        return [turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage) for turn in turns]
-    except msgspec.ValidationError as error:
-        raise UsageError(f"a message of a chat has a role and a content: {error}") from None

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import ssd
 from ssd import LLM, SamplingParams
+from ssd.client import AsyncClient, Client, Completion
 from ssd.config.params import Mode, Speculation
-from ssd.errors import RequestError, UsageError
+from ssd.errors import RequestError, RequestTimeoutError, UsageError
 from ssd.ipc.public import ChatMessage
 from ssd.launch.options import EngineOptions
 from ssd.models.pull import BUILTIN
@@ -175,6 +177,38 @@ def test_every_engine_option_is_an_argument_with_the_same_default() -> None:
     assert all(f"`{name}`" in str(LLM.__doc__) for name in arguments)
     with pytest.raises(TypeError, match="max_seqs"):
         LLM(max_seqs=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("method", ["generate", "chat", "stream", "get_default_sampling_params"])
+def test_an_llm_and_both_clients_take_the_same_arguments(method: str) -> None:
+    takes, *others = (
+        [(each.name, each.kind, each.default) for each in inspect.signature(getattr(kind, method)).parameters.values()]
+        for kind in (LLM, Client, AsyncClient)
+    )
+    assert others == [takes, takes]
+
+
+def test_an_llm_says_what_it_is_and_samples_as_its_model_says() -> None:
+    with LLM(load_format="mock", max_num_seqs=1) as llm:
+        assert repr(llm) == "<LLM 'smollm2', mode 'ar'>"
+        asked = llm.get_default_sampling_params(max_tokens=4, ignore_eos=True)
+        assert (asked.temperature, asked.max_tokens, asked.plain) == (0.0, 4, False)
+        assert len(llm.generate("a", asked)[0].token_ids) == 4
+        with pytest.raises(RequestTimeoutError):
+            llm.generate("a", asked, timeout=0.0)
+    assert repr(llm) == "<LLM 'smollm2', mode 'ar', closed>"
+    with LLM(load_format="mock", max_num_seqs=1, generation_config="none") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+
+
+def test_what_a_program_names_is_at_the_top() -> None:
+    assert {name: getattr(ssd, name) for name in ssd.__all__} == {
+        "LLM": LLM,
+        "Completion": Completion,
+        "RequestError": RequestError,
+        "SamplingParams": SamplingParams,
+        "__version__": ssd.__version__,
+    }
 
 
 def test_models_may_be_paths_and_threads_take_turns() -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from ssd.bench.load import Answer
 from ssd.client import Prompt
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingDefaults, SamplingParams
 from ssd.errors import SsdError, UsageError
 
 _PATIENCE_S = 300.0  # without a byte
@@ -115,7 +115,7 @@ class Http:
             "return_token_ids": True,
         }
         if self._ours:  # not every server takes these; ours would read them from generation_config.json
-            asked |= {name: getattr(params, name) for name in ("top_k", "min_p", "repetition_penalty")}
+            asked |= {name: getattr(params, name) for name in SamplingDefaults.__struct_fields__}
         chat = self._chat and isinstance(prompt, str)
         asked |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         return f"{self._base}/v1/{'chat/' if chat else ''}completions", json.dumps(asked).encode()

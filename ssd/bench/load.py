@@ -104,12 +104,8 @@ class ZeroMQ:
 
     async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
         answer = Answer(time.perf_counter())
-        if not isinstance(prompt, str):
-            stream = self._client.stream(params=params, token_ids=prompt)
-        elif self._chat:
-            stream = self._client.stream(params=params, messages=[ChatMessage("user", prompt)])
-        else:
-            stream = self._client.stream(prompt, params)
+        said = [ChatMessage("user", prompt)] if self._chat and isinstance(prompt, str) else prompt
+        stream = self._client.stream(said, params)
         try:
             async with aclosing(stream):
                 async for chunk in stream:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import LOG, Terminated, connect, no_chat, process_setup, speculating, summary
 from ssd.client import Client, Completion
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingDefaults, SamplingParams
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
 from ssd.ipc.public import ChatMessage, Generate, Metrics, printable
@@ -61,14 +61,14 @@ def chat(
 
     Without a terminal, each line of standard input is a message, and the first failure ends the chat. Answers go to
     standard output, everything else to standard error."""
-    conversation = Conversation(SamplingParams(**sampling), system)
+    conversation = Conversation(SamplingDefaults().params(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
     with process_setup(), connect(address, keys, engine, chat=True) as client:
         served = client.describe()
         if not served.chat:
             raise UsageError(no_chat(served.model))
-        conversation.params = speculating(conversation.params, served, changes)
+        conversation.params = speculating(served.sampling.params(**sampling), served, changes)
         _Chat(client, printable(served.model), conversation).run()
 
 
@@ -109,7 +109,7 @@ class _Chat:
         if not text:
             return
         said, completion, conversation = "", None, self._conversation
-        chunks = self._client.stream(params=conversation.params, messages=conversation.question(text))
+        chunks = self._client.stream(conversation.question(text), conversation.params)
         try:
             with closing(chunks), LOG.held(), _display() as show:
                 for chunk in chunks:

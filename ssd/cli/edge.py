@@ -16,7 +16,7 @@ from ssd.launch.remote import check_door
 from ssd.launch.server import ServerOptions
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts", "generation_config")
+_CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 
 
 @click.command()

@@ -12,7 +12,7 @@ from ssd.bench.datasets import read_prompts
 from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
-from ssd.config.params import MAX_GRAMMAR, SamplingParams, Structured
+from ssd.config.params import MAX_GRAMMAR, SamplingDefaults, SamplingParams, Structured
 from ssd.errors import RequestError, UsageError
 from ssd.files import read_bounded
 from ssd.ipc.connection import validate
@@ -55,13 +55,13 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Complete PROMPT, or the prompts of a file."""
-    params = SamplingParams(**sampling, structured=_structured(json_schema, regex, grammar))
+    sampling["structured"] = _structured(json_schema, regex, grammar)
     changes = {} if address is None else speculation_changes(context, engine)
-    prompts = _prompts(prompt, prompts_file, params)
+    prompts = _prompts(prompt, prompts_file, SamplingDefaults().params(**sampling))
     with process_setup(), connect(address, keys, engine, quiet=as_json) as client:
         served = client.describe()
         as_chat = served.chat if chat is None else chat
-        params = speculating(params, served, changes)
+        params = speculating(served.sampling.params(**sampling), served, changes)
         if as_json or prompts_file is not None:
             for completion in _completed(client, prompts, params, as_chat):
                 click.echo(msgspec.json.encode(completion).decode())

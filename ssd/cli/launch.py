@@ -39,7 +39,6 @@ _SERVER = {
     "served_model_name": "The model's name for clients. Repeatable. Default: --target; of ssd edge the cloud's name.",
     "metrics_compat": "Give the metrics under vLLM's names, too.",
     "otlp_traces_endpoint": "Send a span a request to this collector, as http://localhost:4318/v1/traces.",
-    "generation_config": "auto: requests that do not say how to sample do as the model's generation_config.json says.",
     "strict_fields": "Refuse HTTP bodies with unknown fields instead of ignoring these.",
     "cache_report": "Tell clients how much of a prompt was cached.",
     "ui": "Serve a chat page at / over HTTP.",

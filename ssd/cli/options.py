@@ -38,13 +38,14 @@ _HEADINGS = {
     "batch_sizes request_rate url out",
     "Input and output": "keys json_schema regex grammar",
     "Speculation": "fan_out budget backup sampler saguaro_c speculative_config",
-    "Sampling": "top_k top_p min_p seed stop ignore_eos logprobs",
+    "Sampling": "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty generation_config seed stop "
+    "ignore_eos logprobs",
     "Weights": "dtype draft_dtype quantize draft_quantize activations load_format revision draft_revision",
     "Memory and batches": "max_num_batched_tokens kv_cache_memory_bytes kv_cache_dtype gpu_memory_utilization",
     "Processors": "draft_device tensor_parallel_size executor target_cpus draft_cpus mps attention enforce_eager "
     "deterministic",
     "Clients": "http uds api_key ssl_certfile ssl_keyfile allow_origin allowed_host zmq_bind zmq_keys "
-    "draft_bind draft_keys draft_prompts insecure served_model_name generation_config metrics_compat "
+    "draft_bind draft_keys draft_prompts insecure served_model_name metrics_compat "
     "otlp_traces_endpoint strict_fields cache_report tool_call_parser reasoning_parser",
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
     "slow_reader_seconds max_grammar_bytes grammar_timeout shutdown_timeout step_timeout",
@@ -285,6 +286,7 @@ _ENGINE = {
     "synthetic_hit_rate": "Hit rate for --synthetic-acceptance-length. Default: that of the paper's Llama pair.",
     "revision": "Branch, tag or commit of a target from the hub.",
     "draft_revision": "The draft's. Several drafts: one each, in their order; empty for none.",
+    "generation_config": "auto: requests that do not say how to sample do as the model's generation_config.json says.",
     "shutdown_timeout": "Seconds that open requests get at the end.",
     "step_timeout": "Seconds a step may take before its process is restarted.",
     "telemetry": "Record what target and draft do, for ssd top and ssd trace.",
@@ -303,17 +305,24 @@ def address_options(function: _Function) -> _Function:
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
-    """Add options named as fields of `SamplingParams`. `max_tokens` is the default of --max-tokens."""
+    """Add options named as fields of `SamplingParams`; one that is not given is None, where the model may have its own.
+
+    `max_tokens` is the default of --max-tokens."""
+    share, penalty = Real(0, 1, min_open=True), Real(-2, 2)
     options = [
-        click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top-k", type=_COUNT, default=0, help="Sample from the K likeliest tokens; 0: all."),
+        click.option("--temperature", type=Real(0, 100), help="0 is greedy. Default: the model's own, or 0."),
+        click.option("--top-k", type=_COUNT, help="Sample from the K likeliest tokens; 0: all. Default: the model's."),
         click.option(
-            "--top-p",
-            type=Real(0, 1, min_open=True),
-            default=1.0,
-            help="Sample from the likeliest tokens that make up this share.",
+            "--top-p", type=share, help="Sample from the likeliest tokens with this share. Default: the model's."
         ),
-        click.option("--min-p", type=Real(0, 1), default=0.0, help="Drop tokens below this share of the likeliest."),
+        click.option("--min-p", type=Real(0, 1), help="Drop tokens below this share of the likeliest."),
+        click.option("--presence-penalty", type=penalty, help="Subtracted from logits of tokens in the answer."),
+        click.option("--frequency-penalty", type=penalty, help="The same, for each time that they are there."),
+        click.option(
+            "--repetition-penalty",
+            type=Real(0, 100, min_open=True),
+            help="Divides logits of tokens that were there. 1: off. Default: the model's.",
+        ),
         click.option(
             "--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True, help="Longest answer, in tokens."
         ),

@@ -189,13 +189,9 @@ def loading(engine: Engine) -> AbstractContextManager[Any]:
 
 def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:
     """Complete `prompt`, with its text on stdout as it comes."""
-    if chat:
-        chunks = client.stream(params=params, messages=[ChatMessage("user", prompt)])
-    else:
-        chunks = client.stream(prompt, params)
     completion = None
     with LOG.held():
-        for chunk in chunks:
+        for chunk in client.stream([ChatMessage("user", prompt)] if chat else prompt, params):
             click.echo(chunk.text, nl=False)
             completion = chunk.completion
         click.echo()

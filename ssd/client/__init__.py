@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ssd.client.blocking import Client
-from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.client.results import ChatTurn, Completion, Conversation, Prompt, StreamChunk
 
 if TYPE_CHECKING:
     from ssd.client.asynchronous import AsyncClient
 
-__all__ = ["AsyncClient", "Client", "Completion", "Prompt", "StreamChunk"]
+__all__ = ["AsyncClient", "ChatTurn", "Client", "Completion", "Conversation", "Prompt", "StreamChunk"]
 
 
 def __getattr__(name: str) -> Any:

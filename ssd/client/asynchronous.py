@@ -7,13 +7,13 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.client.results import Completion, Conversation, Prompt, StreamChunk, conversations, is_conversation
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError
-from ssd.ipc.public import ChatMessage, Description
+from ssd.ipc.public import Description
 
 _Result = TypeVar("_Result")
 
@@ -52,19 +52,18 @@ class AsyncClient(ClientSteps):
             (description,) = [description async for description in self._drive(self._describing())]
         return description
 
+    async def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling of the engine for requests without `params`, with `changes`."""
+        return (await self.describe()).sampling.params(**changes)
+
     def stream(
-        self,
-        prompt: str | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: Sequence[ChatMessage] | None = None,
-        token_ids: Sequence[int] | None = None,
-        timeout: float | None = None,
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yields what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
+        """Yield what each round adds to a text, to token ids or to a conversation.
+
         The request, and its time, begins with the first step. Closing the generator before its end cancels the
         request."""
-        return self._drive(self._streaming(self._request(prompt, params, messages, token_ids), timeout))
+        return self._drive(self._streaming(self._request(prompt, params), timeout))
 
     @overload
     async def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too: the first signature wins
@@ -91,6 +90,30 @@ class AsyncClient(ClientSteps):
         steps = self._completing(self._requests(prompts, params, chat), timeout)
         completions = [completion async for completion in self._drive(steps)]
         return completions[0] if isinstance(prompts, str) else completions
+
+    @overload
+    async def chat(
+        self, messages: Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Completion: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Completion]: ...
+    async def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Completion | list[Completion]:
+        """Answer one conversation, or a batch of them, through the model's chat template. See `Client.generate`."""
+        steps = self._completing(self._requests(conversations(messages), params), timeout)
+        completions = [completion async for completion in self._drive(steps)]
+        return completions[0] if is_conversation(messages) else completions
 
     async def close(self) -> None:
         """Closes the client; the engine aborts what is still open. Closing twice is fine."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.client.results import Completion, Conversation, Prompt, StreamChunk, conversations, is_conversation
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.config.params import SamplingParams
-from ssd.ipc.public import ChatMessage, Description
+from ssd.ipc.public import Description
 
 _Result = TypeVar("_Result")
 
@@ -51,19 +51,18 @@ class Client(ClientSteps):
         (description,) = self._drive(self._describing())
         return description
 
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling of the engine for requests without `params`, with `changes`."""
+        return self.describe().sampling.params(**changes)
+
     def stream(
-        self,
-        prompt: str | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: Sequence[ChatMessage] | None = None,
-        token_ids: Sequence[int] | None = None,
-        timeout: float | None = None,
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[StreamChunk, None, None]:
-        """Yields what each round adds. Give one of `prompt`, `messages` (a chat) and `token_ids`.
+        """Yield what each round adds to a text, to token ids or to a conversation.
+
         The request, and its time, begins with the first `next`. Closing the generator before its end cancels the
         request."""
-        return self._drive(self._streaming(self._request(prompt, params, messages, token_ids), timeout))
+        return self._drive(self._streaming(self._request(prompt, params), timeout))
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too: the first signature wins
@@ -88,11 +87,35 @@ class Client(ClientSteps):
     ) -> Completion | list[Completion]:
         """Completes one text, or a list of texts and token id lists as a batch. Results come in input order.
 
-        `params` is for all, or a list with one for each. With `chat`, a text is what a user says in the model's chat
-        format. `timeout` (s) is for the whole batch. The first failure in input order is raised, with the `index` of
-        its prompt, and cancels the rest."""
+        `params` is for all, or a list with one for each; None is the model's own sampling. With `chat`, a text is what
+        a user says in the model's chat format. `timeout` (s) is for the whole batch. The first failure in input
+        order is raised, with the `index` of its prompt, and cancels the rest."""
         completions = list(self._drive(self._completing(self._requests(prompts, params, chat), timeout)))
         return completions[0] if isinstance(prompts, str) else completions
+
+    @overload
+    def chat(
+        self, messages: Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Completion]: ...
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Completion | list[Completion]:
+        """Answer one conversation, or a batch of them, through the model's chat template. See `generate`."""
+        steps = self._completing(self._requests(conversations(messages), params), timeout)
+        completions = list(self._drive(steps))
+        return completions[0] if is_conversation(messages) else completions
 
     def close(self) -> None:
         """Closes the client; the engine aborts what is still open. Closing twice is fine."""

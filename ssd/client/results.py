@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 
 from ssd.config.params import SamplingParams
+from ssd.errors import UsageError
 from ssd.ipc.public import ChatMessage, Chunk, Done, FinishReason, Generate, Metrics, TokenLogprob, Usage
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
+ChatTurn: TypeAlias = ChatMessage | Mapping[str, str]
+"""One message of a chat: {"role": "user", "content": "Hello"}, or the same as a `ChatMessage`."""
+Conversation: TypeAlias = Sequence[ChatTurn]
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,15 +47,34 @@ class StreamChunk(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
-def request(name: int, prompt: Prompt | list[ChatMessage], params: SamplingParams, chat: bool) -> Generate:
-    """Returns the request for one prompt of a batch, or for a conversation. With `chat`, a text is what a user says."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], ChatMessage):
-        return Generate(name, messages=prompt, params=params)
-    if not isinstance(prompt, str):
-        return Generate(name, token_ids=list(prompt), params=params)  # type: ignore[arg-type]
-    if chat:
-        return Generate(name, messages=[ChatMessage("user", prompt)], params=params)
-    return Generate(name, prompt, params=params)
+def request(name: int, prompt: Prompt | Conversation, params: SamplingParams | None, chat: bool = False) -> Generate:
+    """Return the request for a text, token ids or a conversation. With `chat`, a text is what a user says.
+
+    Raises UsageError for a message of a conversation that is none."""
+    if isinstance(prompt, str):
+        messages = [ChatMessage("user", prompt)] if chat else None
+        return Generate(name, None if chat else prompt, messages=messages, params=params)
+    if is_conversation(prompt):
+        return Generate(name, messages=_messages(prompt), params=params)
+    return Generate(name, token_ids=list(prompt), params=params)  # type: ignore[arg-type]
+
+
+def is_conversation(prompt: Sequence[Any]) -> TypeGuard[Conversation]:
+    """Tell messages of a chat from token ids, and from a batch of either."""
+    return bool(prompt) and isinstance(prompt[0], ChatMessage | Mapping)
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Return one conversation, or several, as a batch. Raises UsageError for a message that is none."""
+    batch: Any = [messages] if not messages or is_conversation(messages) else messages
+    return [_messages(turns) for turns in batch]
+
+
+def _messages(turns: Conversation) -> list[ChatMessage]:
+    try:
+        return [turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage) for turn in turns]
+    except msgspec.ValidationError as error:
+        raise UsageError(f"a message of a chat has a role and a content: {error}") from None
 
 
 def stream_chunk(chunk: Chunk) -> StreamChunk:
@@ -60,7 +83,7 @@ def stream_chunk(chunk: Chunk) -> StreamChunk:
 
 def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Completion:
     """Joins all answers to `request`."""
-    params = request.params
+    params = request.params or SamplingParams()
     return Completion(
         text="".join(chunk.text for chunk in chunks) + done.text,
         token_ids=[token for chunk in chunks for token in chunk.token_ids],

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from ssd.client import results
 from ssd.client.inboxes import DESCRIPTION, MAX_UNREAD, Inboxes
-from ssd.client.results import Completion, Prompt, StreamChunk
+from ssd.client.results import Completion, Conversation, Prompt, StreamChunk
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.ipc.connection import Answer, Connection, validate
 from ssd.ipc.curve import client_keys
-from ssd.ipc.public import PROTOCOL_VERSION, Cancel, ChatMessage, Chunk, Describe, Description, Done, Generate, Message
+from ssd.ipc.public import PROTOCOL_VERSION, Cancel, Chunk, Describe, Description, Done, Generate, Message
 from ssd.ipc.running import address_of
 
 _WINDOW = 1024  # requests of one batch that are open at once: more than an engine runs
@@ -134,22 +134,17 @@ class ClientSteps:
             for request in requests:
                 self._forget(request)
 
-    def _request(
-        self,
-        prompt: str | None,
-        params: SamplingParams | None,
-        messages: Sequence[ChatMessage] | None,
-        token_ids: Sequence[int] | None,
-    ) -> Generate:
-        chat = None if messages is None else list(messages)
-        ids = None if token_ids is None else list(token_ids)
-        return Generate(next(self._names), prompt, ids, chat, params or SamplingParams())
+    def _request(self, prompt: Prompt | Conversation, params: SamplingParams | None) -> Generate:
+        return results.request(next(self._names), prompt, params)
 
     def _requests(
-        self, prompts: str | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, chat: bool
+        self,
+        prompts: str | Sequence[Prompt | Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        chat: bool = False,
     ) -> list[Generate]:
-        batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
+        batch: Sequence[Prompt | Conversation] = [prompts] if isinstance(prompts, str) else prompts
+        each = params if isinstance(params, Sequence) else [params] * len(batch)
         if len(each) != len(batch):
             raise ValueError(f"{len(batch)} prompts, but {len(each)} sampling parameters")
         return [results.request(next(self._names), *pair, chat) for pair in zip(batch, each, strict=True)]

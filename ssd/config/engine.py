@@ -81,7 +81,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     metrics_compat: MetricsCompat = "none"
     otlp_traces_endpoint: str | None = None
     strict_fields: bool = False
-    sampling: SamplingDefaults = SamplingDefaults()
     cache_report: bool = True
     ui: bool = True
     tool_call_parser: str = AUTO
@@ -154,6 +153,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
       Of several `draft_formats` the draft's process times each at its start and takes the fastest.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
+    - `speculation` and `sampling`: how requests are served that say nothing about it.
     - Places: the target has `tensor_parallel_size` ranks, all here, or with the `executor` "ray" only rank 0. Its cores
       are divided equally over the ranks here. An empty list of cores leaves the placement to the operating system. With
       `elastic_cores` either model also computes on the other's cores while the other one rests.
@@ -175,6 +175,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     target_name: str = "target"
     draft_name: str = "draft"
     speculation: Speculation = Speculation()
+    sampling: SamplingDefaults = SamplingDefaults()
     draft_formats: Annotated[tuple[WeightFormat, ...], Meta(min_length=1)] = (WeightFormat(),)
     max_model_len: Positive = 2048
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16

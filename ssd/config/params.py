@@ -209,17 +209,23 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How HTTP requests are sampled that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
+    """How requests are sampled that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Share | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
 
     def given(self) -> dict[str, float]:
         """Return the fields that are not None."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    def params(self, **asked: Any) -> SamplingParams:
+        """Return the parameters that are `asked` for, with these defaults where they are None or left out."""
+        return SamplingParams(**self.given() | {name: value for name, value in asked.items() if value is not None})
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -20,8 +20,10 @@ _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 40, 15
 
 
-def complete(params: SamplingParams, config: EngineConfig) -> SamplingParams:
-    """Fills in seed and speculation. Raises RequestError for what this engine cannot do."""
+def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingParams:
+    """Fills in seed and speculation; None is the model's own sampling. Raises RequestError for what this engine cannot
+    do."""
+    params = config.sampling.params() if params is None else params
     params.check()
     speculation = params.speculation or config.speculation
     cause = _unable(speculation, speculation.ratio_rule(params.temperature), config)
@@ -47,7 +49,7 @@ def text_of(
             "invalid_request", f"give exactly one of prompt, token_ids and messages; got {', '.join(given) or 'none'}"
         )
     length = len(message.prompt or "") + sum(len(said.content) for said in message.messages or ())
-    keep = message.params.truncate_prompt_tokens
+    keep = message.params.truncate_prompt_tokens if message.params else None
     if keep is None and length > config.max_model_len * vocabulary.longest_token:
         raise RequestError(
             "context_length_exceeded",
@@ -87,7 +89,7 @@ def checked_ids(token_ids: list[int], count: int, message: Generate, config: Eng
             f"the prompt has {count} tokens{' with its tools' if message.chat.tools != '[]' else ''}; the context of "
             f"{config.max_model_len} tokens must hold it and at least one more",
         )
-    wanted = message.params.prompt_logprobs
+    wanted = message.params.prompt_logprobs if message.params else None
     if wanted is not None and count > most_scored(wanted):
         raise RequestError(
             "invalid_request",

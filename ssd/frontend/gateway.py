@@ -118,6 +118,7 @@ class Gateway:
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
             chat=self._manager.vocabulary.has_chat,
+            sampling=config.sampling,
         )
 
     # -- what they are told -----------------------------------------------------------------------------------------

@@ -63,5 +63,5 @@ def prompt_bytes(message: Generate) -> int:
         texts += [said.content, said.reasoning_content, *(call.arguments for call in said.tool_calls)]
     if message.prompt is not None:
         texts.append(message.prompt)
-    ids = len(message.token_ids or ()) + len(message.params.allowed_token_ids)
+    ids = len(message.token_ids or ()) + len(message.params.allowed_token_ids if message.params else ())
     return sum(map(sys.getsizeof, texts)) + _ID_BYTES * ids

@@ -164,7 +164,8 @@ def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
 def validate(request: Generate) -> None:
     """Raises RequestError for a request that a gateway would drop: out of bounds, broken text, too large.
     It needs no engine, so that bad input can be told before one is started."""
-    request.params.check()
+    if request.params is not None:
+        request.params.check()
     try:
         frames = pack(request)
         unpack(frames, public.CLIENT_TO_FRONTEND)

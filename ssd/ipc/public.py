@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from ssd.config.params import SamplingParams, Speculation, TokenId
+from ssd.config.params import SamplingDefaults, SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
@@ -142,13 +142,14 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Generate(Message, frozen=True):
     """Asks for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given; `chat` is about the last.
-    `id` is the client's own name for the request, unique among its open ones."""
+    `id` is the client's own name for the request, unique among its open ones. Without `params` it is sampled as the
+    engine's `Description.sampling` says."""
 
     id: RequestId
     prompt: Text | None = None
     token_ids: PromptIds | None = None
     messages: Annotated[list[ChatMessage], Meta(max_length=1024)] | None = None
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams | None = None
     chat: ChatOptions = ChatOptions()
 
 
@@ -166,7 +167,8 @@ class Describe(Message, frozen=True):
 
 
 class Description(Message, frozen=True):
-    """What is served: `model`, under all of `names`. `max_model_len` counts tokens of prompt and output together."""
+    """What is served: `model`, under all of `names`. `max_model_len` counts tokens of prompt and output together.
+    `speculation` and `sampling` are in force for requests that say nothing about it."""
 
     model: Name
     names: Annotated[list[Name], Meta(max_length=64)]
@@ -175,6 +177,7 @@ class Description(Message, frozen=True):
     vocab_size: Count
     max_model_len: Count
     chat: bool
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class Chunk(Message, frozen=True):

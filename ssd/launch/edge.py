@@ -45,6 +45,7 @@ def edge_config(
         draft_name=draft.name,
         upstream=replace(upstream, lender=draft.target),
         speculation=found.speculation,
+        sampling=found.sampling,
         draft_formats=draft.formats,
         draft_device=draft.device,
         max_model_len=found.max_model_len,

@@ -4,7 +4,7 @@ themselves, before any model is looked at."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,7 @@ _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
+GenerationConfig = Literal["auto", "none"]
 _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=8)]
 
 
@@ -73,6 +74,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     synthetic_hit_rate: Share | None = None
     revision: str | None = None
     draft_revision: _Texts = ()
+    generation_config: GenerationConfig = "auto"
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
+from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
 
 log = logging.getLogger("ssd.launch")
@@ -55,8 +57,6 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     link = draft_link(options, server or ServerOptions(http=False))
     target, drafts = _models(options, link is not None)
     sizes = ModelSizes.of(target)
-    if server is not None and server.generation_config == "auto":
-        served = replace(served, sampling=_sampling(target))
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     if options.kv_cache_dtype == "fp8" and options.device == "cpu":
@@ -97,6 +97,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         link=link,
         draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
         speculation=speculation,
+        sampling=SamplingDefaults() if options.generation_config == "none" else _sampling(target.directory),
         draft_formats=formats,
         max_model_len=length,
         num_pages=num_pages,
@@ -165,14 +166,21 @@ def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint
     return target, [pairs.check_pair(target, draft) for draft in drafts]
 
 
-def _sampling(target: checkpoint.Checkpoint) -> SamplingDefaults:
-    """Return the sampling that the target's generation_config.json recommends. What is no valid value is left out."""
-    said, found = checkpoint.generation_config(target), SamplingDefaults()
+def _sampling(directory: Path) -> SamplingDefaults:
+    """Return the sampling that the generation_config.json of a target recommends, without values that are not valid.
+
+    The built-in target's file is the packaged one, of which its folder may have an older version. An explicit
+    `do_sample` false is temperature 0, as in transformers."""
+    if directory == BUILTIN["smollm2"].directory:
+        directory = BUILTIN["smollm2-draft"].directory
+    said, found = checkpoint.generation_config(directory), SamplingDefaults()
+    if said.get("do_sample") is False:
+        said["temperature"] = 0.0
     for name in SamplingDefaults.__struct_fields__:
         try:
             found = msgspec.convert({**found.given(), name: said.get(name)}, SamplingDefaults)
         except msgspec.ValidationError:
-            log.warning("generation_config.json of %s: %s %.40r is ignored", target.directory, name, said[name])
+            log.warning("generation_config.json of %s: %s %.40r is ignored", directory, name, said[name])
     if given := found.given():
         log.info(
             "sampling by generation_config.json: %s", ", ".join(f"{name} {value}" for name, value in given.items())

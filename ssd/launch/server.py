@@ -45,7 +45,6 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metrics_compat: MetricsCompat = "none"
     otlp_traces_endpoint: str | None = None
     strict_fields: bool = False
-    generation_config: Literal["auto", "none"] = "auto"
     cache_report: bool = True
     ui: bool = True
     tool_call_parser: str = parsers.AUTO

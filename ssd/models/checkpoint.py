@@ -237,9 +237,9 @@ def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
     return files.read_bounded(path, most)
 
 
-def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What generation_config.json says; nothing where there is none. Raises UsageError if it cannot be read."""
-    path = checkpoint.directory / "generation_config.json"
+def generation_config(directory: Path) -> dict[str, Any]:
+    """Read generation_config.json; nothing where there is none. Raises UsageError if it cannot be read."""
+    path = directory / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 
 
@@ -248,7 +248,7 @@ def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
 
     Raises UsageError if one is no id, or if all of them are beyond the vocabulary."""
     found: set[int] = set()
-    for source in (checkpoint.config, generation_config(checkpoint)):
+    for source in (checkpoint.config, generation_config(checkpoint.directory)):
         ids = source.get("eos_token_id")
         ids = [] if ids is None else ids
         listed = ids if isinstance(ids, list) else [ids]

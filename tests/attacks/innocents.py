@@ -186,7 +186,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[list[int]]:
 
 def _zeromq_stream(asker: _Asker, client: Client, tokens: int | None) -> None:
     prompt, params, answer = asker.next(tokens)
-    stream = client.stream(token_ids=prompt, params=params, timeout=None if tokens is None else _PATIENCE_S)
+    stream = client.stream(prompt, params, timeout=None if tokens is None else _PATIENCE_S)
     asker.follow((chunk.token_ids for chunk in stream), answer, params.max_tokens)
 
 

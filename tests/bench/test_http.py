@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ssd.bench.http import Http
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingDefaults, SamplingParams
 
 PATIENCE_S = 20.0
 Answering = Callable[[BaseHTTPRequestHandler], None]
@@ -75,9 +75,9 @@ def test_a_server_does_not_sample_as_its_model_recommends(owner: str) -> None:
 
     with server(answer, owner) as url:
         asyncio.run(ask(url))
-    names = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-    said = {name: value for name, value in asked[0].items() if name in names}
-    more = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0} if owner == "ssd" else {}
+    said = {name: value for name, value in asked[0].items() if name in SamplingDefaults.__struct_fields__}
+    penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    more = {"top_k": 0, "min_p": 0.0, **penalties} if owner == "ssd" else {}
     assert said == {"temperature": 0.5, "top_p": 1.0, **more}
 
 

@@ -43,6 +43,12 @@ class LoopClient:
     def describe(self) -> Any:
         return self._run(self._client.describe())
 
+    def get_default_sampling_params(self, **changes: Any) -> Any:
+        return self._run(self._client.get_default_sampling_params(**changes))
+
+    def chat(self, *arguments: Any, **options: Any) -> Any:
+        return self._run(self._client.chat(*arguments, **options))
+
     def generate(self, *arguments: Any, **options: Any) -> Any:
         return self._run(self._client.generate(*arguments, **options))
 

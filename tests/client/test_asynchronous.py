@@ -57,7 +57,7 @@ def test_a_stream_yields_the_rounds_and_then_the_completion() -> None:
         assert isinstance(last, StreamChunk) and last.completion is not None
         assert "".join(chunk.text for chunk in chunks) == last.completion.text == "one two three"
         messages = [ChatMessage("user", "hi")]
-        *_, last = [chunk async for chunk in client.stream(messages=messages)]
+        *_, last = [chunk async for chunk in client.stream(messages)]
         assert last.completion and last.completion.token_ids == TOKENIZER.encode_chat(messages)
 
     with_client(echo, body)

@@ -12,10 +12,11 @@ from contextlib import ExitStack
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from ssd.client import Client, Completion, StreamChunk
 from ssd.client.inboxes import MAX_UNREAD
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingDefaults, SamplingParams
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError, UsageError
 from ssd.frontend import gateway
 from ssd.ipc import sockets
@@ -58,9 +59,9 @@ def test_a_stream_yields_the_rounds_and_then_the_completion(client: Client) -> N
 
 def test_chats_and_token_ids_stream_too(client: Client) -> None:
     messages = [ChatMessage("user", "hi")]
-    *_, last = client.stream(messages=messages)
+    *_, last = client.stream(messages)
     assert last.completion and last.completion.token_ids == TOKENIZER.encode_chat(messages)
-    *_, last = client.stream(token_ids=[7, 8, 9])
+    *_, last = client.stream([7, 8, 9])
     assert last.completion and last.completion.token_ids == [7, 8, 9]
 
 
@@ -136,6 +137,49 @@ def test_signs_of_life_are_no_part_of_an_answer(connect: type[Client], monkeypat
 def test_describe_tells_what_is_served(client: Client) -> None:
     description = client.describe()
     assert (description.model, description.max_model_len, description.chat) == ("scripted", 256, True)
+
+
+def test_without_parameters_the_engine_samples_as_the_model_says_and_given_ones_are_literal(
+    connect: type[Client],
+) -> None:
+    submitted: list[SamplingParams] = []
+
+    def script(submit: Submit) -> Iterator[Emission]:
+        submitted.append(submit.params)
+        return echo(submit)
+
+    defaults, hello = (
+        SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.1),
+        {"role": "user", "content": "hi"},
+    )
+    with ExitStack() as stack:
+        engine = stack.enter_context(scripted_engine())
+        stack.enter_context(gateway_thread(engine, engine_config(sampling=defaults)))
+        stack.enter_context(following(engine, script))
+        client = stack.enter_context(connect(engine.address))
+        own = client.get_default_sampling_params()
+        assert own == SamplingParams(0.6, 20, repetition_penalty=1.1)
+        asked = client.get_default_sampling_params(max_tokens=3, temperature=0)
+        assert asked == SamplingParams(0, 20, repetition_penalty=1.1, max_tokens=3)
+        for params, expected in ((None, own), (asked, asked), (SamplingParams(), SamplingParams())):
+            submitted.clear()
+            list(client.stream("a", params))
+            list(client.stream([hello], params))
+            client.generate("a", params)
+            client.generate(["a", [7]], params)
+            client.chat([hello], params)
+            client.chat([[hello], [ChatMessage("user", "ho")]], params)
+            found = [replace(each, seed=None, speculation=None) for each in submitted]
+            assert found == [expected] * 8
+
+
+def test_a_chat_is_one_conversation_or_several(client: Client) -> None:
+    hi, ho = ChatMessage("user", "hi"), {"role": "user", "content": "ho"}
+    single, both = client.chat([hi]), client.chat([[hi], [ho]])
+    assert isinstance(single, Completion) and single.token_ids == TOKENIZER.encode_chat([hi])
+    assert [each.token_ids for each in both] == [TOKENIZER.encode_chat([m]) for m in (hi, ChatMessage("user", "ho"))]
+    with pytest.raises(UsageError, match="a message of a chat has a role and a content"):
+        next(client.stream([{"role": "cook", "content": "x"}]))
 
 
 # -- failures -------------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_a_lost_connection_costs_no_request_and_no_token(world: World) -> None:
 
 
 def test_a_request_that_is_given_up_ends_upstream(world: World) -> None:
-    stream = world.client.stream(token_ids=PROMPTS[0], params=params(max_tokens=100_000 // 2000))
+    stream = world.client.stream(PROMPTS[0], params(max_tokens=100_000 // 2000))
     next(stream)
     stream.close()
     assert len(world.client.generate(PROMPTS, params())) == len(PROMPTS)

@@ -30,7 +30,7 @@ params = SamplingParams(seed=1, max_tokens=64, ignore_eos=True)
 expected = llm.generate([[1, 2, 3]], params)[0].token_ids
 client = Client(llm.engine.address)
 for way in ("close", "collect", "exit", "multiprocessing"):
-    stream, chunks = llm.stream([1, 2, 3], params), client.stream(params=params, token_ids=[1, 2, 3])
+    stream, chunks = llm.stream([1, 2, 3], params), client.stream([1, 2, 3], params)
     got = next(stream).token_ids, next(chunks).token_ids
     if way == "multiprocessing":
         child = multiprocessing.get_context("fork").Process(target=ask, args=(llm, stream, chunks))

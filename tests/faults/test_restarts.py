@@ -92,7 +92,7 @@ def until(condition: Callable[[], Any]) -> None:
 async def stream(client: AsyncClient, prompt: list[int], asked: SamplingParams, got: list[int]) -> str:
     """Read a whole stream into `got`; returns the code of its failure, or nothing."""
     try:
-        async for chunk in client.stream(token_ids=prompt, params=asked):
+        async for chunk in client.stream(prompt, asked):
             got += chunk.token_ids
     except RequestError as error:
         return error.code
@@ -144,7 +144,7 @@ def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing
     frontend, target = engine.pids["frontend"], engine.pids["target"]
     with Client(engine.address) as client:
         with pytest.raises(EngineDeadError):
-            for count, _ in enumerate(client.stream(token_ids=PROMPTS[0], params=params(2000))):
+            for count, _ in enumerate(client.stream(PROMPTS[0], params(2000))):
                 if count == 3:
                     os.kill(frontend, fault)
         until(lambda: engine.pids.get("frontend", frontend) != frontend)
@@ -178,7 +178,7 @@ def over_zeromq(engine: Engine, prompt: list[int], asked: SamplingParams, begun:
     """The tokens of a stream; tells when it has begun."""
     got: list[int] = []
     with Client(engine.address) as client:
-        for chunk in client.stream(token_ids=prompt, params=asked):
+        for chunk in client.stream(prompt, asked):
             if not got:
                 begun.release()
             got += chunk.token_ids

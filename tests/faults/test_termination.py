@@ -48,7 +48,7 @@ def streams(address: str, ends: list[str]) -> list[threading.Thread]:
 
     def read(number: int) -> None:
         with Client(address) as client:
-            chunks = client.stream(token_ids=[number + 1], params=LONG)
+            chunks = client.stream([number + 1], LONG)
             next(chunks)
             begun.wait(PATIENCE_S)
             try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ssd.config.engine import Limits, ServerConfig
-from ssd.config.params import SamplingParams, Speculation
+from ssd.config.params import SamplingDefaults, SamplingParams, Speculation
 from ssd.errors import SsdError
 from ssd.frontend.process import Frontend
 from ssd.frontend.tokenization import Tokenizer
@@ -207,7 +207,7 @@ def test_a_failure_in_the_target_fails_that_request_alone(setup: Setup) -> None:
 
 def test_describe(setup: Setup) -> None:
     assert setup.client.ask(Describe()) == Description(
-        "scripted", ["scripted"], "", Speculation("ar"), 49152, 256, True
+        "scripted", ["scripted"], "", Speculation("ar"), 49152, 256, True, SamplingDefaults()
     )
 
 

@@ -309,7 +309,7 @@ def test_a_lenient_struct_is_the_strict_one_but_for_unknown_fields() -> None:
 
 def test_what_a_request_does_not_say_the_model_does() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
-    with http_engine(ServerConfig(names=("scripted",), port=0, sampling=defaults)) as engine:
+    with http_engine(sampling=defaults) as engine:
         assert json.loads(engine.ask("GET", "/server_info")[2])["sampling_defaults"] == defaults.given()
         for body, expected in (
             ({}, (0.6, 20, 0.95, 0.0, 1.1)),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.config.params import MAX_SEED, SamplingParams, Speculation
+from ssd.config.params import MAX_SEED, SamplingDefaults, SamplingParams, Speculation
 from ssd.ipc import link as n
 from ssd.ipc import messages as m
 from ssd.ipc import public as p
@@ -30,13 +30,13 @@ EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_log
 
 TO_FRONTEND: list[p.Message] = [
     p.Generate(1, prompt="naïve 🙂", params=PARAMS),
-    p.Generate(2**63 - 1, token_ids=[0, 2**31 - 1]),
+    p.Generate(2**63 - 1, token_ids=[0, 2**31 - 1], params=None),
     p.Generate(3, messages=[p.ChatMessage("user", "hello")]),
     p.Cancel(4),
     p.Describe(),
 ]
 TO_CLIENT: list[p.Message] = [
-    p.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True),
+    p.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True, SamplingDefaults(0.6, top_k=20)),
     p.Chunk(1, "text", [5, 6], [LOGPROB]),
     p.Done(1, "length", "", [1], p.Usage(1, 2), METRICS),
     p.Failed(1, "invalid_request", "why"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from ssd.config import cgroups
@@ -53,12 +56,37 @@ def test_the_model_says_how_it_is_sampled_unless_nobody_asks_it(
     said = {"temperature": 0.6, "top_k": 20, "top_p": 7, "min_p": "x", "repetition_penalty": None, "do_sample": True}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **said}))
     options = EngineOptions(target=str(tmp_path), mode="ar")
-    assert resolve(options, ServerOptions()).server.sampling == SamplingDefaults(temperature=0.6, top_k=20)
+    for server in (ServerOptions(), None):
+        assert resolve(options, server).sampling == SamplingDefaults(temperature=0.6, top_k=20)
     assert [name for name in ("top_p", "min_p", "repetition_penalty") if f"{name} " in caplog.text] == [
         "top_p",
         "min_p",
     ]
-    assert resolve(options, ServerOptions(generation_config="none")).server.sampling == SamplingDefaults()
+    assert resolve(replace(options, generation_config="none")).sampling == SamplingDefaults()
+
+
+@pytest.mark.parametrize(("do_sample", "temperature"), [(False, 0.0), (True, 0.6), (None, 0.6)])
+def test_a_model_that_says_not_to_sample_is_greedy(tmp_path: Path, do_sample: bool | None, temperature: float) -> None:
+    for file in Path(TARGET).iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "do_sample": do_sample}))
+    found = resolve(EngineOptions(target=str(tmp_path), mode="ar"))
+    assert found.sampling == SamplingDefaults(temperature=temperature)
+
+
+def test_a_built_in_target_that_was_pulled_by_an_older_version_has_the_sampling_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "models" / "smollm2"
+    shutil.copytree(TARGET, old, copy_function=os.symlink)
+    (old / "generation_config.json").unlink()
+    (old / "generation_config.json").write_text('{"eos_token_id": 2}')
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    assert BUILTIN["smollm2"].directory == old
+    for target in ("smollm2", str(old)):
+        found = resolve(EngineOptions(target=target, mode="ar")).sampling
+        assert found.temperature == 0 and (found.repetition_penalty or 1) > 1
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -71,7 +71,7 @@ def test_a_text_prompt_fills_the_context_at_most(engine: Engine, client: Client)
 
 
 def test_rounds_bring_several_tokens_and_are_counted(client: Client) -> None:
-    *chunks, last = client.stream(token_ids=[1, 2], params=SamplingParams(seed=3, max_tokens=200, ignore_eos=True))
+    *chunks, last = client.stream([1, 2], SamplingParams(seed=3, max_tokens=200, ignore_eos=True))
     assert last.completion is not None
     metrics = last.completion.metrics
     assert max(len(chunk.token_ids) for chunk in chunks) > 1

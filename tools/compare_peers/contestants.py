@@ -157,7 +157,7 @@ def _ssd(files: Files, threads: int, **options: Any) -> Iterator[Answering]:
 
         def answer(prompt: list[int], tokens: int, tell: Tell) -> None:
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-            for chunk in llm.client.stream(token_ids=prompt, params=params):
+            for chunk in llm.client.stream(prompt, params):
                 if chunk.token_ids:
                     tell(chunk.token_ids)
 

@@ -115,7 +115,7 @@ def main(
         _end(report, [report], out)
         return
     if growth:
-        config = resolve(EngineOptions(mode=mode), ServerOptions(port=0))
+        config = resolve(EngineOptions(mode=mode, generation_config="none"), ServerOptions(port=0))
         report = GrowthSoak(config, 60 * warm_up, most_growth, most_draft, seed).run(concurrency, longest, 60 * minutes)
         console.print(growth_table(report["processes"], report["grown"]))
         _end(report, [report], out)
@@ -129,6 +129,7 @@ def main(
         deterministic=deterministic,
         kv_cache_memory_bytes=_KV_CACHE_BYTES,
         load_format="mock" if mock else "auto",
+        generation_config="none",  # over HTTP answers are those of the same parameters over ZeroMQ
     )
     if mock and not attacks:
         raise click.UsageError("--mock is for --attacks")

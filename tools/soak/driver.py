@@ -145,7 +145,7 @@ class Driver:
     ) -> StreamChunk | None:
         """Read the stream to its end, or until `leave` tokens have come."""
         params = replace(request.params, speculation=self._speculation)
-        stream = client.stream(messages=request.messages, params=params, timeout=_PATIENCE_S)
+        stream = client.stream(request.messages, params, timeout=_PATIENCE_S)
         try:
             async for chunk in stream:
                 heard.take(chunk.token_ids, time.perf_counter())

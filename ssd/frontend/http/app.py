@@ -332,7 +332,7 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "limits": config.server.limits,
-        "sampling_defaults": config.server.sampling.given(),
+        "sampling_defaults": config.sampling.given(),
         **manager.answer_format.names,
         "takes_enable_thinking": manager.vocabulary.template.takes_thinking,
         "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},

@@ -93,7 +93,7 @@ class CompletionStyle(Style):
     async def _choice(self, choice: Choice, each: Each) -> answers.CompletionChoice:
         text, prompt, entries, unknown = "".join(choice.text), choice.request.prompt.tolist(), choice.logprobs, 0
         if self._echo:
-            asked = choice.asked.prompt if choice.asked.params.truncate_prompt_tokens is None else None
+            asked = choice.asked.prompt if choice.request.params.truncate_prompt_tokens is None else None
             text = (text_of(prompt, self._vocabulary) if asked is None else asked) + text
             first = [TokenLogprob(token, 0.0, []) for token in prompt[:1]]
             entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)

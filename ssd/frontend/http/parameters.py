@@ -34,7 +34,7 @@ _SAME = (
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
     """Returns the parameters that all choices of a request share; admission checks them. Raises HttpError."""
     asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    fields: dict[str, Any] = {"temperature": 1.0, **config.server.sampling.given(), **asked}
+    fields: dict[str, Any] = {"temperature": 1.0, **config.sampling.given(), **asked}
     fields["top_k"] = max(0, fields.get("top_k", 0))  # -1 means off, too
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")

@@ -1,0 +1,167 @@
+"""Ten everyday prompts at every door of one engine, without a word on sampling: the same texts, and none that loops."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ssd.client import Client, Completion
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
+
+PROMPTS = [
+    "Why is the sky blue?",
+    "Tell me a story about a fox.",
+    "Explain how a bicycle works.",
+    "Write a poem about the sea.",
+    "What is the capital of France?",
+    "Give me a recipe for pancakes.",
+    "How do I learn to play the guitar?",
+    "Write a Python function that reverses a string.",
+    "What should I do on a rainy day?",
+    "Summarize the history of Rome.",
+]
+SHORT = 40  # tokens, for doors that answer one prompt after the other
+
+
+class Doors(NamedTuple):
+    url: str
+    client: Client
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[Doors]:
+    """Of the built-in pair. No answer depends on what runs beside it."""
+    options = EngineOptions(max_num_seqs=len(PROMPTS), deterministic=True)
+    with Engine(resolve(options, ServerOptions(port=0))) as engine, Client(engine.address) as client:
+        assert engine.url is not None
+        yield Doors(engine.url, client)
+
+
+@pytest.fixture(scope="module")
+def told(doors: Doors) -> list[Completion]:
+    """What a ZeroMQ client gets that gives no parameters."""
+    return doors.client.generate(PROMPTS, chat=True)
+
+
+@pytest.fixture(scope="module")
+def shown(doors: Doors) -> list[dict[str, Any]]:
+    """What the page shows to somebody who has never opened its settings: the choices, with their token ids."""
+    with urllib.request.urlopen(doors.url) as page:
+        body = settings(page.read().decode())
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda prompt: chat_completion(doors, prompt, **body), PROMPTS))
+
+
+class _Inputs(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, str] = {}
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if tag == "input" and given.get("name") and given.get("value"):
+            self.values[str(given["name"])] = str(given["value"])
+
+
+def settings(page: str) -> dict[str, Any]:
+    """Return the numbers that the page sends when nobody has changed one: those of its fields that have a value."""
+    assert "for (const name of NUMBERS) if (field[name].value) body[name] = Number(field[name].value);" in page
+    (listed,) = re.findall(r"const NUMBERS = (\[.*?\]);", page)
+    inputs = _Inputs()
+    inputs.feed(page)
+    return {name: json.loads(inputs.values[name]) for name in json.loads(listed) if name in inputs.values}
+
+
+def chat_completion(doors: Doors, prompt: str, **body: Any) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": prompt}], "return_token_ids": True, **body}
+    request = urllib.request.Request(
+        f"{doors.url}/v1/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        found: dict[str, Any] = json.load(answer)["choices"][0]
+        return found
+
+
+def ssd(*arguments: str, given: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ssd.cli.main", *arguments], input=given, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Tell whether 40 tokens or more, at the end or before, are one passage three times or more."""
+    return any(
+        ids[begin : begin + span - period] == ids[begin + period : begin + span]
+        for period in range(1, len(ids) // 3 + 1)
+        for span in [max(40, 3 * period)]
+        for begin in range(len(ids) - span + 1)
+    )
+
+
+def test_a_loop_is_told_from_a_text() -> None:
+    text = list(range(50))
+    assert loops(text + [1, 2, 3] * 14) and loops([*text, *[1, 2, 3] * 14, 9]) and loops(text * 3) and loops([7] * 40)
+    assert not loops(text) and not loops(text * 2) and not loops(text + [1, 2, 3] * 13) and not loops([7] * 39)
+
+
+def test_no_first_answer_loops(shown: list[dict[str, Any]]) -> None:
+    ended = {prompt: choice["finish_reason"] for prompt, choice in zip(PROMPTS, shown, strict=True)}
+    assert not [prompt for prompt, choice in zip(PROMPTS, shown, strict=True) if loops(choice["token_ids"])], ended
+    assert set(ended.values()) == {"stop"}, ended
+
+
+def test_the_page_and_a_client_get_the_same_text(shown: list[dict[str, Any]], told: list[Completion]) -> None:
+    for choice, completion in zip(shown, told, strict=True):
+        assert choice["token_ids"][: len(completion.token_ids)] == completion.token_ids
+
+
+def test_http_gets_the_same_text(doors: Doors, told: list[Completion]) -> None:
+    choice = chat_completion(doors, PROMPTS[0], max_tokens=SHORT)
+    assert choice["token_ids"] == told[0].token_ids[:SHORT]
+
+
+def test_a_stream_and_given_defaults_get_the_same_text(doors: Doors, told: list[Completion]) -> None:
+    *_, last = doors.client.stream([{"role": "user", "content": PROMPTS[0]}])
+    assert last.completion is not None and last.completion.token_ids == told[0].token_ids
+    short = doors.client.chat(
+        [{"role": "user", "content": PROMPTS[0]}], doors.client.get_default_sampling_params(max_tokens=SHORT)
+    )
+    assert short.token_ids == told[0].token_ids[:SHORT]
+
+
+def test_generate_gets_the_same_text(doors: Doors, told: list[Completion], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    found = ssd("generate", "--address", doors.client.address, "--prompts-file", str(file))
+    assert [json.loads(line)["token_ids"] for line in found.splitlines()] == [each.token_ids for each in told]
+
+
+def test_chat_gets_the_same_text(doors: Doors, told: list[Completion], tmp_path: Path) -> None:
+    lines = [line for n, prompt in enumerate(PROMPTS) for line in (prompt, f"/save {tmp_path / str(n)}", "/clear")]
+    ssd("chat", "--address", doors.client.address, "--max-tokens", str(SHORT), given="\n".join(lines))
+    for number, completion in enumerate(told):
+        (_, answer) = json.loads((tmp_path / str(number)).read_text())["messages"]
+        assert len(answer["content"]) > 20 or len(completion.token_ids) < SHORT
+        assert completion.text.startswith(answer["content"])
+
+
+def test_flags_change_what_the_model_says(doors: Doors, told: list[Completion]) -> None:
+    neutral = "--repetition-penalty", "1", "--frequency-penalty", "0", "--presence-penalty", "0", "--json"
+    longest = max(range(len(PROMPTS)), key=lambda number: len(told[number].token_ids))
+    found = json.loads(ssd("generate", "--address", doors.client.address, PROMPTS[longest], *neutral))
+    assert found["token_ids"] != told[longest].token_ids
