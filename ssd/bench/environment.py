@@ -34,6 +34,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def processors(machine: dict[str, Any]) -> str:
+    """Return the GPUs of an `environment` in words, or its cores if there are none."""
+    return ", ".join(machine.get("gpus") or [f"{machine['cores']} cores of {machine['cpu']}"])
+
+
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
     """Return the models, and the devices and types they run on."""
     names = ("target_name", "draft_name", "device", "draft_device", "dtype", "quantize", "activations")

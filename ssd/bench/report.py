@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd.bench.environment import environment
+from ssd.bench.environment import environment, processors
 from ssd.bench.figures import Row
 from ssd.bench.outputs import grid
 from ssd.errors import UsageError
@@ -124,10 +124,9 @@ def sentences(report: BenchReport) -> list[str]:
     facts = report.engine
     pair = " and ".join(filter(None, (facts.get("target_name"), facts.get("draft_name"))))
     machine = report.environment
-    ran_on = ", ".join(machine.get("gpus") or [f"{machine['cores']} cores of {machine['cpu']}"])
     versions = f"ssd {machine['ssd']} {machine['commit']}".strip()
     place = "on" if "device" in facts else "asked from"
-    about = f"{pair} {place} {ran_on}; {versions}, torch {machine['torch']}, Python {machine['python']}."
+    about = f"{pair} {place} {processors(machine)}; {versions}, torch {machine['torch']}, Python {machine['python']}."
     emulated = report.emulation.notes(report.rows) if report.emulation else []
     plans = [f"{row['mode']} at {_case(row)}, in the end: {row['plan']}." for row in report.rows if row.get("plan")]
     return [*filter(None, [report.hardware]), *plans, *report.notes, *emulated, about]

@@ -103,11 +103,13 @@ class Protocol(NamedTuple):
     chat: bool
     ignore_eos: bool = True
     seed: int = 0
+    repetition_penalty: float = 1.0
 
     def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
         """Return the parameters of prompt number `index`; its seed is the same in every setting."""
         return SamplingParams(
             temperature=temperature,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed + index,
             max_tokens=self.tokens,
             ignore_eos=self.ignore_eos,

@@ -107,7 +107,7 @@ def measuring(
         config = resolve(options)
         tell_left_out(asked, engine, settings)
         if emulation is not None:
-            config = _emulating(config, emulation)
+            config = emulating(config, emulation)
         stack.enter_context(process_setup())
         client = stack.enter_context(session(config))
         protocol = asked.protocol(client.describe().chat)
@@ -117,7 +117,7 @@ def measuring(
         yield Job(config, client, prompts, settings, protocol, report)
 
 
-def _emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
+def emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
     if emulation.times is not None:
         # A stated agreement lies in the weights of the scripted pair.
         return replace(config, emulate=emulation.times, elastic_cores=False)

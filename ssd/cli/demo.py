@@ -1,74 +1,207 @@
-"""`ssd demo`: one prompt answered in the mode asked for, and by plain decoding."""
+"""`ssd demo`: what speculation gains over plain decoding on a story, on an edit, and on emulated devices."""
 
 from __future__ import annotations
 
-import click
-from msgspec.structs import replace
+import shlex
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
-from ssd.bench.environment import runs_on
+import click
+
+from ssd.bench.datasets import random_ids
+from ssd.bench.emulated import Emulation, scripted
+from ssd.bench.environment import environment, processors, runs_on
+from ssd.bench.outputs import console, grid
+from ssd.bench.settings import Protocol, Setting, Sweep
+from ssd.cli.bench_job import base_speculation, emulating, sized
 from ssd.cli.options import GroupedCommand, local_engine_options
-from ssd.cli.session import process_setup, session, show, spinner
+from ssd.cli.session import process_setup, session, show
 from ssd.client import Client, Completion
 from ssd.config.engine import EngineConfig
-from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.config.params import DRAFTED, Speculation
+from ssd.emulation.devices import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 
-_PROMPT = "Write a short story about a lighthouse keeper."
+if TYPE_CHECKING:
+    from ssd.bench.runs import Runs
+
 _EXAMPLES = """
 ssd demo
 ssd demo "Write a poem about the sea."
-ssd demo --mode ngram --max-tokens 64
+ssd demo --model qwen2.5-coder
 """
+_STORY = "Write a short story about a lighthouse keeper."
+_TEXT = """\
+The lighthouse stands on a small iland near the coast. Every evening the keeper climbs the stairs and lights the lamp. \
+The ships that pass in the nite can see it from twenty miles away. In winter the waves are high and no boat can land, \
+so the keeper has food for three months in the cellar."""
+_CODE = """\
+def area(width, height):
+    return width * height
+
+def volume(width, height, depth):
+    return area(width, height) * depth
+
+def surface(width, height, depth):
+    sides = area(width, depth) + area(height, depth)
+    return 2 * (area(width, height) + sides)
+"""
+_RAW_TOKENS = 64  # of an edit by a model without chat format, which does not end by itself
+_TURNS, _TURNS_S = 5, 10.0  # turns of each mode: fewer than five where these would take longer than ten seconds
+_EMULATED_PROMPTS, _EMULATED_TOKENS, _EMULATED_INPUT = 2, 96, 32
+
+_INTRODUCTION = """\
+The demo compares plain decoding (mode ar) with speculation, three times, in less than a minute.
+Several tokens are proposed, and one forward of the model checks them all. A token is kept only where it is the one
+that the model chooses itself: speculation changes the speed, not the tokens. The token ids are compared each time."""
+_ABOUT_STORY = """\
+Mode auto chooses what is fastest while it runs: a draft model, prompt lookup or plain decoding. Little of a story can
+be guessed."""
+_ABOUT_EDIT = """\
+Most of the answer stands in the prompt. Prompt lookup proposes what followed the same words there. It needs no draft
+model and no setting."""
+_ABOUT_EMULATED = """\
+EMULATED: no GPU is used and no weights are loaded. A forward sleeps as long as on the paper's devices:
+{models}. The tokens are a script's; the draft guesses as many of them as the
+paper's does. Processes, messages and scheduling are the real engine's. In sd target and draft take turns; in ssd the
+draft works ahead while the target verifies."""
+_NEXT = """\
+A draft pays most where it has hardware of its own, as on the emulated devices.
+Next: serve it over HTTP       ssd serve {target}
+      compare every mode       ssd bench latency -m {target}
+      see when a draft pays    ssd plan"""
+
+
+class _Gain(NamedTuple):
+    """Tokens a second in mode `ar` (`plain`) and in the `mode` asked for. `plan`: what the engine then had chosen."""
+
+    mode: str
+    plain: float
+    asked: float
+    plan: str
+
+    @property
+    def over(self) -> float:
+        return _ratio(self.asked, self.plain)
 
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
-@click.argument("prompt", default=_PROMPT)
-@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.argument("prompt", required=False)
+@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Longest answer.")
 @local_engine_options
-def demo(prompt: str, max_tokens: int, engine: EngineOptions) -> None:
-    """Answer one prompt in the mode asked for, then by plain decoding on the same engine, and compare.
+def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
+    """Compare the mode asked for with plain decoding: on a story, on an edit, and on the paper's 70B pair, emulated.
 
-    Both have all cores, unless --target-cpus or --draft-cpus say otherwise. The gain varies with the text."""
+    With PROMPT, on that alone. All modes have all cores, unless --target-cpus or --draft-cpus say otherwise."""
     config = resolve(engine)
-    asked = [
-        SamplingParams(max_tokens=max_tokens, speculation=each) for each in (config.speculation, Speculation("ar"))
-    ]
-    with process_setup(), session(config) as client:
-        chat = client.describe().chat
-        with spinner("warming up"):
-            for params in asked:
-                client.generate([prompt], replace(params, max_tokens=8), chat=chat)
-        completions = [_answer(client, prompt, params, chat) for params in asked]
-    _compare(config, completions)
+    penalty = config.sampling.repetition_penalty or 1.0
+    with process_setup():
+        if prompt is None:
+            click.echo(_INTRODUCTION)
+        with session(config) as client:
+            chat = client.describe().chat
+            free = Protocol(max_tokens, chat, ignore_eos=False, repetition_penalty=penalty)
+            if prompt is not None:
+                _compared(config, client, prompt, free)
+                return
+            _headline(f"1. A story by {config.target_name}", _ABOUT_STORY, free)
+            story = _compared(config, client, _STORY, free)
+            exact = Protocol(max_tokens if chat else min(max_tokens, _RAW_TOKENS), chat, ignore_eos=False)
+            _headline(f"2. An edit by {config.target_name}", _ABOUT_EDIT, exact)
+            edit = _compared(config, client, _edit(engine, chat), exact)
+        emulated = _emulated(max_tokens)
+    click.secho("\nIn short: tok/s of plain decoding, and with speculation", bold=True)
+    for title, gain in (("a story", story), ("an edit", edit), ("70B, emulated", emulated)):
+        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {gain.over:.2f} times ({gain.mode})")
+    click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
+    click.echo(_NEXT.format(target=shlex.quote(engine.target)))
 
 
-def _answer(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:
-    assert params.speculation is not None
-    click.secho(f"{params.speculation.mode}> {prompt}", bold=True)
-    return show(client, prompt, params, chat)
+def _edit(engine: EngineOptions, chat: bool) -> str:
+    """Return a prompt whose answer repeats most of it."""
+    if engine.target == EngineOptions().target:  # which corrects texts, but is too small for code
+        return f"Correct the spelling of this text, and return all of it:\n\n{_TEXT}"
+    if chat:
+        return f"Return this code with type hints:\n\n```python\n{_CODE}```"
+    return f"# The code:\n\n{_CODE}\n\n# The same code with type hints:\n\n"
 
 
-def _compare(config: EngineConfig, completions: list[Completion]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _headline(title: str, about: str, protocol: Protocol) -> None:
+    penalty = protocol.repetition_penalty
+    said = "no repetition penalty" if penalty == 1.0 else f"repetition penalty {penalty:g}, the model's own"
+    click.secho(f"\n{title}", bold=True)
+    click.echo(f"{about}\nSampling: T = 0, {said}.\n")
 
-    table = Table("mode", "runs on", "tok/s", "acceptance length", "hit rate", "verify ms", "overhead ms")
-    modes: tuple[Mode, ...] = (config.speculation.mode, "ar")
-    for mode, completion in zip(modes, completions, strict=True):
-        numbers = completion.metrics
-        table.add_row(
-            mode,
-            runs_on(config, mode),
-            f"{numbers.tokens_per_second:.1f}",
-            f"{numbers.mean_acceptance_length:.2f}",
-            f"{numbers.hit_rate:.0%}" if numbers.hits + numbers.misses else "-",
-            f"{numbers.verify_ms:.1f}",
-            f"{numbers.round_overhead_ms:.2f}",
+
+def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Protocol) -> _Gain:
+    """Show an answer in the mode asked for, then let `ar` and that mode answer by turns. See `_reported`."""
+    from ssd.bench.runs import latency
+
+    asked = Setting(config.speculation.mode, config.speculation)
+    settings = list(dict.fromkeys((Setting("ar", Speculation("ar")), asked)))
+    click.secho(f"{asked.name}> {prompt}", bold=True)
+    began = time.perf_counter()
+    shown = show(client, prompt, protocol.params(asked, 0.0, 0), protocol.chat)
+    turns = int(_TURNS_S / len(settings) / (time.perf_counter() - began))
+    runs = latency(client, [prompt] * max(1, min(turns, _TURNS)), settings, 0.0, protocol)
+    return _reported(config, settings, runs, shown)
+
+
+def _emulated(max_tokens: int) -> _Gain:
+    """Let the paper's pair answer on emulated devices. See `_reported`."""
+    from ssd.bench.runs import latency
+
+    pair, options = PRESETS["llama"], EngineOptions()
+    emulation = Emulation(pair.times, pair.agreement(0.0))
+    settings = Sweep(("ar", "sd", "ssd"), (pair.lookahead,), ((pair.fan_out,),)).settings(base_speculation(options))
+    click.secho("\n3. The 70B pair of arXiv 2603.03251, emulated", bold=True)
+    click.echo(_ABOUT_EMULATED.format(models=pair.models))
+    with scripted(sized(options, settings), emulation) as scripts:
+        config = emulating(resolve(scripts), emulation)
+        with session(config) as client:
+            prompts = random_ids(_EMULATED_PROMPTS, _EMULATED_INPUT, config.vocab_size, 0)
+            protocol = Protocol(min(max_tokens, _EMULATED_TOKENS), chat=False)
+            runs = latency(client, list(prompts), settings, 0.0, protocol)
+    return _reported(config, settings, runs)
+
+
+def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: Completion | None = None) -> _Gain:
+    """Print the figures of `runs` and if all ids are those of `ar`, and return the gain of the last setting.
+
+    `shown` is one more answer to the same prompt."""
+    from ssd.bench.figures import differing, rows
+
+    found = rows(settings, runs, 0.0)
+    plain, asked = found[0]["tok_s"], found[-1]
+    cells = [
+        (
+            row["mode"],
+            runs_on(config, setting.speculation.mode) or "emulated",
+            f"{row['tok_s']:.1f}",
+            f"{_ratio(row['tok_s'], plain):.2f}",
+            f"{row['acceptance_length']:.2f}",
         )
-    Console().print(table)
-    for completion in completions:
-        if completion.metrics.plan:
-            click.echo(f"{completion.metrics.mode}: {completion.metrics.plan}.")
-    same = completions[0].token_ids == completions[1].token_ids
+        for setting, row in zip(settings, found, strict=True)
+    ]
+    turns = len(runs["ar"])
+    title = "one turn of each mode" if turns == 1 else f"medians of {turns} turns"
+    console().print(grid(title, ("mode", "runs on", "tok/s", "over ar", "acceptance length"), cells, left=2))
+    plan = asked.get("plan", "")
+    if plan:
+        click.echo(f"{asked['mode']}: {plan}.")
+    same = not differing(found) and (shown is None or shown.token_ids == runs["ar"][0].completions[0].token_ids)
     click.echo("The same tokens." if same else "The tokens DIFFER: see docs/exactness.md.")
+    return _Gain(asked["mode"], plain, asked["tok_s"], plan)
+
+
+def _ratio(speed: float, plain: float) -> float:
+    return speed / plain if plain else 0.0  # an answer of one token has no speed
+
+
+def _draft_words(config: EngineConfig, story: _Gain) -> str:
+    """Return a sentence that says if a draft pays here, by the engine's plan and the speed of the story."""
+    if config.draft is None:
+        return "No draft is loaded; prompt lookup needs none."
+    pays = story.plan.partition(",")[0] in DRAFTED and story.over > 1
+    return f"For a story a draft {'pays' if pays else 'does not pay'} here, by the plan below its figures."

@@ -44,7 +44,7 @@ _COMMANDS = {
     "edge": ("ssd.cli.edge:edge", "Serve here what a target on another machine verifies, with a draft here."),
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
-    "demo": ("ssd.cli.demo:demo", "Show the built-in pair, speculating and not."),
+    "demo": ("ssd.cli.demo:demo", "See what speculation gains on a story, an edit and an emulated pair."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),

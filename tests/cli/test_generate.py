@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -86,19 +85,6 @@ def test_no_grammar(wrong: list[str]) -> None:
     done = run("generate", PROMPT, "--load-format", "mock", *wrong)
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: " in done.stderr and ("structured output" in done.stderr or "give one of" in done.stderr)
-
-
-@pytest.mark.parametrize("mode", ["auto", "ssd"])
-def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
-    done = run("demo", PROMPT, "--max-tokens", "8", *(() if mode == "auto" else ("--mode", mode)))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("The same tokens.\n")
-    assert f"\n{mode}: " in done.stdout  # what the tuner chose
-    shown = dict(re.findall(r"^│ (\w+) +│ ([\d+]+) cores? ", done.stdout, re.MULTILINE))
-    assert {name: sum(map(int, cores.split("+"))) for name, cores in shown.items()} == dict.fromkeys(
-        ("ar", mode), len(os.sched_getaffinity(0))
-    )
-    assert ("+" in shown[mode]) == (mode == "ssd" and len(os.sched_getaffinity(0)) > 1)
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])

@@ -1,0 +1,110 @@
+"""`ssd demo` on the real pair and on a model without a draft, as a shell sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ssd.bench.runs import Turn
+from ssd.bench.settings import Setting
+from ssd.cli.demo import _reported
+from ssd.config.params import Speculation
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from tests.bench.runs import completion, turns
+from tests.cli.launched import children
+from tests.cli.test_generate import COMMAND, PROMPT, run
+from tests.faults.engine import gone
+from tests.models import tiny
+
+_ROW = re.compile(r"^│ (\w+) +│ ([\w+ ]+?) +│ +([\d.]+) │ +([\d.]+) │ +[\d.]+ │$", re.MULTILINE)
+_GAIN = re.compile(r"^  (.+?) +([\d.]+) -> +([\d.]+)  ([\d.]+) times \((\w+)\)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def without_a_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model: no draft, no chat format."""
+    model = tiny.llama(tmp_path_factory.mktemp("base"), vocab_size=300, max_position_embeddings=1024)
+    tiny.tokenizer(model)
+    (model / "chat_template.jinja").unlink()
+    return model
+
+
+@pytest.mark.parametrize("built_in", [True, False])
+def test_the_demo_shows_three_gains_and_compares_all_ids(built_in: bool, without_a_draft: Path) -> None:
+    target = () if built_in else ("--target", str(without_a_draft))
+    done = run("demo", "--max-tokens", "8", *target)
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"\n(?:[123]\. |In short)", done.stdout)
+    assert len(parts) == 5
+    edit = "auto> Correct the spelling of this text" if built_in else "auto> # The code:\n\ndef area(width, height):\n"
+    begun = ("auto> Write a short story", edit, "EMULATED: no GPU is used")
+    for part, beginning in zip(parts[1:4], begun, strict=True):
+        assert f"\n{beginning}" in part and part.endswith("The same tokens.\n")
+    tables = [_ROW.findall(part) for part in parts[1:4]]
+    here = f"{len(os.sched_getaffinity(0))} cores".replace("1 cores", "1 core")
+    assert [[row[:2] for row in table] for table in tables] == [
+        *([("ar", here), ("auto", here)],) * 2,
+        [(mode, "emulated") for mode in ("ar", "sd", "ssd")],
+    ]
+    gains = _GAIN.findall(parts[4])
+    assert [name for name, *_ in gains] == ["a story", "an edit", "70B, emulated"]
+    for (_, *figures), table in zip(gains, tables, strict=True):
+        mode, _, speed, over = table[-1]
+        assert figures == [table[0][2], speed, over, mode]
+        assert float(over) == pytest.approx(float(speed) / float(table[0][2]), rel=0.02, abs=0.01)
+    draft = "For a story a draft (does not pay|pays) here" if built_in else "No draft is loaded"
+    assert re.search(rf"^This machine: .+\. {draft}", parts[4], re.MULTILINE)
+    assert f"ssd serve {'smollm2' if built_in else without_a_draft}\n" in parts[4]
+
+
+@pytest.mark.parametrize("mode", ["auto", "ssd"])
+def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
+    done = run("demo", PROMPT, "--max-tokens", "8", *(() if mode == "auto" else ("--mode", mode)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("The same tokens.\n")
+    assert f"\n{mode}: " in done.stdout  # what the tuner chose
+    shown = dict(re.findall(r"^│ (\w+) +│ ([\d+]+) cores? ", done.stdout, re.MULTILINE))
+    assert {name: sum(map(int, cores.split("+"))) for name, cores in shown.items()} == dict.fromkeys(
+        ("ar", mode), len(os.sched_getaffinity(0))
+    )
+    assert ("+" in shown[mode]) == (mode == "ssd" and len(os.sched_getaffinity(0)) > 1)
+
+
+def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    config = resolve(EngineOptions(load_format="mock"))
+    settings = [Setting(mode, Speculation(mode)) for mode in ("ar", "sd")]
+    alike = {"ar": turns(50.0, 50.0, ids=[1, 2]), "sd": turns(80.0, 100.0, ids=[1, 2])}
+    gain = _reported(config, settings, alike, completion([1, 2]))
+    assert (gain.mode, gain.plain, gain.asked, gain.over) == ("sd", 50.0, 90.0, 1.8)
+    assert capsys.readouterr().out.endswith("The same tokens.\n")
+    _reported(config, settings, alike, completion([1, 3]))
+    assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
+    _reported(config, settings, alike | {"sd": [alike["sd"][0], Turn([completion([1, 3])], 80.0)]})
+    assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
+
+
+@pytest.mark.parametrize("last", ["auto> # The code:", "ssd target: emulated"])
+def test_ctrl_c_ends_every_part_and_leaves_nothing(last: str, without_a_draft: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--max-tokens", "16", "--target", without_a_draft],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith(last):
+        assert line, "the demo has ended"
+    pids = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in rest
+    assert pids and all(gone(pid, within_s=2) for pid in pids.values())
+    assert not list(tmp_path.glob("ssd-scripted-*"))
