@@ -335,6 +335,9 @@ def test_a_file_sets_what_is_no_flag_of_generate(engine: ScriptedEngine, tmp_pat
     file.write_text("port = 80\nbudget = 20\n[speculative-config]\nnum_speculative_tokens = 3")
     result = ssd(*command, "--config", file)
     assert json.loads(result.stdout)["text"] == "hello 5 3"
+    file.write_text('budget = 5\nfan-out = "auto"\nnum-speculative-tokens = 8')
+    for words in (command, ("generate", "hello", *PAIR)):
+        assert_refused(ssd(*words, "--config", file), "a budget of 5 is less than one chain for each of 9")
     file.write_text("fan-out = 99")
     assert_refused(ssd(*command, "--config", file), str(file), "fan-out", "1 to 16")
 
