@@ -193,7 +193,9 @@ def test_a_chat_with_a_base_model_is_refused_before_it_is_loaded(tmp_path: Path)
     for file in TARGET.iterdir():
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).symlink_to(file)
-    assert_refused(ssd("chat", "--target", tmp_path), f"{tmp_path.name} has no chat format; use ssd generate")
+    for command in (("chat",), ("generate", "hello", "--chat")):
+        refused = ssd(*command, "--target", tmp_path)
+        assert_refused(refused, f"{tmp_path.name} has no chat format; use ssd generate --raw")
 
 
 def greedy() -> None:
