@@ -52,8 +52,10 @@ def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
 
 def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
     """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
-    cause, _, path = str(error).partition(" - at `$.")
-    names = re.findall(r"\w+", path)
+    cause, _, path = str(error).partition(" - at `")
+    names = re.findall(r"\w+", path.rpartition("$")[2])
+    if not names:
+        return cause
     while len(names) > 1 and isinstance(inner := getattr(values, names[0]), msgspec.Struct):
         values = inner
         del names[0]
