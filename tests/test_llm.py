@@ -39,6 +39,17 @@ def test_a_wrong_argument_is_told_with_the_choices(given: dict[str, Any], words:
         LLM(**given)
 
 
+def test_a_wrong_parameter_is_told_with_the_choices(llm: LLM) -> None:
+    for params, words in (
+        (SamplingParams(speculation=Speculation("fast")), "^mode 'fast': there are ar, auto, ngram, sd, ssd$"),  # type: ignore[arg-type]
+        (SamplingParams(logit_bias={-1: 1.0}), r"^logit_bias \{-1: 1.0\}: expected int >= 0$"),
+        (SamplingParams(top_p=2.0), "^top_p 2.0: expected float <= 1.0$"),
+        (SamplingParams(stop=("",)), r"^stop \('',\): expected str of length >= 1$"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            llm.generate("hello", params)
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(max_num_seqs=4) as llm:

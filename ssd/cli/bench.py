@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -57,7 +56,7 @@ def latency(
     from ssd.bench.runs import latency as run
 
     base = base_speculation(engine)
-    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base)
+    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base)
     misses: dict[int, Setting] = {}
     if profile is not None:
         check_writable("--write-profile", profile)
@@ -106,7 +105,7 @@ def throughput(
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep(partial(modes_to_compare, engine, emulation)).settings(base_speculation(engine))
+    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:

@@ -117,9 +117,9 @@ class BenchOptions(NamedTuple):
             return list(texts)
         return list(datasets.random_ids(self.prompts, self.input_len, vocabulary, self.seed, self.range_ratio))
 
-    def sweep(self, modes: Callable[[], tuple[Mode, ...]]) -> Sweep:
-        """Return the sweep that was asked for, over what `modes` returns if --modes is not given."""
-        return Sweep(self.modes or modes(), self.lookaheads, self.fan_outs, self.backups)
+    def sweep(self, modes: tuple[Mode, ...]) -> Sweep:
+        """Return the sweep that was asked for, over `modes` if --modes is not given."""
+        return Sweep(self.modes or modes, self.lookaheads, self.fan_outs, self.backups)
 
     def protocol(self, chat: bool) -> Protocol:
         """Return what requests ask for. `chat`: whether the model has a chat format."""

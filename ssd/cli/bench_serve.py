@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +108,7 @@ def serve(
         texts = asked.texts()
         with process_setup(), Client(address, keys=keys) as client:
             served = client.describe()
-            settings = asked.sweep(lambda: (served.speculation.mode,)).settings(replace(served.speculation, **changes))
+            settings = asked.sweep((served.speculation.mode,)).settings(replace(served.speculation, **changes))
             job = _at_engine(asked, traffic, texts, settings, client, keys)
             names = {"target_name": printable(served.model), "draft_name": printable(served.draft)}
             _report(job, names | {"address": address})
@@ -117,7 +116,7 @@ def serve(
         if keys is not None:
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
-        settings = asked.sweep(partial(modes_to_compare, engine)).settings(base_speculation(engine))
+        settings = asked.sweep(modes_to_compare(engine)).settings(base_speculation(engine))
         config = resolve(sized(engine, settings))
         tell_left_out(asked, engine, settings)
         with process_setup(), session(config) as client:

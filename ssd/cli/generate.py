@@ -58,7 +58,7 @@ def generate(
     sampling["structured"] = _structured(json_schema, regex, grammar)
     changes = {} if address is None else speculation_changes(context, engine)
     prompts = _prompts(prompt, prompts_file, SamplingDefaults().params(**sampling))
-    with process_setup(), connect(address, keys, engine, quiet=as_json) as client:
+    with process_setup(), connect(address, keys, engine, quiet=as_json, chat=bool(chat)) as client:
         served = client.describe()
         as_chat = served.chat if chat is None else chat
         params = speculating(served.sampling.params(**sampling), served, changes)

@@ -70,6 +70,7 @@ _ADVANCED = (
 _VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG MOCK_ROUND_MS OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
 """Variables, after `SSD_`, that are no engine or server option."""
 _MOST_BYTES = 2**20  # of a configuration file
+_HELP_ALL = "ssd.help-all"  # of a context: every option is shown
 _FROM_FILE = "ssd.engine"  # of a context: engine options that a file sets and no flag can
 REPLICAS = "ssd.replicas"
 
@@ -110,7 +111,7 @@ class GroupedCommand(click.Command):
         groups = {heading: names.split() for heading, names in _HEADINGS.items()}
         grouped = {name for names in groups.values() for name in names}
         groups["Other options"] = [name for name in params if name not in grouped]
-        if not ctx.meta.get(_show_all.__name__):
+        if not ctx.meta.get(_HELP_ALL):
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
@@ -126,7 +127,7 @@ class GroupedCommand(click.Command):
 
 def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        ctx.meta[_show_all.__name__] = True
+        ctx.meta[_HELP_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 
@@ -244,7 +245,6 @@ _MORE_FLAGS = {
     "tensor_parallel_size": ("-tp",),
 }
 _SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
-ADDRESS = "this address: ipc:// or tcp://, of one here also http://host:port or a pid"
 _ENGINE = {
     "target": "Model to run: a built-in name, a folder, a GGUF file or a hub name.",
     "draft": "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.",
@@ -301,7 +301,8 @@ def address_options(function: _Function) -> _Function:
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder that ssd keys made for this client, for a tcp address with keys.",
     )
-    return click.option("--address", help=f"Use the running engine at {ADDRESS}.")(keys(function))
+    help = "Use the running engine at this address: ipc:// or tcp://, of one here also http://host:port or a pid."
+    return click.option("--address", help=help)(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:

@@ -137,7 +137,7 @@ def connect(
 
 def no_chat(model: str) -> str:
     """Return why there is no chat with a model."""
-    return f"{printable(model)} has no chat format; use ssd generate"
+    return f"{printable(model)} has no chat format; use ssd generate --raw"
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:

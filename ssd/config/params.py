@@ -52,8 +52,14 @@ def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
 
 def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
     """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
-    cause, _, path = str(error).partition(" - at `$.")
-    name = re.split(r"\W", path)[0]
+    cause, _, path = str(error).partition(" - at `")
+    names = re.findall(r"\w+", path.rpartition("$")[2])
+    if not names:
+        return cause
+    while len(names) > 1 and isinstance(inner := getattr(values, names[0]), msgspec.Struct):
+        values = inner
+        del names[0]
+    name = names[0]
     types = {field.name: field.type for field in inspect.type_info(type(values)).fields}  # type: ignore[attr-defined]
     parts = types[name].types if isinstance(types.get(name), inspect.UnionType) else (types.get(name),)
     choices = [part.values for part in parts if isinstance(part, inspect.LiteralType)]

@@ -196,7 +196,9 @@ def test_a_chat_with_a_base_model_is_refused_before_it_is_loaded(tmp_path: Path)
     for file in TARGET.iterdir():
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).symlink_to(file)
-    assert_refused(ssd("chat", "--target", tmp_path), f"{tmp_path.name} has no chat format; use ssd generate")
+    for command in (("chat",), ("generate", "hello", "--chat")):
+        refused = ssd(*command, "--target", tmp_path)
+        assert_refused(refused, f"{tmp_path.name} has no chat format; use ssd generate --raw")
 
 
 def greedy() -> None:
@@ -338,6 +340,9 @@ def test_a_file_sets_what_is_no_flag_of_generate(engine: ScriptedEngine, tmp_pat
     file.write_text("port = 80\nbudget = 20\n[speculative-config]\nnum_speculative_tokens = 3")
     result = ssd(*command, "--config", file)
     assert json.loads(result.stdout)["text"] == "hello 5 3"
+    file.write_text('budget = 5\nfan-out = "auto"\nnum-speculative-tokens = 8')
+    for words in (command, ("generate", "hello", *PAIR)):
+        assert_refused(ssd(*words, "--config", file), "a budget of 5 is less than one chain for each of 9")
     file.write_text("fan-out = 99")
     assert_refused(ssd(*command, "--config", file), str(file), "fan-out", "1 to 16")
 

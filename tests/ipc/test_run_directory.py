@@ -78,7 +78,7 @@ def test_what_another_user_has_made_is_no_engine_to_watch(monkeypatch: pytest.Mo
 def test_of_a_dead_engines_directory_only_what_it_has_made_goes(parent: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
     left = Path(done.stdout.strip())
-    made = ("engine.sock", "supervisor.sock", "telemetry.sock", "rank-1.sock", "ranks-3")
+    made = ("engine.sock", "supervisor.sock", "telemetry.sock", "rank-1.sock", "ranks-3", "about.json")
     for name in (*made, "notes", "my.sock"):
         (left / name).touch()
     with run_directory():
