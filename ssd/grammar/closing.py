@@ -34,15 +34,8 @@ def closed(schema: _Schema, coerces_one_of: bool = False) -> _Schema:
     closing = _Closing(schema, coerces_one_of)
     try:
         made = closing.close(schema)
-    except (
-        _Open,
-        RecursionError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ValueError,
-    ):  # `llguidance` says what is wrong
-        return schema
+    except (_Open, RecursionError, TypeError, AttributeError, LookupError, ValueError):
+        return schema  # `llguidance` says what is wrong
     if closing.definitions:
         made["$defs"] = closing.definitions
     return made | {key: schema[key] for key in ("$schema", "x-guidance") if key in schema}
@@ -59,6 +52,7 @@ class _Closing:
         """Return a closed schema of one value."""
         if not isinstance(schema, dict):
             return schema
+        self._enter(schema)
         said = _said(schema)
         if said == {"$ref"}:
             return {"$ref": self._reference(self._target(schema["$ref"]))}
@@ -75,13 +69,11 @@ class _Closing:
     def _members(self, *schemas: Any) -> Iterator[_Schema]:
         """Yield all that a value must obey, in the order of the properties. `allOf` and `$ref` are followed."""
         for schema in schemas:
-            self._spend(1)
-            if schema is False:
-                raise _Open
             if schema is True:
                 continue
-            if "$id" in schema and schema is not self._root:  # references in it begin there
+            if schema is False:
                 raise _Open
+            self._enter(schema)
             own = _without(schema, {"allOf", "$ref", *_DEFINITIONS})
             for key in schema if "properties" in own or not _said(own) else [*schema, "properties"]:
                 if key == "properties":
@@ -160,6 +152,12 @@ class _Closing:
             name = self._names[id(target)] = str(len(self._names))
             self.definitions[name] = self.close(target)
         return f"#/$defs/{self._names[id(target)]}"
+
+    def _enter(self, schema: _Schema) -> None:
+        """Raise _Open where references have another base than the root, and after too many steps."""
+        if "$id" in schema and schema is not self._root:
+            raise _Open
+        self._spend(1)
 
     def _spend(self, steps: int) -> None:
         """Raise _Open after too many steps: references may make a small schema large."""

@@ -134,6 +134,7 @@ def test_an_object_that_says_nothing_of_other_keys_has_none(schema: Any, stays: 
             "$defs": {"x": {"$id": "http://x/", **an(a={"$ref": "#/properties/b"}, b=A)}},
         },
         {"$ref": "#/$defs/x"},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"$id": "http://x/", "$ref": "#/$defs/y", "$defs": {"y": A}}, "y": B}},
         {"$ref": 3},
         {"properties": [], "allOf": 3},
         {"properties": {"a": {"minProperties": "x", "properties": {"b": {}}}}},
