@@ -42,8 +42,8 @@ _SERVER = {
     "strict_fields": "Refuse HTTP bodies with unknown fields instead of ignoring these.",
     "cache_report": "Tell clients how much of a prompt was cached.",
     "ui": "Serve a chat page at / over HTTP.",
-    "tool_call_parser": "How the model says tool calls: auto (as its chat template fits), none, hermes, llama3_json, "
-    "mistral, pythonic, or a plugin's name.",
+    "tool_call_parser": "How the model says tool calls: auto (as its chat template fits), none (plain JSON), hermes, "
+    "llama3_json, mistral, pythonic, or a plugin's name.",
     "reasoning_parser": "How it marks its thoughts: auto, none, think, mistral, or a plugin's name.",
     "max_open_requests": "Most requests that run or wait; more are refused (429).",
     "max_n": "Most choices of one prompt.",

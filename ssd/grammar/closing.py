@@ -66,7 +66,7 @@ class _Closing:
         for key in said & {"allOf", "anyOf", "oneOf", "$ref"}:
             if said - {key, "type"} or (key == "allOf" and len(schema[key]) > 1):
                 raise _Open
-        if said & {"not", "if"}:
+        if said & {"not", "if"} or ("$id" in schema and schema is not self._root):
             raise _Open
         if "oneOf" in said and not self._coerces_one_of:
             self._check_apart([self._target(option) for option in schema["oneOf"]])

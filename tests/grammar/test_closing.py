@@ -108,6 +108,7 @@ def test_an_object_that_says_nothing_of_other_keys_has_none(schema: Any, stays: 
         an(x={"if": A, "then": B, **an(b=INTEGER)}),
         {"oneOf": [{"$ref": "http://x/y"}, {"$ref": "#/$defs/a"}], "$defs": {"a": A}},
         {"oneOf": [{"$ref": "#/$defs/a"}, B]},
+        {**an(x={"$ref": "#/$defs/x"}), "$defs": {"x": {"$id": "http://x/", **A}}},
         {"properties": [], "allOf": 3},
         {"properties": {"a": {"minProperties": "x", "properties": {"b": {}}}}},
         {"properties": {"a": A}, "$ref": "http://x/y"},

@@ -3,6 +3,7 @@
 \b
     python -m tools.schemas                               # 300 schemas, a tiny pair with the built-in tokenizer
     python -m tools.schemas --builtin --schemas 24        # the built-in pair
+    python -m tools.schemas --silent                      # objects that say nothing of other keys
 
 Every schema is asked for once in mode ar, eight at a time; its ids are the reference. Then come the other modes at
 each batch size. cut: the answer reached --tokens, so that it need not be whole JSON; invalid: any other answer that
@@ -59,6 +60,7 @@ class Setting(NamedTuple):
 @click.option("--batch-size", "batches", type=click.IntRange(1, _MOST_AT_A_TIME), multiple=True, default=(1, 8))
 @click.option("--kill-every", type=click.FloatRange(0.01), default=3.0, show_default=True, help="seconds, on average")
 @click.option("--builtin", is_flag=True, help="the built-in pair")
+@click.option("--silent", is_flag=True, help="leave out additionalProperties: false")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="write every figure here")
 def main(
     count: int,
@@ -69,9 +71,10 @@ def main(
     batches: tuple[int, ...],
     kill_every: float,
     builtin: bool,
+    silent: bool,
     out: Path | None,
 ) -> None:
-    made, rows, faults = schemas(count, seed), list[dict[str, Any]](), list[dict[str, Any]]()
+    made, rows, faults = schemas(count, seed, silent), list[dict[str, Any]](), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         target, draft = ("smollm2", "smollm2-draft") if builtin else _tiny_pair(Path(folder))
         options = EngineOptions(target=target, draft=(draft,), max_num_seqs=_MOST_AT_A_TIME)

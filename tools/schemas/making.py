@@ -37,11 +37,12 @@ _FORMATS = ("date", "uuid", "ipv4", "ipv6", "email")
 _DEEPEST = 2
 
 
-def schemas(count: int, seed: int = 0) -> list[Schema]:
-    """Return `count` schemas. The kinds at their roots take turns."""
+def schemas(count: int, seed: int = 0, silent: bool = False) -> list[Schema]:
+    """Return `count` schemas. The kinds at their roots take turns. If `silent`, closed objects do not say so."""
     dice = Random(seed)
     kinds = [_object, _array, _string, _integer, _number, _fixed, _union, _object, _shared, _recursive, _bare]
-    return [{**kinds[index % len(kinds)](dice, 0), "x-guidance": {"whitespace_pattern": ""}} for index in range(count)]
+    made = [{**kinds[index % len(kinds)](dice, 0), "x-guidance": {"whitespace_pattern": ""}} for index in range(count)]
+    return [_silent(schema) for schema in made] if silent else made
 
 
 def fault(schema: Schema, text: str) -> str:
@@ -51,6 +52,15 @@ def fault(schema: Schema, text: str) -> str:
     except (ValueError, jsonschema.ValidationError) as error:
         return str(error).partition("\n")[0]
     return ""
+
+
+def _silent(part: Any) -> Any:
+    """Return a part of a schema without `additionalProperties: false`."""
+    if isinstance(part, list):
+        return [_silent(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {key: _silent(sub) for key, sub in part.items() if key != "additionalProperties" or sub is not False}
 
 
 def _any(dice: Random, depth: int) -> Schema:
