@@ -12,7 +12,7 @@ import pytest
 
 from ssd.bench.runs import Turn
 from ssd.bench.settings import Setting
-from ssd.cli.demo import _reported
+from ssd.cli.demo import _draft_words, _reported
 from ssd.config.params import Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -79,10 +79,12 @@ def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
 def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve(EngineOptions(load_format="mock"))
     settings = [Setting(mode, Speculation(mode)) for mode in ("ar", "sd")]
-    alike = {"ar": turns(50.0, 50.0, ids=[1, 2]), "sd": turns(80.0, 100.0, ids=[1, 2])}
+    length = {"mean_acceptance_length": 2.0}
+    alike = {"ar": turns(50.0, 50.0, ids=[1, 2]), "sd": turns(80.0, 100.0, ids=[1, 2], **length)}
     gain = _reported(config, settings, alike, completion([1, 2]))
     assert (gain.mode, gain.plain, gain.asked, gain.over) == ("sd", 50.0, 90.0, 1.8)
-    assert capsys.readouterr().out.endswith("The same tokens.\n")
+    said = capsys.readouterr().out
+    assert said.endswith("The same tokens.\n") and "disturbed" not in said
     _reported(config, settings, alike, completion([1, 3]))
     assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
     _reported(config, settings, alike | {"sd": [alike["sd"][0], Turn([completion([1, 3])], 80.0)]})
@@ -108,3 +110,13 @@ def test_ctrl_c_ends_every_part_and_leaves_nothing(last: str, without_a_draft: P
     assert process.returncode == 130 and "Traceback" not in rest
     assert pids and all(gone(pid, within_s=2) for pid in pids.values())
     assert not list(tmp_path.glob("ssd-scripted-*"))
+
+
+def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
+    config = resolve(EngineOptions())
+    settings = [Setting(mode, Speculation(mode)) for mode in ("ar", "auto")]
+    for speed, verdict in ((90.0, "pays"), (49.0, "does not pay"), (110.0, "does not pay")):
+        faster = turns(speed, mean_acceptance_length=2.0, plan="sd, K 2: 90 tok/s expected")
+        story = _reported(config, settings, {"ar": turns(50.0), "auto": faster})
+        assert ("Other programs disturbed this" in capsys.readouterr().out) == (speed == 110.0)
+        assert f"a draft {verdict} here" in _draft_words(config, story)
