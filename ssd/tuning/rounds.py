@@ -225,6 +225,13 @@ class Tuning:
             self._plans[place] = plan, self.rounds
         return plan
 
+    def wants_draft(self, asked: Speculation) -> bool:
+        """Return True if the plan for a request would have a draft, if there were one to use."""
+        present, self._draft = self._draft, True
+        plan = self.plan(PlanKey.of(asked))
+        self._draft = present
+        return plan.mode in DRAFTED
+
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request, so that the first one need not wait for that."""
         if asked.auto and self.costs.of("verify") is not None:
