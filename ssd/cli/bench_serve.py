@@ -17,7 +17,7 @@ from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import base_speculation, check_ids, publish, sized
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import address_options, engine_options_but, speculation_changes
-from ssd.config.engine import EngineConfig
+from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.ipc.public import printable
@@ -112,7 +112,7 @@ def serve(
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
         settings = asked.sweep().settings(base_speculation(engine))
-        config = resolve(sized(engine, settings))
+        config = replace(resolve(sized(engine, settings)), idle_draft_s=NEVER_S)  # it is to be there for its mode
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)
             _report(job, engine_facts(config), config)

@@ -26,6 +26,8 @@ LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
+NEVER_S = 1e9
+"""For `idle_draft_s`: the draft stays. JSON has no infinity."""
 SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
 TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
