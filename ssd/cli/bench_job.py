@@ -15,7 +15,7 @@ from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.outputs import console
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import ROWS, BenchOptions
-from ssd.config.engine import EngineConfig
+from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
@@ -104,7 +104,7 @@ def measuring(
         options = sized(engine, settings)
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
-        config = resolve(options)
+        config = replace(resolve(options), idle_draft_s=NEVER_S)  # or it would be away when its mode is measured
         tell_left_out(asked, engine, settings)
         if emulation is not None:
             config = emulating(config, emulation)

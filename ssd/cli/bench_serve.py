@@ -17,7 +17,7 @@ from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized, tell_left_out
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
 from ssd.cli.options import GroupedCommand, address_options, engine_options_but, speculation_changes
-from ssd.config.engine import EngineConfig
+from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.ipc.public import printable
@@ -117,7 +117,7 @@ def serve(
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
         settings = asked.sweep(modes_to_compare(engine)).settings(base_speculation(engine))
-        config = resolve(sized(engine, settings))
+        config = replace(resolve(sized(engine, settings)), idle_draft_s=NEVER_S)  # it is to be there for its mode
         tell_left_out(asked, engine, settings)
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)

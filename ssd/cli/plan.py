@@ -1,9 +1,10 @@
-"""`ssd plan`: what a pair would do at every K, budget and batch, and when a device for the draft pays."""
+"""`ssd plan`: what a pair would do at every K, budget and batch, and whether a draft pays."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,14 @@ from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
 from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
 from ssd.planning.link import LinkForecast, over_link
+from ssd.planning.measured import Gain, MeasuredPair, is_measured, measured_here
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
 
 _MOST_COLUMNS = 8
+_SHOWN_RATES = 4  # rates of acceptance that are printed of a pair on this machine
+_TOLD = ("verify", "step", "acceptance", "misses")  # its figures that are named where they were not measured
+_MEASURING_S = 10.0  # for which an engine that is ready may measure a pair
 _SHOWN = (1, 2, 4, 8, 16, 32, 64)  # sizes of a table of times that are printed
 # Engine options that say which pair is meant, and where and how it computes.
 _PLACED = (
@@ -46,8 +51,8 @@ def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[...
 
 @click.command()
 @click.option("--profile", "file", type=click.Path(path_type=Path), help="JSON of measured figures (docs/planning.md).")
-@click.option("--here", is_flag=True, help="Plan with what this machine's engine has measured of --target and --draft.")
-@click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="With --here: of the requests.")
+@click.option("--paper", is_flag=True, help="Plan with the paper's Llama pair, on 4 + 1 H100.")
+@click.option("--temperature", type=Real(0, 100), default=0.0, show_default=True, help="Of requests, on this machine.")
 @click.option("--verify", type=Times(), help="A forward of the target, plus each token: 18.2ms+64us.")
 @click.option("--step", type=Times(), help="A forward of the draft, plus each chain.")
 @click.option("--overhead", "overhead_s", type=Duration(), help="Time of a round beside its forwards.")
@@ -71,7 +76,7 @@ def plan(
     context: click.Context,
     engine: EngineOptions,
     file: Path | None,
-    here: bool,
+    paper: bool,
     temperature: float,
     lookaheads: tuple[int, ...],
     budgets: tuple[int, ...],
@@ -81,36 +86,36 @@ def plan(
     plot: Path | None,
     **figures: Any,
 ) -> None:
-    """Predict tok/s of ar, sd and ssd over K, budget and batch, the best settings, and when a draft device pays.
+    """Predict tok/s of ar, sd and ssd on this machine, their best settings, and whether a draft pays.
 
-    Figures come from options first, then from the profile or, with --here, from what the engine has measured on this
-    machine; else from the paper's Llama pair (Llama-3.1-70B on 4 H100, Llama-3.2-1B on a fifth). No model is loaded or
-    run. Options that name and place the pair, from --target on, need --here."""
+    Figures are those that the engine has measured of the pair on this machine. A pair that was never started here is
+    started once, to measure it. With --profile or --paper (Llama-3.1-70B on 4 H100, Llama-3.2-1B on a fifth) nothing is
+    loaded or run, and every K and budget is printed. Options of figures win over all of these."""
     grid = Grid(lookaheads, budgets)
     try:
         grid.check()
     except ValueError as error:
         raise UsageError(f"--budget, -k: {error}") from None
     check_plot(plot)
-    _check_here(context, here, file)
-    given, tables = {name: value for name, value in figures.items() if value is not None}, None
-    if here:
-        from ssd.launch.resolve import resolve
-        from ssd.planning.measured import profile_here
-
-        base, tables = profile_here(resolve(engine), temperature)
-        profile, sources = _with_options(base, "this machine", given)
+    _check_base(context, paper, file)
+    given, here = {name: value for name, value in figures.items() if value is not None}, None
+    if paper:
+        profile, sources = _with_options(PAPER, PAPER.name, given)
     elif file is not None:
         profile, sources = _with_options(profiles.read(file), f"profile {file.name}", given)
     else:
-        profile, sources = _with_options(PAPER, PAPER.name, given)
+        here = _measured(engine, temperature)
+        profile, sources = _with_options(here.profile, "this machine", given)
     pair = profile.pair()
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
     best = forecast(pair, 1, grid).best
     links = tuple(over_link(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
     paying = paying_batches(pair, grid)
-    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying, tables, links)
+    gains = None
+    if here is not None:
+        gains = tuple(_gain(found) if given else here.gain(found.batch) for found in forecasts)
+    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying, here, gains, links)
     if plot is not None:
         _draw(plot, pair, forecasts, profile.name)
         click.echo(f"wrote {plot}", err=True)
@@ -120,13 +125,39 @@ def plan(
         _print(report)
 
 
-def _check_here(context: click.Context, here: bool, file: Path | None) -> None:
+def _check_base(context: click.Context, paper: bool, file: Path | None) -> None:
     """Raise UsageError for options that do not go together."""
-    if here and file is not None:
-        raise UsageError("give --here or --profile, not both")
-    for name in () if here else ("temperature", *_PLACED):
+    if paper and file is not None:
+        raise UsageError("give --paper or --profile, not both")
+    for name in ("temperature", *_PLACED) if paper or file is not None else ():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"--{name.replace('_', '-')} needs --here: other figures are of no pair that is here")
+            other = "--paper" if paper else "--profile"
+            raise UsageError(f"--{name.replace('_', '-')} is of a pair on this machine: leave out {other}")
+
+
+def _measured(engine: EngineOptions, temperature: float) -> MeasuredPair:
+    """Return what was measured of a pair, once it has been started for that if need be. Raises UsageError."""
+    from ssd.launch.resolve import resolve
+
+    config = resolve(engine)
+    if config.draft is not None and not is_measured(config):
+        from ssd.cli.session import loading, process_setup
+        from ssd.llm import running
+
+        click.echo(f"starting {config.target_name} and {config.draft_name} once, to measure them", err=True)
+        with process_setup(), running(config, loading):
+            deadline = time.monotonic() + _MEASURING_S
+            while not is_measured(config) and time.monotonic() < deadline:
+                time.sleep(0.1)
+    return measured_here(config, temperature)
+
+
+def _gain(found: Forecast) -> Gain:
+    """Return what a draft brings by the predictions alone, for figures that were given by hand."""
+    (lookahead, sd), best = found.best_sd, found.best
+    if best.speed < sd:
+        return Gain(found.batch, "sd", lookahead, sd / found.ar)
+    return Gain(found.batch, "ssd", best.lookahead, best.speed / found.ar)
 
 
 def _with_options(base: Profile, name: str, given: dict[str, Any]) -> tuple[Profile, dict[str, str]]:
@@ -148,9 +179,10 @@ def _with_options(base: Profile, name: str, given: dict[str, Any]) -> tuple[Prof
 
 def _print(report: PlanReport) -> None:
     output = console()
-    for table in _tables(report):
+    tables, sentences = (_tables, _sentences) if report.here is None else (_tables_here, _sentences_here)
+    for table in tables(report):
         output.print(grid(*table))
-    for line in _sentences(report):
+    for line in sentences(report):
         output.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
@@ -184,8 +216,8 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
 
 @dataclass(frozen=True)
 class PlanReport:
-    """All that was worked out. `sources` says where each figure of the profile comes from. `tables`: the file with
-    what was measured here. `links`: the draft on another machine, at batch 1."""
+    """All that was worked out. `sources` says where each figure of the profile comes from. `here`: what was measured
+    on this machine, and `gains` what a draft brings there. `links`: the draft on another machine, at batch 1."""
 
     profile: Profile
     pair: Pair
@@ -194,7 +226,8 @@ class PlanReport:
     forecasts: tuple[Forecast, ...]
     break_evens: tuple[BreakEven, ...]
     paying_batches: Ranges
-    tables: Path | None
+    here: MeasuredPair | None
+    gains: tuple[Gain, ...] | None
     links: tuple[LinkForecast, ...] = ()
 
 
@@ -242,6 +275,37 @@ def _tables(report: PlanReport) -> Iterator[_Table]:
         yield _links(report)
 
 
+def _tables_here(report: PlanReport) -> Iterator[_Table]:
+    yield _best(report)
+    if report.links:
+        yield _links(report)
+
+
+def _sentences_here(report: PlanReport) -> Iterator[str]:
+    """Yield what the table of this machine rests on, and last whether a draft pays."""
+    assert report.here is not None and report.gains is not None
+    rates = ", ".join(f"{rate:.2f}" for rate in report.pair.acceptance[:_SHOWN_RATES])
+    yield f"{report.profile.name}; rates of acceptance by position: {rates}."
+    told = {name: report.sources[name] for name in _TOLD if report.sources[name] != "this machine"}
+    for source in dict.fromkeys(told.values()):
+        yield f"{', '.join(_said(name) for name, of in told.items() if of == source)}: {source}."
+    yield f"Forwards were measured when this pair started here; delete {report.here.file} to measure again."
+    if report.pair.draft_gpus:
+        yield _per_gpu(report)
+    yield _verdict(report.gains)
+
+
+def _verdict(gains: Sequence[Gain]) -> str:
+    """Return in a sentence whether a draft pays on this machine, and its best gain."""
+    paying = [gain for gain in gains if gain.pays]
+    best = max(paying or gains, key=lambda gain: gain.ratio)
+    found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times plain decoding"
+    if not paying:
+        return f"A draft does not pay here. Its best is {found}; --mode auto leaves it alone."
+    batches = ", ".join(str(gain.batch) for gain in paying)
+    return f"A draft pays here at batch {batches}. Its best is {found}; --mode auto uses it where it pays."
+
+
 def _links(report: PlanReport) -> _Table:
     """Return what is left of `ssd` where the draft is a round trip away."""
     best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.plain(1)
@@ -256,14 +320,7 @@ def _links(report: PlanReport) -> _Table:
 def _sentences(report: PlanReport) -> Iterator[str]:
     """Yield what the tables come to."""
     pair = report.pair
-    both = f"{pair.target_gpus:g} + {pair.draft_gpus:g} GPUs"
-    sizes = " and ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in report.paying_batches)
-    if not sizes:
-        yield f"Per GPU, ssd on {both} is behind at every batch size up to {MAX_BATCH}: a draft GPU does not pay."
-    else:
-        last = report.paying_batches[-1][1]
-        beyond = "" if last >= MAX_BATCH else f", and no longer from {last + 1:g} on"
-        yield f"Per GPU, ssd on {both} is ahead of ar and sd on {pair.target_gpus:g} at batch {sizes}{beyond}."
+    yield _per_gpu(report)
     longest = max(report.grid.lookaheads)
     rate = acceptance_rate(pair.acceptance, longest)
     yield "=sd, =ar: the rate from which on ssd per GPU is not below theirs. Worth: GPUs that the draft may take."
@@ -271,11 +328,20 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     if any(found.best.lookahead == longest for found in report.forecasts):
         yield "The best K is the largest one asked for: a wider range, such as -k 1-16, may hold a better one."
     paper = [_said(figure) for figure, source in report.sources.items() if source == PAPER.name]
-    if report.tables is not None:
-        yield f"Forwards were measured on this machine when this pair started; delete {report.tables} to measure again."
-        yield "Where both models work at once (verify, step) they are slower than in turn (verify-alone, step-alone)."
     if paper:
         yield f"{', '.join(paper)}: {PAPER.name}'s, not your machine's. Give a --profile or options."
+
+
+def _per_gpu(report: PlanReport) -> str:
+    """Return in a sentence at which batch sizes a device for the draft pays."""
+    pair = report.pair
+    both = f"{pair.target_gpus:g} + {pair.draft_gpus:g} GPUs"
+    sizes = " and ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in report.paying_batches)
+    if not sizes:
+        return f"Per GPU, ssd on {both} is behind at every batch size up to {MAX_BATCH}: a draft GPU does not pay."
+    last = report.paying_batches[-1][1]
+    beyond = "" if last >= MAX_BATCH else f", and no longer from {last + 1:g} on"
+    return f"Per GPU, ssd on {both} is ahead of ar and sd on {pair.target_gpus:g} at batch {sizes}{beyond}."
 
 
 def _inputs(report: PlanReport) -> _Table:

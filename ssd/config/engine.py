@@ -26,6 +26,8 @@ LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
+NEVER_S = 1e9
+"""For `idle_draft_s`: the draft stays. JSON has no infinity."""
 SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
 TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
@@ -160,6 +162,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - GPUs: `attention` is the backend. With `kv_cache_dtype` "fp8" the target's keys and values take 8 bits. With
       `enforce_eager` no CUDA graphs are captured.
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
+    - `idle_draft_s`: after so many seconds without use the draft's process ends, where `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
       models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.failpoints`)."""
 
@@ -191,6 +194,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     emulate: DeviceTimes | None = None
     synthetic: Agreement | None = None
     failpoints: bool = False
+    idle_draft_s: Annotated[float, Meta(ge=0)] = 300.0
 
     def __post_init__(self) -> None:
         if self.speculation.mode in DRAFTED and not self.has_draft:
@@ -213,6 +217,11 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     def has_draft(self) -> bool:
         """Tells whether there may be a draft, here or on another machine."""
         return self.draft is not None or self.link is not None
+
+    @property
+    def parks_draft(self) -> bool:
+        """Tells whether an unused draft's process may end. On a GPU its return would capture graphs anew."""
+        return self.draft is not None and gpus.number(self.draft_device) is None and self.speculation.mode == "auto"
 
     @property
     def ranks(self) -> range:

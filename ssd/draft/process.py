@@ -28,7 +28,7 @@ from ssd.ipc.arenas import DraftArenas
 from ssd.ipc.board import BoardWriter
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Ready, Refused, Rejoin
+from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build
@@ -50,7 +50,7 @@ _TIMED_TOKENS, _TIMED_FORWARDS, _LEAST_SAMPLES, _TIMED_S = 8, 8, 3, 0.5
 
 
 def main(child: Child) -> None:
-    """Load, join the target, speculate until the supervisor ends this process."""
+    """Load, join the target, speculate until the target needs no draft or the supervisor ends this process."""
     torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config, child.loading)
@@ -155,7 +155,7 @@ class _Draft:
         self._shared = DraftProbsArena.of(child.start), FeatureArena.of(child.start)
         self._arenas = DraftArenas(self._shared, runners[-1].model.device)
         self._team = CoreTeam(*child.config.core_counts("draft")) if child.config.elastic_cores else None
-        self._engine = self._fresh()
+        self._engine, self._leaves = self._fresh(), False
 
     def _fresh(self) -> DraftEngine:
         child, config = self._child, self._child.config
@@ -166,7 +166,7 @@ class _Draft:
         self._engine.prepare()
         self._hello()
         busy, trace = False, self._child.trace
-        while True:
+        while not self._leaves:
             self._child.beat()
             # Messages are read between any two steps: a new outcome ends work on the old ones at once.
             if not busy:
@@ -196,5 +196,7 @@ class _Draft:
                 self._engine = self._fresh()
                 failpoints.reach("draft.rejoin")
                 self._hello()
+            elif isinstance(message, Leave):
+                self._leaves = True
             else:
                 self._engine.handle(message)

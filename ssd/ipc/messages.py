@@ -21,8 +21,9 @@ HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
 MAX_ROUNDS, MAX_ENDED = 8192, 1024  # events in one report
 
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
-DraftState = Literal["down", "up", "open", "half_open"]
-"""Not running; in use; left alone by the circuit breaker (`ssd.target.draft_session`); on trial."""
+DraftState = Literal["down", "up", "open", "half_open", "parked"]
+"""Not running; in use; left alone by the circuit breaker (`ssd.target.draft_session`); on trial; ended for want of use
+until a plan or a request wants it."""
 
 
 class InternalMessage(Message, frozen=True):
@@ -244,6 +245,10 @@ class Rejoin(InternalMessage, frozen=True):
     """Forget everything and say `Hello` again: messages were lost while the draft did not read."""
 
 
+class Leave(InternalMessage, frozen=True):
+    """End with status 0: nobody uses the draft. The supervisor starts another one when the target wants it."""
+
+
 # -- rank 0 of the target -> the other ranks ------------------------------------------------------------------------
 
 Slot = Annotated[int, Meta(ge=0, le=65535)]
@@ -288,6 +293,10 @@ class Loading(InternalMessage, frozen=True):
 
     done: Count
     total: Count
+
+
+class DraftWanted(InternalMessage, frozen=True):
+    """From a target that has told its draft to leave: start one again. It is repeated until the draft joins."""
 
 
 class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -353,7 +362,7 @@ def internal(union: Any) -> public.Direction:
 
 PEER_TO_TARGET = internal(Hello | Readers | Submit | Abort)
 TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
-TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin)
+TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin | Leave)
 RANK_STEP = internal(RankStep)
-CHILD_TO_SUPERVISOR = internal(Status | Loading | FrontendReport)
+CHILD_TO_SUPERVISOR = internal(Status | Loading | DraftWanted | FrontendReport)
 SUPERVISOR_TO_CHILD = internal(Drain | TargetLost | Watch)

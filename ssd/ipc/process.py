@@ -22,7 +22,7 @@ from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError, out_of_memory
 from ssd.ipc import run_directory, sockets
 from ssd.ipc.heartbeat import Heartbeats
-from ssd.ipc.messages import ArenaHandle, FrontendReport, Hello, Loading, Ready, Refused, Status
+from ssd.ipc.messages import ArenaHandle, DraftWanted, FrontendReport, Hello, Loading, Ready, Refused, Status
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TRACED, State, TraceRing
 
@@ -100,6 +100,9 @@ class Child:
 
     def failed(self, message: str, exit_code: int) -> None:
         self._tell(Status(self.start.role, "failed", message[:65536], exit_code))
+
+    def want_draft(self) -> None:
+        self._tell(DraftWanted())
 
     def report(self, report: FrontendReport) -> None:
         """Sends what a watcher wants. The message may be lost."""

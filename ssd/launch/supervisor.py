@@ -23,7 +23,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.roles import ROLES, of_target, target_roles
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import listening, sockets
-from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Drain, FrontendReport, Loading, TargetLost, Watch
+from ssd.ipc.messages import CHILD_TO_SUPERVISOR, DraftWanted, Drain, FrontendReport, Loading, TargetLost, Watch
 from ssd.ipc.run_directory import remove
 from ssd.ipc.running import announce
 from ssd.launch import mps
@@ -54,6 +54,7 @@ class Engine:
         self._processes: dict[str, ChildProcess] = {}
         self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
         self._untold = False  # the frontend has to hear that the target was lost
+        self._parked = False  # the draft has left as its target told it, and no other one is ready yet
         self._epoch = 0
         self._changed = threading.Condition()
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
@@ -253,8 +254,10 @@ class Engine:
         return sockets.send(self._socket, message, to=b"frontend")
 
     def _can_serve(self) -> bool:
-        """Return True if every process that requests need is ready. A draft is waited for until it has died once."""
-        waits_for_draft = self.config.has_draft and not self._restarts["draft"].deaths
+        """Return True if every process that requests need is ready.
+
+        A draft is waited for until it has died once or was parked."""
+        waits_for_draft = self.config.has_draft and not self._restarts["draft"].deaths and not self._parked
         needed = (*target_roles(self.config), "frontend", *(("draft",) if waits_for_draft else ()))
         return all(role in self._processes and self._processes[role].ready for role in needed)
 
@@ -298,20 +301,31 @@ class Engine:
                 continue
             if isinstance(status, FrontendReport):
                 self._publisher.reported(status)
+            elif isinstance(status, DraftWanted):
+                if self._parked and "draft" not in self._processes and not self._is_homeless:
+                    self._restarts["draft"].replace(time.monotonic())
             elif isinstance(status, Loading):
                 process.loading = status
             elif status.state == "ready":
                 process.ready = True
                 self._restarts[_group(process.role)].came_up()
+                returns = process.role == "draft" and self._parked
+                self._parked = self._parked and not returns
                 if self._state in ("ready", "draining"):
-                    log.warning("the %s is back (pid %d)", process.role, process.pid)
+                    level = logging.INFO if returns else logging.WARNING
+                    log.log(level, "the %s is back (pid %d)", process.role, process.pid)
             elif status.state == "failed":
                 process.failure = status
             elif status.state == "stopped":
                 self._advance("draining", "stopping")
 
     def _ended(self, process: ChildProcess) -> None:
-        """Deal with a child that is gone."""
+        """Deal with a child that is gone: a draft that left by itself is parked, every other one is lost."""
+        if process.role == "draft" and process.wait() == 0:
+            self._parked = True
+            self._publisher.ended("draft", parked=True)
+            del self._processes["draft"]
+            return
         cause = process.cause(self._hear)
         self._publisher.ended(process.role)
         del self._processes[process.role]
@@ -340,8 +354,11 @@ class Engine:
             self._untold = True
             for rank in target_roles(self.config):  # none is of use without the others
                 self._end_one(rank, "another rank was lost")
-            if self._end_one("draft", "its target was lost"):  # the next draft begins with the next target
+            # The next draft begins with the next target.
+            if self._end_one("draft", "its target was lost") or self._parked:
                 self._restarts["draft"].replace(time.monotonic())
+        if role != "frontend":
+            self._parked = False
         if self._state == "draining" and role != "draft":
             self._give_up(name, cause)
             return

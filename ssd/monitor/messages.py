@@ -13,11 +13,12 @@ from ssd.ipc.public import Count, Name
 from ssd.ipc.trace_ring import CAPACITY, TRACED, Role
 
 _RECORD_BYTES = 32
-ProcessState = Literal["starting", "up", "down"]
+ProcessState = Literal["starting", "up", "down", "parked"]
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One process of the engine. "down" is one that has ended, whether or not it is replaced.
+    "parked" is a draft that has ended for want of use.
     `beat_age` is the seconds since its loop last showed a heartbeat."""
 
     role: Name

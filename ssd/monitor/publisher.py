@@ -48,6 +48,7 @@ class Publisher:
         self._traces = {role: TraceReader(trace_fd, role) for role in TRACED}
         self._reports: deque[FrontendReport] = deque(maxlen=_REPORTS)
         self._seen: dict[str, tuple[int, int, float]] = {}  # role -> pid, turns, when they last changed
+        self._ends: dict[str, ProcessState] = {}  # how a role's last process ended
         self._due = self._tell_due = 0.0
         self._whole = False
         self.socket = sockets.publisher(context, f"ipc://{directory}/{sockets.TELEMETRY}", _SNAPSHOTS)
@@ -61,10 +62,11 @@ class Publisher:
         """Returns the seconds from `now` (time.monotonic) until the next snapshot is due."""
         return max(0.0, self._due - now) if self.watched else _MOST_AGE_S
 
-    def ended(self, role: str) -> None:
-        """Marks a child as down in its trace: nobody else writes there any more."""
+    def ended(self, role: str, parked: bool = False) -> None:
+        """Marks a child as down, or as idle if it is `parked`, in its trace: nobody else writes there any more."""
+        self._ends[role] = "parked" if parked else "down"
         if self._config.telemetry and role in TRACED:
-            TraceRing(self._trace_fd, role).enter(State.DOWN)
+            TraceRing(self._trace_fd, role).enter(State.IDLE if parked else State.DOWN)
 
     def reported(self, report: FrontendReport) -> None:
         if self.watched:
@@ -113,7 +115,7 @@ class Publisher:
         for role in self._roles:
             child = children.get(role)
             if child is None:
-                found.append(Process(role, 0, "down"))
+                found.append(Process(role, 0, self._ends.get(role, "down")))
             else:
                 state: ProcessState = "up" if child.ready else "starting"
                 found.append(Process(role, child.pid, state, _rss_bytes(child.pid), self._beat_age(child, now)))

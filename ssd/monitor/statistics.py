@@ -36,7 +36,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """`state` is STARTING, UP, STALE (no heartbeat) or DOWN."""
+    """`state` is STARTING, UP, STALE (no heartbeat), DOWN or PARKED."""
 
     role: str
     pid: int

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ssd.config.engine import EngineConfig
+from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.planning.profile import Misses, Points, Profile
 from ssd.tuning import draft_format, knowledge
+from ssd.tuning.choice import DRAFT_MARGIN
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.learner import Learner
-from ssd.tuning.rounds import kind_of
+from ssd.tuning.rounds import Tuning, kind_of
 
 
-def profile_here(config: EngineConfig, temperature: float) -> tuple[Profile, Path]:
-    """Return what was measured of a pair that is placed like this, and the file that has it.
+class Gain(NamedTuple):
+    """The fastest mode with a draft at a batch size, and its speed over that of plain decoding (`ratio`)."""
+
+    batch: int
+    mode: Mode
+    lookahead: int
+    ratio: float
+
+    @property
+    def pays(self) -> bool:
+        """Tells whether it promises as much as `auto` asks for."""
+        return self.ratio > math.exp(DRAFT_MARGIN)
+
+
+@dataclass(frozen=True)
+class MeasuredPair:
+    """What was measured of a pair on this machine: as a profile, and as the tuner knows it. `file` has it."""
+
+    profile: Profile
+    file: Path
+    tuning: Tuning
+    asked: Speculation
+    kind: int
+
+    def gain(self, batch: int) -> Gain:
+        """Return what the tuner expects of a draft for `batch` requests."""
+        self.tuning.situate([self.kind] * batch, True)
+        plan, ratio = self.tuning.draft_gain(self.asked)
+        return Gain(batch, plan.mode, plan.lookahead, ratio)
+
+
+def is_measured(config: EngineConfig) -> bool:
+    """Return True if there are times of all forwards of a pair that is placed like this."""
+    known = knowledge.read(knowledge.file_of(config, str(build.library())), Knowledge)
+    return known is not None and all(known.tables.get(situation) for situation in SITUATIONS)
+
+
+def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
+    """Return what was measured of a pair that is placed like this.
 
     Acceptance and misses are those of the temperature's kind: learned here, else the draft's prior, else the tuner's
     first guess. Raises UsageError without a draft, or where forwards have not been measured yet."""
@@ -25,14 +67,15 @@ def profile_here(config: EngineConfig, temperature: float) -> tuple[Profile, Pat
         raise UsageError(f"there is no draft for {config.target_name}: give --draft")
     file = knowledge.file_of(config, str(build.library()))
     known = knowledge.read(file, Knowledge)
-    pair = f"{config.target_name} and {config.draft_name}, placed like this"
-    if known is None:
-        raise UsageError(f"nothing was measured yet of {pair}: start them once, as with ssd generate (no file {file})")
-    if not all(known.tables.get(situation) for situation in SITUATIONS):
-        raise UsageError(f"{file} has no times of {pair}: they were disturbed or are chosen by hand; start them again")
-    learner, assumption = _agreement(
-        known, knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge), kind_of(temperature)
-    )
+    if known is None or not is_measured(config):
+        pair = f"{config.target_name} and {config.draft_name}"
+        raise UsageError(
+            f"other programs disturbed the measuring of {pair} (no times in {file}): try again on a quieter machine"
+        )
+    prior, kind = knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge), kind_of(temperature)
+    learner, assumption = _agreement(known, prior, kind)
+    tuning = Tuning(config.one_bus)
+    tuning.recall(known, prior)
     assumed = {"overhead_s": "part of the forwards", "target_gpus": "one", "draft_gpus": "one"}
     shared = config.one_bus or config.draft_device == "cpu"
     if shared:
@@ -52,7 +95,7 @@ def profile_here(config: EngineConfig, temperature: float) -> tuple[Profile, Pat
         assumed=assumed,
         source={"tables": str(file)},
     )
-    return profile, file
+    return MeasuredPair(profile, file, tuning, config.speculation, kind)
 
 
 def draft_format_here(config: EngineConfig) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ssd.config.params import DRAFTED
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
-from ssd.ipc.messages import Admit, DraftState, Rejoin, Release
+from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
 from ssd.ipc.public import Message
 from ssd.target.breaker import UNSEEN_S, Breaker, Seen
 from ssd.target.sequence import Cache, Sequence
@@ -128,7 +128,7 @@ class DraftSession:
         self.epoch: int | None = None
         self.tracked, self.seen = TrackedRequests(), Seen()
         self._breaker = Breaker()
-        self._hears = self._told_to_rejoin = False
+        self._hears = self._told_to_rejoin = self._parked = False
         self._reads: Items[str] | None = None
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress as a wait in vain ended
@@ -139,7 +139,7 @@ class DraftSession:
     def state(self) -> DraftState:
         """Whether there is a draft, as far as is known, and whether it is used."""
         if not self._hears:
-            return "down"
+            return "parked" if self._parked else "down"
         return "up" if self._breaker.state == "closed" else self._breaker.state
 
     @property
@@ -166,10 +166,18 @@ class DraftSession:
         else:
             self._breaker = Breaker()
         self.epoch, self._hears, self._told_to_rejoin, self._silent_since = epoch, True, False, None
+        self._parked = False
         self._reads = reads
         self.tracked.clear()
         self.announce()
         return True
+
+    def park(self) -> None:
+        """Tell the draft, which no request uses, to end its process. Another one may join later."""
+        if self._hears and self._send(Leave()):
+            self._hears, self._parked = False, True
+            self._told_to_rejoin = True  # it will not
+            self.announce()
 
     def change(self, reads: Items[str] | None, lost: Items[int]) -> None:
         """Note what is read from now on (see `join`), and forget requests that the draft has `lost`: it may be told of

@@ -35,6 +35,7 @@ log = logging.getLogger("ssd.target")
 # How long a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
 # comes later is measured while there is no request.
 _DRAFT_LOADS_S = 5.0
+_CALL_AGAIN_S = 0.25  # after which the supervisor is told again that a draft is wanted: the last one may just be ending
 
 
 def main(child: Child) -> None:
@@ -78,6 +79,7 @@ class Target:
         self._board: BoardProposer | None = None
         self._team: CoreTeam | None = None
         self._experience: Experience | None = None
+        self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
         if config.has_draft or config.speculation.mode != "ar":
             self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
@@ -96,6 +98,7 @@ class Target:
             self._experience.tuning.prepare(self._child.config.speculation)
         self.engine.prepare()
         self._child.ready()
+        self._used_at = time.monotonic()
         while True:
             self.turn()
 
@@ -128,6 +131,8 @@ class Target:
                 self._prepare(self._experience)
             self._socket.poll(IDLE_MS)
         self._read()
+        if self._board is not None and self._child.config.parks_draft:
+            self._park_or_call(self._board)
         if self.engine.busy:
             self._child.trace.enter(State.OTHER)
         failpoints.reach("target.step")
@@ -137,6 +142,17 @@ class Target:
         if self._orphaned:
             self.engine.abort_all()
             self._orphaned = False
+
+    def _park_or_call(self, board: BoardProposer) -> None:
+        """End the process of a draft without use; have another one started once it is wanted."""
+        now, is_measured = time.monotonic(), self._experience is None or not self._experience.wanting
+        if board.wants_draft(self.engine.scheduler.running):
+            self._used_at = now
+            if board.state == "parked" and now >= self._call_at:
+                self._child.want_draft()
+                self._call_at = now + _CALL_AGAIN_S
+        elif is_measured and now >= self._used_at + self._child.config.idle_draft_s:
+            board.session.park()
 
     def _deliver(self) -> None:
         """Tell the frontend of the step before, unless that is done. If it has died, nobody waits for its requests."""

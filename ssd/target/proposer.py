@@ -160,6 +160,13 @@ class BoardProposer(Proposer):
         """A draft said hello; see `DraftSession.join`."""
         return self.session.join(epoch, reads)
 
+    def wants_draft(self, sequences: Items[Sequence]) -> bool:
+        """Return True if a sequence uses a draft, or its plan would if there were one."""
+        if any(sequence.speculation.mode in DRAFTED for sequence in sequences):
+            return True
+        asked = {sequence.asked for sequence in sequences if sequence.tuned}
+        return self.state == "parked" and any(map(self.tuning.wants_draft, asked))
+
     def admit(self, sequence: Sequence) -> None:
         if sequence.tuned:
             sequence.speculation = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))

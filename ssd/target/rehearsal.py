@@ -64,7 +64,8 @@ class Experience:
         return costs.disturbed or not all(table.known for table in costs.tables.values())
 
     def measured(self) -> None:
-        """An attempt to measure has ended. Where it was disturbed, the next process makes another one."""
+        """An attempt to measure has ended: save what it found. Where it was disturbed, the next process tries again."""
+        self._written, self._due = -1, 0.0
         ended = self.tuning.costs.disturbed or not self._unknown
         self._left = 0 if ended else self._left - 1
 

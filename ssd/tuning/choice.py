@@ -24,7 +24,7 @@ _CANDIDATES, _HOPELESS = 6, 0.3
 # A change of plan must promise this much: the draft has a text to read, or outcomes to prepare anew.
 _STAY = 0.01
 # Work of a draft must promise this much: it takes power and memory, and nobody may be slower than without it.
-_DRAFTED = 0.02
+DRAFT_MARGIN = 0.02
 
 
 class Belief:
@@ -82,7 +82,8 @@ class Chooser:
 
         def promise(plan: SpeculationPlan) -> float:
             error = drawn[plan.mode] + self._plan(plan).drawn(self._dice)
-            return math.log(plan.speed) + error + _STAY * (plan.setting == present) - _DRAFTED * (plan.mode in DRAFTED)
+            margin = _STAY * (plan.setting == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
+            return math.log(plan.speed) + error + margin
 
         return max(plans, key=promise)
 

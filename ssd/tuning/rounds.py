@@ -225,6 +225,22 @@ class Tuning:
             self._plans[place] = plan, self.rounds
         return plan
 
+    def wants_draft(self, asked: Speculation) -> bool:
+        """Return True if the plan for a request would have a draft, if there were one to use."""
+        present, self._draft = self._draft, True
+        plan = self.plan(PlanKey.of(asked))
+        self._draft = present
+        return plan.mode in DRAFTED
+
+    def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
+        """Return the plan with a draft that is expected to be fastest for a request at the present batch size, and its
+        speed over that of plain decoding. There must be a draft, and forwards must have been measured."""
+        key = PlanKey.of(asked)
+        self.plan(key)
+        plans, expected = self._ranked[_Place(self._batch, True, key)], self._chooser(self._batch).expected
+        best = max((plan for plan in plans if plan.mode in DRAFTED), key=expected)
+        return best, expected(best) / max(expected(plan) for plan in plans if plan.mode not in DRAFTED)
+
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request, so that the first one need not wait for that."""
         if asked.auto and self.costs.of("verify") is not None:

@@ -22,7 +22,9 @@ from ssd.bench.runs import Turn, perplexities
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
 from ssd.client import Client, Completion
+from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import SamplingParams, Speculation
+from ssd.errors import SsdError
 from ssd.launch.supervisor import Engine
 from ssd.planning import profile
 from tests.cli.launched import running
@@ -383,6 +385,22 @@ def test_help_and_refusals_load_nothing_heavy(arguments: list[str]) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.splitlines()[-1] == "loaded: []", result.stderr
+
+
+@pytest.mark.parametrize("command", ["latency", "serve"])
+def test_a_draft_stays_until_its_mode_is_measured(
+    command: str, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[EngineConfig] = []
+
+    def start(self: Engine, timeout: float = 0.0) -> None:
+        seen.append(self.config)
+        raise SsdError("enough")
+
+    monkeypatch.setattr(Engine, "start", start)
+    assert "enough" in bench(command, *pair, *SMALL, "--modes", "ar,auto").stderr
+    (config,) = seen
+    assert config.parks_draft and config.idle_draft_s == NEVER_S
 
 
 def test_the_papers_protocol_is_what_is_not_said_otherwise(no_engine: None, pair: list[str]) -> None:

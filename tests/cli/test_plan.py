@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd.cli.main import main
+from ssd.config.params import DRAFTED, Speculation
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -22,12 +23,14 @@ from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
 from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
 from ssd.planning.link import over_link
+from ssd.planning.measured import is_measured
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS, CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
 from ssd.tuning.learner import Learner
+from ssd.tuning.rounds import Tuning
 from tests.models import tiny
 
 SMALL = ("-k", "2,4", "--budget", "8", "--batch", "1,4")
@@ -36,6 +39,10 @@ GRID = Grid((2, 4), (8,))
 
 def plan(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["plan", *map(str, arguments)])
+
+
+def of_paper(*arguments: str | Path) -> Result:
+    return plan("--paper", *arguments)
 
 
 def planned(*arguments: str | Path) -> dict[str, Any]:
@@ -54,8 +61,8 @@ def as_read(value: Any) -> Any:
 # -- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_without_anything_it_is_the_papers_pair_and_says_so() -> None:
-    result = plan()
+def test_the_papers_pair_is_named_as_such() -> None:
+    result = of_paper()
     assert result.exit_code == 0, (result.output, result.exception)
     assert result.stderr == ""
     for words in (
@@ -75,7 +82,7 @@ def test_without_anything_it_is_the_papers_pair_and_says_so() -> None:
 
 def test_the_table_holds_the_predictions() -> None:
     found = forecast(PAPER.pair(), 4, GRID)
-    rows = [line.split() for line in plan(*SMALL).stdout.replace("│", " ").splitlines()]
+    rows = [line.split() for line in of_paper(*SMALL).stdout.replace("│", " ").splitlines()]
     for (lookahead, sd), setting in zip(found.sd, found.settings, strict=True):
         ssd = f"{setting.speed:.1f}"
         ratios = [f"{sd / found.ar:.2f}", f"{setting.speed / found.ar:.2f}", f"{setting.speed / sd:.2f}"]
@@ -83,14 +90,14 @@ def test_the_table_holds_the_predictions() -> None:
 
 
 def test_a_budget_that_is_too_small_for_a_k_has_no_figure() -> None:
-    rows = [line.split() for line in plan("-k", "4", "--budget", "4,8").stdout.replace("│", " ").splitlines()]
+    rows = [line.split() for line in of_paper("-k", "4", "--budget", "4,8").stdout.replace("│", " ").splitlines()]
     assert [row for row in rows if row[:1] == ["4"] and len(row) == 8 and row[2] == "-"] == []
-    rows = [line.split() for line in plan("-k", "2,4", "--budget", "4,8").stdout.replace("│", " ").splitlines()]
+    rows = [line.split() for line in of_paper("-k", "2,4", "--budget", "4,8").stdout.replace("│", " ").splitlines()]
     assert [row for row in rows if row[:1] == ["4"] and len(row) == 8 and row[2] == "-"] != []
 
 
 def test_json_agrees_with_the_functions() -> None:
-    pair, found = PAPER.pair(), planned(*SMALL)
+    pair, found = PAPER.pair(), planned("--paper", *SMALL)
     assert [entry["batch"] for entry in found["batches"]] == [1, 4]
     assert found["paying_batches"] == as_read(paying_batches(pair, GRID))
     for entry in found["batches"]:
@@ -108,19 +115,19 @@ def test_json_agrees_with_the_functions() -> None:
 
 
 def test_a_draft_on_another_machine_is_planned_at_batch_1() -> None:
-    found = planned(*SMALL, "--rtt", "5ms", "--rtt", "0.1s")
+    found = planned("--paper", *SMALL, "--rtt", "5ms", "--rtt", "0.1s")
     best = forecast(PAPER.pair(), 1, GRID).best
     expected = [over_link(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
     assert found["links"] == [link._asdict() for link in expected]
-    assert planned(*SMALL)["links"] == []
-    output = plan(*SMALL, "--rtt", "5ms").output
+    assert planned("--paper", *SMALL)["links"] == []
+    output = of_paper(*SMALL, "--rtt", "5ms").output
     assert "Draft on another machine, batch 1 (K 4, B 8): tok/s" in output and f"{expected[0].speed:.1f}" in output
 
 
 def test_infinity_is_null() -> None:
     """No outcome is missed: the neural backup is never slower."""
-    assert planned(*SMALL, "--misses", "0,1")["batches"][0]["critical_batch"] is None
-    assert "every batch" in plan(*SMALL, "--misses", "0,1").stdout
+    assert planned("--paper", *SMALL, "--misses", "0,1")["batches"][0]["critical_batch"] is None
+    assert "every batch" in of_paper(*SMALL, "--misses", "0,1").stdout
 
 
 OPTIONS = (
@@ -131,11 +138,11 @@ OPTIONS = (
 
 def test_every_figure_can_be_given() -> None:
     pair = Pair(LinearCost(0.02, 0.0005), LinearCost(0.003, 0.0), (0.8, 0.9), (0.3, 0.7), 0.0002, 2.0, 0.5)
-    found = planned(*SMALL, *OPTIONS)
+    found = planned("--paper", *SMALL, *OPTIONS)
     assert found["batches"][1]["best"]["ssd"] == as_read(forecast(pair, 4, GRID).best._asdict())
     assert found["batches"][1]["per_gpu"] == forecast(pair, 4, GRID).per_gpu(pair)
     assert set(found["sources"].values()) == {"option"}
-    assert "not your machine's" not in plan(*SMALL, *OPTIONS).stdout
+    assert "not your machine's" not in of_paper(*SMALL, *OPTIONS).stdout
 
 
 def test_a_profile_is_read_and_an_option_wins(tmp_path: Path) -> None:
@@ -174,21 +181,21 @@ class Here:
     draft: Path
 
     def plan(self, *arguments: str) -> Result:
-        return plan(*SMALL, "--here", *self.flags, *arguments)
+        return plan(*SMALL, *self.flags, *arguments)
 
     def planned(self, *arguments: str) -> dict[str, Any]:
-        return planned(*SMALL, "--here", *self.flags, *arguments)
+        return planned(*SMALL, *self.flags, *arguments)
 
     def measured(self, knows: Knowledge) -> None:
         knowledge.write(self.file, knows)
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
-    library = build.library()
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+def here(tmp_path: Path) -> Here:
     target, draft = (str(tiny.llama(tmp_path / name)) for name in ("target", "draft"))
-    file = knowledge.file_of(resolve(EngineOptions(target=target, draft=(draft,), target_cpus="0")), str(library))
+    file = knowledge.file_of(
+        resolve(EngineOptions(target=target, draft=(draft,), target_cpus="0")), str(build.library())
+    )
     return Here(("--target", target, "--draft", draft, "--target-cpus", "0"), file, Path(draft))
 
 
@@ -210,9 +217,30 @@ def test_it_plans_with_what_the_engine_has_measured(here: Here) -> None:
         assert [(sd["lookahead"], sd["speed"]) for sd in entry["sd"]] == list(expected.sd)
         assert entry["ssd"] == as_read([setting._asdict() for setting in expected.settings])
     assert found["sources"]["verify"] == found["sources"]["acceptance"] == "this machine"
-    words = " ".join(here.plan().stdout.split())
-    assert f"measured on this machine when this pair started; delete {here.file} to" in words
-    assert "14ms for 1, 15ms for 4" in words and "not your machine's" not in words
+    said = here.plan().stdout
+    assert f"delete {here.file} to measure again" in said and "0.70, 0.80" in said and "not measured" not in said
+    assert len(plan(*here.flags).stdout.splitlines()) <= 20, "it fits a screen"
+
+
+def test_the_last_line_says_whether_a_draft_pays_and_agrees_with_auto(here: Here) -> None:
+    """A draft whose steps take nothing pays; one that is as slow as its target does not, nor does one that earlier
+    processes found to be slower than predicted."""
+    fast, slow = ({**TABLES, "step": step, "step_beside": step} for step in ({1: 1e-4, 16: 1e-4}, {1: 0.01, 16: 0.02}))
+    disappointing = {f"{batch} {mode}": -1.0 for batch in (1, 4) for mode in ("sd", "ssd")}
+    for knows, pays in (
+        (Knowledge(LAWS, fast), True),
+        (Knowledge(LAWS, slow), False),
+        (Knowledge(LAWS, fast, disappointing), False),
+    ):
+        here.measured(knows)
+        last = here.plan().stdout.splitlines()[-1]
+        assert last.startswith("- A draft pays here at batch 1, 4." if pays else "- A draft does not pay here.")
+        tuning = Tuning(one_bus=True)
+        tuning.recall(knows)
+        tuning.situate([0], True)
+        assert (tuning.current(Speculation(num_speculative_tokens=0, fan_out=())).mode in DRAFTED) is pays
+    here.measured(Knowledge(LAWS, fast, disappointing))
+    assert "A draft pays here" in here.plan("--step", "0.1ms").stdout, "with figures by hand the predictions count"
 
 
 def test_a_written_plan_of_this_machine_is_a_profile(here: Here, tmp_path: Path) -> None:
@@ -257,19 +285,30 @@ def test_options_win_over_what_was_measured(here: Here) -> None:
     assert "verify_alone" not in sources
 
 
-@pytest.mark.parametrize("knows", [None, Knowledge(LAWS), Knowledge(LAWS, {**TABLES, "step": {}})])
-def test_without_measurements_it_says_what_to_do(here: Here, knows: Knowledge | None) -> None:
-    if knows is not None:
-        here.measured(knows)
-    assert {*TABLES} == {*SITUATIONS}
+def test_a_pair_is_measured_once_all_four_tables_have_times(here: Here) -> None:
+    config = resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),), target_cpus="0"))
+    assert {*TABLES} == {*SITUATIONS} and not is_measured(config)
+    for tables, complete in (({}, False), ({**TABLES, "step": {}}, False), (TABLES, True)):
+        here.measured(Knowledge(LAWS, tables))
+        assert is_measured(config) is complete
+
+
+def test_a_pair_that_was_not_measured_is_started_once(here: Here) -> None:
+    """On a busy machine the engine's two looks may disagree; then the plan says so."""
     result = here.plan()
-    (line,) = result.stderr.splitlines()
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert str(here.file) in line and ("ssd generate" if knows is None else "start them again") in line
+    first, *errors = result.stderr.splitlines()
+    assert first == "starting target and draft once, to measure them"
+    if result.exit_code:
+        (line,) = errors
+        assert (result.exit_code, result.stdout) == (2, "") and "disturbed" in line and str(here.file) in line
+    else:
+        assert "pay here" in result.stdout or "pays here" in result.stdout
+        assert here.plan().stderr == "", "the next one has its times"
+    assert here.file.exists()
 
 
 def test_a_pair_needs_a_draft(here: Here) -> None:
-    result = plan("--here", *here.flags[:2])
+    result = plan(*here.flags[:2])
     assert (result.exit_code, result.stderr) == (2, "error: there is no draft for target: give --draft\n")
 
 
@@ -279,7 +318,7 @@ def test_a_pair_needs_a_draft(here: Here) -> None:
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_a_plot_is_a_file_of_its_kind(tmp_path: Path, suffix: str, start: bytes) -> None:
     file = tmp_path / f"plan{suffix}"
-    result = plan(*SMALL, "--json", "--plot", file)
+    result = of_paper(*SMALL, "--json", "--plot", file)
     assert result.exit_code == 0, (result.output, result.exception)
     content = file.read_bytes()
     assert content.startswith(start) and len(content) > 5000
@@ -290,7 +329,7 @@ def test_both_parts_have_lines_of_each_mode_s_colour(tmp_path: Path) -> None:
     from matplotlib import colors, image
 
     file = tmp_path / "plan.png"
-    assert plan(*SMALL, "--plot", file).exit_code == 0
+    assert of_paper(*SMALL, "--plot", file).exit_code == 0
     pixels = image.imread(file)[:, :, :3]
     half = pixels.shape[1] // 2
     for part in (pixels[:, :half], pixels[:, half:]):

@@ -29,7 +29,7 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
 
 def test_a_missing_matplotlib_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = plan(*SMALL, "--plot", tmp_path / "plan.png")
+    result = plan("--paper", *SMALL, "--plot", tmp_path / "plan.png")
     assert_refused(result, "--plot needs matplotlib", "pip install -e '.[plot]'", exit_code=1)
 
 
@@ -69,17 +69,21 @@ def test_a_missing_matplotlib_is_one_sentence(tmp_path: Path, monkeypatch: pytes
         (("--draft-gpus=-1",), ("--draft-gpus",)),
         (("--draft-gpus", "inf"), ("draft_gpus",)),
         (("--nonsense",), ("--nonsense",)),
-        (("--target", "smollm2"), ("--target needs --here",)),
-        (("--temperature", "1"), ("--temperature needs --here",)),
-        (("--here", "--profile", "mine.json"), ("--here or --profile",)),
-        (("--here", "--target", "/nowhere/model"), ("/nowhere/model",)),
+        (("--target", "smollm2"), ("--target is of a pair on this machine", "--paper")),
+        (("--temperature", "1"), ("--temperature is of a pair on this machine", "--paper")),
+        (("--profile", "mine.json"), ("--paper or --profile",)),
         (("--plot", "plan.bmp"), ("--plot plan.bmp", ".png")),
         (("--plot", "plan"), ("--plot plan", ".png")),
         (("--plot", "/nowhere/plan.png"), ("/nowhere is no folder",)),
     ],
 )
 def test_bad_options_are_refused_in_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert_refused(plan(*arguments), *words)
+    assert_refused(plan("--paper", *arguments), *words)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert_refused(plan("--target", "/nowhere/model"), "/nowhere/model")
+    assert_refused(plan("--profile", tmp_path / "p.json", "--draft", "d"), "--draft is of a pair", "--profile")
 
 
 GOOD: dict[str, Any] = {"name": "x", "verify": {"fixed_s": 0.02}, "step": {"fixed_s": 0.002}}
@@ -138,4 +142,4 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path: Path) -> Non
     assert_refused(plan("--profile", tmp_path / "none.json"), "cannot read", "No such file")
     assert_refused(plan("--profile", tmp_path), "cannot read", "directory")
     (tmp_path / "plan.png").mkdir()
-    assert_refused(plan(*SMALL, "--plot", tmp_path / "plan.png"), "--plot", "it is a folder")
+    assert_refused(plan("--paper", *SMALL, "--plot", tmp_path / "plan.png"), "--plot", "it is a folder")

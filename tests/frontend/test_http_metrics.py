@@ -168,7 +168,7 @@ def test_names_of_models_are_left_alone() -> None:
 def test_losses_are_counted_once() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         metrics = PrometheusExporter(manager, "none")
-        for state in ("up", "up", "down", "down", "half_open", "open", "half_open", "up", "open", "open"):
+        for state in ("up", "parked", "up", "down", "down", "half_open", "open", "half_open", "up", "open", "open"):
             manager.step(Step([], Load(draft_state=state)))
         manager.target_lost()
         manager.target_lost()  # that of one which never said hello

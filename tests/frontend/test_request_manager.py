@@ -239,7 +239,13 @@ def test_without_a_target_in_a_drain_everyone_is_told_also_whose_prompt_is_being
 
 @pytest.mark.parametrize(
     ("draft", "state", "said"),
-    [(None, "down", "ready"), ("draft", "up", "ready"), ("draft", "open", "degraded"), ("draft", "down", "degraded")],
+    [
+        (None, "down", "ready"),
+        ("draft", "up", "ready"),
+        ("draft", "parked", "ready"),
+        ("draft", "open", "degraded"),
+        ("draft", "down", "degraded"),
+    ],
 )
 def test_an_engine_without_the_draft_it_should_have_is_degraded(draft: str | None, state: Any, said: str) -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:

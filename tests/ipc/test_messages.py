@@ -60,6 +60,7 @@ TO_DRAFT: list[p.Message] = [
     m.Rehearse(4, in_turn=True),
     m.Release([1, 2]),
     m.Rejoin(),
+    m.Leave(),
 ]
 DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
     (TO_FRONTEND, p.CLIENT_TO_FRONTEND),
@@ -71,6 +72,7 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
         [
             m.Status("target", "failed", "why", 2),
             m.Loading(2**40, 2**41),
+            m.DraftWanted(),
             m.FrontendReport(
                 m.Load(running=1, link=m.LinkLoad(0.02, 0.001, 9, 3, 800, 40, 5)),
                 2,
@@ -124,7 +126,7 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
             n.TargetVocabulary({"a": 0, "b": 1}),
             n.NotAccepted("another draft is connected", again=True),
             n.Beat(2**60),
-            *[message for message in TO_DRAFT if not isinstance(message, m.Ready | m.Refused)],
+            *[message for message in TO_DRAFT if not isinstance(message, m.Ready | m.Refused | m.Leave)],
         ],
         n.RECEIVER_TO_DRAFT,
     ),

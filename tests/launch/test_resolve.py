@@ -127,6 +127,12 @@ def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
     assert config().one_bus and not config(device="cuda").one_bus
 
 
+def test_a_draft_ends_for_want_of_use_only_on_this_machines_cpu_and_where_the_mode_is_open() -> None:
+    assert config().parks_draft and config(device="cuda").parks_draft
+    assert not config(device="cuda", draft_device="cuda:1").parks_draft
+    assert not config(mode="ssd").parks_draft and not config(mode="ar").parks_draft
+
+
 def test_on_a_gpu_the_largest_static_shape_has_its_room(cards: list[Gpu]) -> None:
     """Of the target all shapes leave their logits: for rows of 9 tokens, up to 8 of them, these are of 465 tokens, 128
     in the largest. Of the draft's, with 256 chains, the largest is of 256."""

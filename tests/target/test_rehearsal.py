@@ -11,8 +11,10 @@ from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
 from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.process import memory_file
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
 from ssd.target import rehearsal
-from ssd.target.rehearsal import TargetRehearsal, rehearse
+from ssd.target.rehearsal import Experience, TargetRehearsal, rehearse
 from ssd.tuning.costs import SITUATIONS, Costs
 from tests.models import tiny
 
@@ -58,6 +60,16 @@ def test_a_machine_is_measured_once(pair: tuple[str, str], tmp_path: Path) -> No
         again = llm.generate(PROMPTS, params("auto", 0.0))
     assert [c.token_ids for c in again] == [c.token_ids for c in plain[0]]
     assert known(tmp_path / "cache")[1]["verify"]["1000"] == 5.0
+
+
+def test_times_with_a_draft_that_came_late_are_saved_at_once(pair: tuple[str, str], tmp_path: Path) -> None:
+    experience = Experience(resolve(EngineOptions(target=pair[0], draft=pair[1:])))
+    experience.save()  # the draft loads still
+    for table in experience.tuning.costs.tables.values():
+        table.set(1, 0.01)
+    experience.measured()
+    experience.save()
+    assert all(known(tmp_path / "cache")[1].values())
 
 
 class ScriptedVerifications(TargetRehearsal):

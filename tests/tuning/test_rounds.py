@@ -121,6 +121,16 @@ def test_a_good_draft_looks_far_and_a_poor_one_does_not() -> None:
     assert good > 6 and poor < 5
 
 
+@pytest.mark.parametrize(("rate", "wants"), [(0.95, True), (0.0, False)])
+def test_without_a_draft_it_knows_whether_the_plan_would_have_one(rate: float, wants: bool) -> None:
+    world = World(rate)
+    world.play(600)
+    world.tuning.situate([0], False)
+    world.tuning._plans.clear()
+    assert world.tuning.wants_draft(AUTO) is wants
+    assert world.tuning.current(AUTO).mode == "ngram", "there is none to use"
+
+
 def test_chains_that_take_time_are_few() -> None:
     """As on a CPU that computes as long as it reads; where chains are free there are many."""
     dear, free = (

@@ -30,7 +30,7 @@ from ssd.models import hub
 from ssd.models.checkpoint import inspect
 from ssd.models.llama import Llama
 from ssd.models.pairs import is_head
-from ssd.planning.measured import profile_here
+from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.rounds import kind_of
@@ -163,7 +163,7 @@ def _step_times(target: str, draft: str, device: str) -> dict[str, Any]:
     places = {"device": device, "draft_device": device}
     config = resolve(EngineOptions(target=target, draft=(draft,), mode="ssd", **places))
     try:
-        costs = CostTable(dict(profile_here(config, 0.0)[0].step_alone))
+        costs = CostTable(dict(measured_here(config, 0.0).profile.step_alone))
     except UsageError:
         return {}
     where = f"{runs_on(config, 'ssd')}, {environment()['cpu']}"

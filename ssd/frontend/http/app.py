@@ -314,9 +314,9 @@ class App:
 
 def server_info(manager: RequestManager) -> dict[str, object]:
     """Describes what runs here and how busy it is, without paths.
-    `degraded`: it answers, but its draft is not in use."""
+    `degraded`: it answers, but its draft is lost or given up. A parked one is neither."""
     config, load = manager.config, manager.load
-    degraded = config.has_draft and load.draft_state != "up"
+    degraded = config.has_draft and load.draft_state not in ("up", "parked")
     return {
         "version": __version__,
         "state": "degraded" if manager.state == "ready" and degraded else manager.state,

@@ -33,7 +33,7 @@ _DEPTHS = ("color(157)", "color(120)", "color(84)", "color(48)", "color(42)", "c
 
 _TICKS = " ▁▂▃▄▅▆▇█"
 
-UP = {"UP": "bold green", "STARTING": "yellow", "STALE": "bold yellow", "DOWN": "bold red"}
+UP = {"UP": "bold green", "STARTING": "yellow", "STALE": "bold yellow", "DOWN": "bold red", "PARKED": "bright_black"}
 
 
 def state_style(state: State, detail: int = 0) -> StateStyle:

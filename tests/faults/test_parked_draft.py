@@ -1,0 +1,210 @@
+"""A draft that nobody uses ends and comes back: no token changes, and whoever dies meanwhile is replaced."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from msgspec.structs import replace
+
+from ssd.client import Client
+from ssd.config.emulation import DeviceTimes, ForwardTime
+from ssd.config.params import SamplingParams, Speculation
+from ssd.errors import RequestError
+from ssd.ipc.trace_ring import State
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
+from ssd.monitor.history import History
+from ssd.monitor.statistics import figures
+from ssd.monitor.subscriber import Subscriber
+from ssd.monitor.view.screen import line
+from tests.cli.launched import children
+from tests.faults.engine import gone
+from tests.scripted_engine import PATIENCE_S
+
+PROMPT = "The capital of France is"
+SOON_S = 0.3
+LAUNCH = f"""
+from msgspec.structs import replace
+from ssd.cli import launch, main
+resolve = launch.resolve
+launch.resolve = lambda *options: replace(resolve(*options), idle_draft_s={SOON_S})
+main.main()
+"""
+
+
+def params(mode: str) -> SamplingParams:
+    speculation = Speculation(mode, 3)  # type: ignore[arg-type]
+    return SamplingParams(max_tokens=96, ignore_eos=True, speculation=speculation)
+
+
+@contextmanager
+def running(times: DeviceTimes | None = None) -> Iterator[Engine]:
+    config = resolve(EngineOptions(), ServerOptions(port=0))
+    with Engine(replace(config, idle_draft_s=SOON_S, emulate=times)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with running() as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with Client(engine.address) as client:
+        yield client
+
+
+@pytest.fixture
+def expected(client: Client) -> list[int]:
+    return client.generate(PROMPT, params("ar")).token_ids
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def told(engine: Engine, path: str) -> str:
+    with urlopen(f"{engine.url}/{path}") as answer:
+        return str(answer.read().decode())
+
+
+def state(engine: Engine) -> str:
+    return str(json.loads(told(engine, "server_info"))["draft_state"])
+
+
+def is_parked(engine: Engine) -> bool:
+    return state(engine) == "parked" and "draft" not in engine.pids
+
+
+def comes_back(client: Client, expected: list[int]) -> bool:
+    """Whether requests that name ssd get the same tokens and hit in the end; a count and no clock."""
+    for _ in range(400):
+        completion = client.generate(PROMPT, params("ssd"))
+        assert completion.token_ids == expected
+        if completion.metrics.hits:
+            return True
+    return False
+
+
+def test_an_unused_draft_ends_comes_back_for_a_request_that_names_it_and_ends_again(
+    engine: Engine, client: Client, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    until(lambda: is_parked(engine))
+    assert client.generate(PROMPT, params("auto")).token_ids == expected
+    assert comes_back(client, expected)
+    until(lambda: is_parked(engine))
+    assert engine._restarts["draft"].deaths == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_parked_draft_is_told_as_such(engine: Engine) -> None:
+    until(lambda: is_parked(engine))
+    assert json.loads(told(engine, "server_info"))["state"] == "ready"
+    metrics = told(engine, "metrics")
+    assert 'state="parked"} 1.0\n' in metrics and 'state="down"} 0.0\n' in metrics
+    assert f'draft_losses_total{{model_name="{engine.config.target_name}"}} 0.0\n' in metrics
+    with closing(Subscriber(engine.address)) as watcher:
+        while (snapshot := watcher.receive(PATIENCE_S)) is None:
+            pass
+    history = History()
+    history.add(snapshot)
+    found = figures(history, 60)
+    assert {process.role: process.state for process in found.processes}["draft"] == "PARKED"
+    assert not any("down" in stall for stall in found.stalls) and "draft PARKED" in line(found)
+    assert history.traces["draft"].since(0, snapshot.at)[0][-1].state is State.IDLE
+
+
+def test_a_draft_that_dies_before_it_has_left_is_replaced_and_the_next_one_leaves(
+    engine: Engine, client: Client, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert comes_back(client, expected)
+    os.kill(draft := engine.pids["draft"], signal.SIGSTOP)
+    until(lambda: state(engine) == "parked")
+    os.kill(draft, signal.SIGKILL)
+    until(lambda: "the draft was lost" in caplog.text)
+    until(lambda: is_parked(engine))
+    assert comes_back(client, expected)
+
+
+def test_a_draft_that_is_wanted_again_before_it_has_left_is_followed_by_another(
+    engine: Engine, client: Client, expected: list[int]
+) -> None:
+    assert comes_back(client, expected)
+    os.kill(draft := engine.pids["draft"], signal.SIGSTOP)
+    until(lambda: state(engine) == "parked")
+    assert client.generate(PROMPT, params("ssd")).token_ids == expected
+    os.kill(draft, signal.SIGCONT)
+    assert gone(draft, within_s=PATIENCE_S)
+    assert comes_back(client, expected)
+
+
+def test_a_draft_that_dies_on_its_way_back_is_lost_like_any_other(
+    engine: Engine, client: Client, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    until(lambda: is_parked(engine))
+    client.generate(PROMPT, params("ssd"))
+    until(lambda: "draft" in engine.pids)
+    os.kill(engine.pids["draft"], signal.SIGKILL)
+    until(lambda: "the draft was lost" in caplog.text)
+    assert comes_back(client, expected)
+    assert "the draft is back" in caplog.text, "after a back-off, with a warning"
+
+
+def test_a_target_that_dies_while_its_draft_is_parked_is_replaced_with_a_draft(
+    engine: Engine, client: Client, expected: list[int]
+) -> None:
+    until(lambda: is_parked(engine))
+    os.kill(target := engine.pids["target"], signal.SIGKILL)
+    until(lambda: engine.pids.get("target", target) != target and "draft" in engine.pids)
+
+    def answers() -> bool:
+        try:
+            return client.generate(PROMPT, params("auto")).token_ids == expected
+        except RequestError as error:
+            assert error.code in ("restarting", "engine_restarted")
+            return False
+
+    until(answers)
+    assert comes_back(client, expected)
+
+
+def test_a_plan_that_wants_the_draft_brings_it_back() -> None:
+    """On emulated devices whose target is so slow that a draft pays."""
+    with running(DeviceTimes(ForwardTime(0.06), ForwardTime(0.002))) as engine, Client(engine.address) as client:
+        until(lambda: is_parked(engine))
+        expected = client.generate(PROMPT, replace(params("ar"), max_tokens=16)).token_ids
+        answers = (client.generate(PROMPT, replace(params("auto"), max_tokens=16)).token_ids for _ in range(200))
+        assert any(ids == expected and state(engine) == "up" for ids in answers)
+
+
+def test_sigterm_while_the_draft_is_parked_ends_the_command_with_status_zero() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, "launch", "--no-http"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("ready"))
+    until(lambda: "draft" not in children(process.pid))
+    pids = children(process.pid)
+    assert set(pids) == {"target", "frontend"}
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0
+    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert not Path(line.split()[-1].removeprefix("ipc://")).parent.exists()
