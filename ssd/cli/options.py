@@ -316,13 +316,23 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
         click.option(
             "--top-p", type=share, help="Sample from the likeliest tokens with this share. Default: the model's."
         ),
-        click.option("--min-p", type=Real(0, 1), help="Drop tokens below this share of the likeliest."),
-        click.option("--presence-penalty", type=penalty, help="Subtracted from logits of tokens in the answer."),
-        click.option("--frequency-penalty", type=penalty, help="The same, for each time that they are there."),
+        click.option(
+            "--min-p", type=Real(0, 1), help="Drop tokens below this share of the likeliest. Default: the model's."
+        ),
+        click.option(
+            "--presence-penalty",
+            type=penalty,
+            help="Subtracted from logits of tokens in the answer. Default: the model's.",
+        ),
+        click.option(
+            "--frequency-penalty",
+            type=penalty,
+            help="The same, for each time that they are there. Default: the model's.",
+        ),
         click.option(
             "--repetition-penalty",
             type=Real(0, 100, min_open=True),
-            help="Divides logits of tokens that were there. 1: off. Default: the model's.",
+            help="Divides logits of tokens in prompt and answer; 1: off. Default: the model's.",
         ),
         click.option(
             "--max-tokens", type=_POSITIVE, default=max_tokens, show_default=True, help="Longest answer, in tokens."

@@ -37,19 +37,30 @@ class Adjustment(NamedTuple):
 
 
 class Written:
-    """The committed text of one request: `in_prompt` bool [V], `counts` int32 [V] of the output, its `length`."""
+    """The committed text of one request: `in_prompt` bool [V], `counts` int32 [V] of the output, its `length`.
+
+    `ids` int64 [n] are the tokens in it, each once: a pass over the vocabulary would take longer than the penalties."""
 
     def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.in_prompt[torch.tensor(prompt, dtype=torch.long, device=device)] = True
         self.counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
         self.length = 0
+        self._known = dict.fromkeys(prompt)
+        self.ids = torch.tensor(list(self._known), dtype=torch.long, device=device)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""
         ids = torch.tensor(tokens, dtype=torch.long, device=self.counts.device)
         self.counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         self.length += len(tokens)
+        self.ids = self.ids_with(tokens)
+        self._known.update(dict.fromkeys(tokens))
+
+    def ids_with(self, tokens: Sequence[int]) -> Tensor:
+        """Return `ids` and those of `tokens` that are not among them."""
+        new = [token for token in dict.fromkeys(tokens) if token not in self._known]
+        return torch.cat((self.ids, torch.tensor(new, dtype=torch.long, device=self.ids.device))) if new else self.ids
 
 
 def adjusted(
@@ -62,7 +73,7 @@ def adjusted(
     """Returns `logits` [n, V] as new float32: row i comes after `written` and i of the n - 1 `draft` tokens.
 
     `possible` bool [m, V], m <= n, says which tokens a grammar allows in the first rows."""
-    rows = logits.to(torch.float32, copy=True)
+    rows = _copied(logits)
     vocab_size = rows.shape[-1]
     bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
     if bias:
@@ -85,13 +96,18 @@ def adjusted(
     return rows
 
 
+def _copied(logits: Tensor) -> Tensor:
+    """Return new float32 rows. On a CPU one thread copies them: to wake torch's others between kernels takes longer."""
+    if logits.is_cpu and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.numpy().copy())
+    return logits.to(torch.float32, copy=True)
+
+
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
     """Changes, in place, the columns of tokens in the text: they are few beside the vocabulary.
 
     Each penalty is computed from the whole count, as adding up would round differently than plain decoding does."""
-    in_text = written.in_prompt | (written.counts > 0)
-    in_text[torch.tensor(draft, dtype=torch.long, device=rows.device)] = True
-    columns = in_text.nonzero()[:, 0]
+    columns = written.ids_with(draft)
     counts = written.counts[columns].repeat(len(rows), 1)
     for index, token in enumerate(draft, 1):
         counts[index:, columns == token] += 1

@@ -197,7 +197,9 @@ class Sampler:
         self._noise.prepare(_places(batch))
         rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
         scores = [self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]
-        samples = by_row(batch, argmax(torch.cat(scores)))
+        # Joined only where one call waits for a device: on a CPU the copy wakes torch's threads, beside the kernels'.
+        joined = scores if cpu.serve(logits) else [torch.cat(scores)]
+        samples = by_row(batch, [token for each in joined for token in argmax(each)])
         for index, part in enumerate(batch):
             if part.drafted and part.sequence.ratio_rule:
                 samples[index] = self._by_ratio(rows[index], part, samples[index])
