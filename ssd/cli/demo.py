@@ -148,7 +148,7 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
 
     asked = Setting(config.speculation.mode, config.speculation)
     settings = list(dict.fromkeys((Setting("ar", Speculation("ar")), asked)))
-    click.secho(f"{asked.name}> {prompt}", bold=True)
+    click.secho(f"{asked.name}> {prompt}\n", bold=True)
     began = time.perf_counter()
     shown = show(client, prompt, protocol.params(asked, 0.0, 0), protocol.chat)
     turns = int(_TURNS_S / len(settings) / (time.perf_counter() - began))
@@ -213,4 +213,4 @@ def _draft_words(config: EngineConfig, story: _Gain) -> str:
     if config.draft is None:
         return "No draft is loaded; prompt lookup needs none."
     pays = story.plan.partition(",")[0] in DRAFTED and story.over > 1 and not story.is_noise
-    return f"For a story a draft {'pays' if pays else 'does not pay'} here, by the plan below its figures."
+    return f"For a story a draft {'pays' if pays else 'does not pay'} here, by its plan above."
