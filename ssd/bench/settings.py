@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ssd.config.params import DRAFTED, FanOutChoice, Mode, SamplingParams, Speculation, fan_out_fields
+from ssd.config.params import DRAFTED, FanOutChoice, Mode, SamplingDefaults, SamplingParams, Speculation, fan_out_fields
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import speculators
 
@@ -103,13 +103,12 @@ class Protocol(NamedTuple):
     chat: bool
     ignore_eos: bool = True
     seed: int = 0
-    repetition_penalty: float = 1.0
+    sampling: SamplingDefaults = SamplingDefaults()
 
     def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
         """Return the parameters of prompt number `index`; its seed is the same in every setting."""
-        return SamplingParams(
+        return self.sampling.params(
             temperature=temperature,
-            repetition_penalty=self.repetition_penalty,
             seed=self.seed + index,
             max_tokens=self.tokens,
             ignore_eos=self.ignore_eos,

@@ -103,13 +103,12 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
 
     With PROMPT, on that alone. All modes have all cores, unless --target-cpus or --draft-cpus say otherwise."""
     config = resolve(engine)
-    penalty = config.sampling.repetition_penalty or 1.0
     with process_setup():
         if prompt is None:
             click.echo(_INTRODUCTION)
         with session(config) as client:
             chat = client.describe().chat
-            free = Protocol(max_tokens, chat, ignore_eos=False, repetition_penalty=penalty)
+            free = Protocol(max_tokens, chat, ignore_eos=False, sampling=config.sampling)
             if prompt is not None:
                 _compared(config, client, prompt, free)
                 return
@@ -136,8 +135,9 @@ def _edit(engine: EngineOptions, chat: bool) -> str:
 
 
 def _headline(title: str, about: str, protocol: Protocol) -> None:
-    penalty = protocol.repetition_penalty
-    said = "no repetition penalty" if penalty == 1.0 else f"repetition penalty {penalty:g}, the model's own"
+    own = protocol.sampling.given()
+    penalties = [f"{name.replace('_', ' ')} {own[name]:g}" for name in own if name.endswith("penalty")]
+    said = f"{', '.join(penalties)}: the model's own" if penalties else "no penalties"
     click.secho(f"\n{title}", bold=True)
     click.echo(f"{about}\nSampling: T = 0, {said}.\n")
 
