@@ -23,7 +23,6 @@ from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, FanOutChoice
 from ssd.errors import UsageError, did_you_mean
 from ssd.files import read_bounded
 from ssd.launch.options import EngineOptions
-from ssd.launch.server import ServerOptions
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)
@@ -132,9 +131,15 @@ def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def _server_options() -> tuple[str, ...]:
+    from ssd.launch.server import ServerOptions  # with it comes ZeroMQ, which help needs not
+
+    return ServerOptions.__struct_fields__
+
+
 def _warn_of_unknown_variables() -> None:
     """Name the variables SSD_* that nothing reads, in one line on stderr."""
-    options = (*EngineOptions.__struct_fields__, *ServerOptions.__struct_fields__)
+    options = (*EngineOptions.__struct_fields__, *_server_options())
     known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split())}
     unknown = sorted(name for name in os.environ if name.startswith("SSD_") and name not in known)
     if unknown:
@@ -404,7 +409,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if "speculative_config" in given:
         given = _speculation(_as_flag(given.pop("speculative_config"))) | given
     types = _field_types(EngineOptions)
-    allowed = {*known, *types, *ServerOptions.__struct_fields__} - {"speculative_config"}
+    allowed = {*known, *types, *_server_options()} - {"speculative_config"}
     if unknown := sorted(given.keys() - allowed):
         name, names = unknown[0].replace("_", "-"), [each.replace("_", "-") for each in allowed]
         raise click.BadParameter(f"{path}: unknown option {name}{did_you_mean(name, names)}", ctx, param)
