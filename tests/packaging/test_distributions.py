@@ -115,7 +115,7 @@ def test_the_version_names_the_commit(made: tuple[Path, Path, str], installed: P
 @pytest.mark.parametrize("compiler", [True, False])
 def test_it_answers_from_another_folder(compiler: bool, installed: Path, tmp_path: Path) -> None:
     changed = {} if compiler else {"PATH": "/nowhere", "CC": ""}
-    said = run(installed, "demo", "--mode", "ssd", "--max-tokens", "4", cwd=tmp_path, **changed)
+    said = run(installed, "demo", "Once upon a time", "--mode", "ssd", "--max-tokens", "4", cwd=tmp_path, **changed)
     assert "The same tokens." in said
     assert ("found no C compiler" in said and "apt-get install gcc" in said) is not compiler
 
