@@ -147,7 +147,7 @@ def _measured(engine: EngineOptions, temperature: float) -> MeasuredPair:
         click.echo(f"starting {config.target_name} and {config.draft_name} once, to measure them", err=True)
         with process_setup(), running(config, loading):
             deadline = time.monotonic() + _MEASURING_S
-            while not is_measured(config) and time.monotonic() < deadline:
+            while not is_measured(config, rough=True) and time.monotonic() < deadline:
                 time.sleep(0.1)
     return measured_here(config, temperature)
 
@@ -289,7 +289,10 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
     told = {name: report.sources[name] for name in _TOLD if report.sources[name] != "this machine"}
     for source in dict.fromkeys(told.values()):
         yield f"{', '.join(_said(name) for name, of in told.items() if of == source)}: {source}."
-    yield f"Forwards were measured when this pair started here; delete {report.here.file} to measure again."
+    if report.here.rough:
+        yield "Other programs disturbed the measuring: these figures are rough. Try again on a quieter machine."
+    else:
+        yield f"Forwards were measured when this pair started here; delete {report.here.file} to measure again."
     if report.pair.draft_gpus:
         yield _per_gpu(report)
     yield _verdict(report.gains)

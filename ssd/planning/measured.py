@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
@@ -37,10 +39,13 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """What was measured of a pair on this machine: as a profile, and as the tuner knows it. `file` has it."""
+    """What was measured of a pair on this machine: as a profile, and as the tuner knows it. `file` has it.
+
+    `rough`: other programs disturbed the measuring."""
 
     profile: Profile
     file: Path
+    rough: bool
     tuning: Tuning
     asked: Speculation
     kind: int
@@ -52,10 +57,14 @@ class MeasuredPair:
         return Gain(batch, plan.mode, plan.lookahead, ratio)
 
 
-def is_measured(config: EngineConfig) -> bool:
-    """Return True if there are times of all forwards of a pair that is placed like this."""
+def is_measured(config: EngineConfig, rough: bool = False) -> bool:
+    """Return True if there are times of all forwards of a pair that is placed like this, be they `rough`."""
     known = knowledge.read(knowledge.file_of(config, str(build.library())), Knowledge)
-    return known is not None and all(known.tables.get(situation) for situation in SITUATIONS)
+    return known is not None and (_complete(known.tables) or (rough and _complete(known.rough)))
+
+
+def _complete(tables: Mapping[str, Mapping[int, float]]) -> bool:
+    return all(tables.get(situation) for situation in SITUATIONS)
 
 
 def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
@@ -67,11 +76,11 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         raise UsageError(f"there is no draft for {config.target_name}: give --draft")
     file = knowledge.file_of(config, str(build.library()))
     known = knowledge.read(file, Knowledge)
-    if known is None or not is_measured(config):
-        pair = f"{config.target_name} and {config.draft_name}"
-        raise UsageError(
-            f"other programs disturbed the measuring of {pair} (no times in {file}): try again on a quieter machine"
-        )
+    if known is None or not is_measured(config, rough=True):
+        raise UsageError(f"{file} has no times of {config.target_name} and {config.draft_name}: start them again")
+    rough = not _complete(known.tables)
+    if rough:
+        known = replace(known, tables=known.rough)
     prior, kind = knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge), kind_of(temperature)
     learner, assumption = _agreement(known, prior, kind)
     tuning = Tuning(config.one_bus)
@@ -93,9 +102,9 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         target_gpus=1.0 if config.device == "cpu" else float(config.tensor_parallel_size),
         draft_gpus=0.0 if shared else 1.0,
         assumed=assumed,
-        source={"tables": str(file)},
+        source={"tables": str(file), **({"rough": "other programs disturbed the measuring"} if rough else {})},
     )
-    return MeasuredPair(profile, file, tuning, config.speculation, kind)
+    return MeasuredPair(profile, file, rough, tuning, config.speculation, kind)
 
 
 def draft_format_here(config: EngineConfig) -> str | None:

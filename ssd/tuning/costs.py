@@ -137,9 +137,9 @@ class Costs:
         Longer times prove nothing: texts may be longer than those measured, or the machine busy now."""
         self.disturbed |= min(self._drift.values()) < -_DISTURBED
 
-    def written(self) -> dict[str, dict[int, float]]:
-        """Return the tables for a file; none if they were disturbed."""
-        tables = {} if self.disturbed else self.tables
+    def written(self, disturbed: bool = False) -> dict[str, dict[int, float]]:
+        """Return the tables for a file; none unless they are `disturbed` as asked for."""
+        tables = self.tables if self.disturbed == disturbed else {}
         return {situation: dict(table.seconds) for situation, table in tables.items()}
 
 

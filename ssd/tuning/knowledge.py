@@ -56,11 +56,13 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Knowledge(msgspec.Struct, frozen=True):
     """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
-    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone."""
+    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone. `rough` are
+    tables that other work disturbed: no engine begins with them."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
     errors: Annotated[dict[str, Annotated[float, Meta(ge=-MOST_ERROR, le=MOST_ERROR)]], Meta(max_length=256)] = {}
+    rough: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
 
     def law(self, kind: int) -> Agreement:
         """The agreement under a kind of law; an empty one if nothing is known."""

@@ -180,7 +180,7 @@ class Tuning:
             for batch, own in self._choosers.items()
             for mode, error in own.errors()
         }
-        return Knowledge(tuple(laws), self.costs.written(), errors)
+        return Knowledge(tuple(laws), self.costs.written(), errors, self.costs.written(disturbed=True))
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """The kinds of sampling law of the running rows, and whether there is a draft to use."""

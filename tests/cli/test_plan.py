@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd.cli.main import main
+from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
@@ -23,7 +24,7 @@ from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
 from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
 from ssd.planning.link import over_link
-from ssd.planning.measured import is_measured
+from ssd.planning.measured import is_measured, measured_here
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
@@ -190,6 +191,10 @@ class Here:
         knowledge.write(self.file, knows)
 
 
+def config_of(here: Here) -> EngineConfig:
+    return resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),), target_cpus="0"))
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Here:
     target, draft = (str(tiny.llama(tmp_path / name)) for name in ("target", "draft"))
@@ -286,7 +291,7 @@ def test_options_win_over_what_was_measured(here: Here) -> None:
 
 
 def test_a_pair_is_measured_once_all_four_tables_have_times(here: Here) -> None:
-    config = resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),), target_cpus="0"))
+    config = config_of(here)
     assert {*TABLES} == {*SITUATIONS} and not is_measured(config)
     for tables, complete in (({}, False), ({**TABLES, "step": {}}, False), (TABLES, True)):
         here.measured(Knowledge(LAWS, tables))
@@ -294,17 +299,28 @@ def test_a_pair_is_measured_once_all_four_tables_have_times(here: Here) -> None:
 
 
 def test_a_pair_that_was_not_measured_is_started_once(here: Here) -> None:
-    """On a busy machine the engine's two looks may disagree; then the plan says so."""
+    """On a busy machine the engine's two looks may disagree; then the plan says so, and the next one measures again."""
     result = here.plan()
-    first, *errors = result.stderr.splitlines()
-    assert first == "starting target and draft once, to measure them"
-    if result.exit_code:
-        (line,) = errors
-        assert (result.exit_code, result.stdout) == (2, "") and "disturbed" in line and str(here.file) in line
-    else:
-        assert "pay here" in result.stdout or "pays here" in result.stdout
-        assert here.plan().stderr == "", "the next one has its times"
-    assert here.file.exists()
+    started = "starting target and draft once, to measure them\n"
+    assert (result.exit_code, result.stderr) == (0, started)
+    *_, before, last = result.stdout.splitlines()
+    assert "pay here" in last or "pays here" in last
+    rough = "disturbed" in before
+    assert is_measured(config_of(here), rough=True) and is_measured(config_of(here)) is not rough
+
+
+def test_disturbed_times_are_planned_with_and_named_rough_and_no_engine_begins_with_them(here: Here) -> None:
+    here.measured(Knowledge(LAWS, rough=TABLES))
+    assert not is_measured(config_of(here)) and is_measured(config_of(here), rough=True)
+    found = measured_here(config_of(here), 0.0)
+    assert found.rough and found.profile.verify == tuple(TABLES["verify_beside"].items())
+    assert found.tuning.costs.of("verify") is not None
+    engine = Tuning()
+    engine.recall(Knowledge(LAWS, rough=TABLES))
+    assert engine.costs.of("verify") is None
+    engine.recall(Knowledge(LAWS, TABLES))
+    engine.costs.disturbed = True
+    assert engine.knowledge().rough == TABLES and not engine.knowledge().tables
 
 
 def test_a_pair_needs_a_draft(here: Here) -> None:

@@ -163,9 +163,12 @@ def _step_times(target: str, draft: str, device: str) -> dict[str, Any]:
     places = {"device": device, "draft_device": device}
     config = resolve(EngineOptions(target=target, draft=(draft,), mode="ssd", **places))
     try:
-        costs = CostTable(dict(measured_here(config, 0.0).profile.step_alone))
+        found = measured_here(config, 0.0)
     except UsageError:
         return {}
+    if found.rough:
+        return {}
+    costs = CostTable(dict(found.profile.step_alone))
     where = f"{runs_on(config, 'ssd')}, {environment()['cpu']}"
     return {"step_ms": {rows: 1e3 * costs.at(rows) for rows in _STEP_ROWS}, "measured_on": where}
 
