@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml
 pull: venv ## fetch the built-in model pair (93 MB, once)
 	$(BIN)/ssd pull smollm2
 
-demo: venv ## one prompt answered in mode auto and by plain decoding, with the figures
+demo: venv ## a story, an edit and an emulated 70B pair, each beside plain decoding
 	$(BIN)/ssd demo
 
 test: venv pull ## run the tests, in two processes
