@@ -130,7 +130,7 @@ class BenchOptions(NamedTuple):
         facts: dict[str, Any] = {"dataset": self.dataset, "prompts": prompts, "preset": self.preset}
         if self.dataset == datasets.RANDOM:
             facts |= {"input_len": self.input_len, "random_range_ratio": self.range_ratio}
-        return facts | protocol._asdict()
+        return facts | protocol._asdict() | {"sampling": protocol.sampling.given()}
 
 
 def _take_preset(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
