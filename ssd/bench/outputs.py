@@ -42,7 +42,7 @@ def check_plot(file: Path | None) -> None:
         raise UsageError(f"--plot {file}: the name must end in {', '.join(_PLOT_SUFFIXES)}")
     check_writable("--plot", file)
     if importlib.util.find_spec("matplotlib") is None:
-        raise SsdError("--plot needs matplotlib: pip install -e '.[plot]' in the clone")
+        raise SsdError("--plot needs matplotlib: pip install matplotlib")
 
 
 def save_plot(figure: Figure, file: Path) -> None:

@@ -70,7 +70,7 @@ _NEXT = """\
 A draft pays most where it has hardware of its own, as on the emulated devices.
 Next: serve it over HTTP       ssd serve {target}
       compare every mode       ssd bench latency -m {target}
-      see when a draft pays    ssd plan"""
+      see when a draft pays    ssd plan --paper"""
 
 
 class _Gain(NamedTuple):
@@ -120,7 +120,8 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
         emulated = _emulated(max_tokens)
     click.secho("\nIn short: tok/s of plain decoding, and with speculation", bold=True)
     for title, gain in (("a story", story), ("an edit", edit), ("70B, emulated", emulated)):
-        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {gain.over:.2f} times ({gain.mode})")
+        said = "disturbed" if gain.is_noise else f"{gain.over:.2f} times ({gain.mode})"
+        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {said}")
     click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
     click.echo(_NEXT.format(target=shlex.quote(engine.target)))
 
@@ -147,7 +148,7 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
     from ssd.bench.runs import latency
 
     asked = Setting(config.speculation.mode, config.speculation)
-    settings = list(dict.fromkeys((Setting("ar", Speculation("ar")), asked)))
+    settings = [asked] if asked.name == "ar" else [Setting("ar", Speculation("ar")), asked]
     click.secho(f"{asked.name}> {prompt}\n", bold=True)
     began = time.perf_counter()
     shown = show(client, prompt, protocol.params(asked, 0.0, 0), protocol.chat)
@@ -198,7 +199,7 @@ def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: 
     if gain.plan:
         click.echo(f"{gain.mode}: {gain.plan}.")
     if gain.is_noise:
-        click.echo("Other programs disturbed this: no gain is larger than the acceptance length.")
+        click.echo("Other programs disturbed this: no real gain is larger than the acceptance length.")
     same = not differing(found) and (shown is None or shown.token_ids == runs["ar"][0].completions[0].token_ids)
     click.echo("The same tokens." if same else "The tokens DIFFER: see docs/exactness.md.")
     return gain
@@ -209,8 +210,10 @@ def _ratio(speed: float, plain: float) -> float:
 
 
 def _draft_words(config: EngineConfig, story: _Gain) -> str:
-    """Return a sentence that says if a draft pays here, by the engine's plan and the speed of the story."""
+    """Return a sentence that says if a draft paid for the story: its plan ended with one, which was faster."""
     if config.draft is None:
         return "No draft is loaded; prompt lookup needs none."
-    pays = story.plan.partition(",")[0] in DRAFTED and story.over > 1 and not story.is_noise
-    return f"For a story a draft {'pays' if pays else 'does not pay'} here, by its plan above."
+    if story.plan.partition(",")[0] not in DRAFTED:
+        return "For a story a draft does not pay here, by its plan above."
+    pays = story.over > 1 and not story.is_noise
+    return f"For a story a draft {'pays' if pays else 'does not pay'} here: it was {'' if pays else 'not '}faster."

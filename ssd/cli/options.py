@@ -393,7 +393,8 @@ def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`.
 
-    A command without the server's options passes over them, so that one file does for all commands."""
+    A command without the server's options passes over them, so that one file does for `launch`, `generate` and `chat`.
+    """
     if path is None:
         return
     try:

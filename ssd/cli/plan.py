@@ -25,7 +25,7 @@ from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
 from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
 from ssd.planning.link import LinkForecast, over_link
-from ssd.planning.measured import Gain, MeasuredPair, is_measured, measured_here
+from ssd.planning.measured import FIRST_GUESS, Gain, MeasuredPair, is_measured, measured_here
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
 
@@ -295,14 +295,18 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
         yield f"Forwards were measured when this pair started here; delete {report.here.file} to measure again."
     if report.pair.draft_gpus:
         yield _per_gpu(report)
-    yield _verdict(report.gains)
+    yield _verdict(report.gains, is_guessed=report.sources["acceptance"].endswith(FIRST_GUESS))
 
 
-def _verdict(gains: Sequence[Gain]) -> str:
-    """Return in a sentence whether a draft pays on this machine, and its best gain."""
+def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
+    """Return whether a draft pays on this machine, and its best gain. `is_guessed`: nobody has measured acceptance."""
     paying = [gain for gain in gains if gain.pays]
     best = max(paying or gains, key=lambda gain: gain.ratio)
-    found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times plain decoding"
+    found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times what auto does without it"
+    if is_guessed:
+        return (
+            f"How often the models agree is not measured: run ssd bench latency first. By a guess, its best is {found}."
+        )
     if not paying:
         return f"A draft does not pay here. Its best is {found}; --mode auto leaves it alone."
     batches = ", ".join(str(gain.batch) for gain in paying)

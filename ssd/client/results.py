@@ -50,7 +50,12 @@ class StreamChunk(msgspec.Struct, frozen=True):
 def request(name: int, prompt: Prompt | Conversation, params: SamplingParams | None, chat: bool = False) -> Generate:
     """Return the request for a text, token ids or a conversation. With `chat`, a text is what a user says.
 
-    Raises UsageError for a message of a conversation that is none."""
+    Raises UsageError for anything else."""
+    if not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        raise UsageError(f"a prompt is a text, token ids or a conversation, not {kind}; a batch is a list of them")
+    if params is not None and not isinstance(params, SamplingParams):
+        raise UsageError(f"params is a SamplingParams, not {type(params).__name__}")
     if isinstance(prompt, str):
         messages = [ChatMessage("user", prompt)] if chat else None
         return Generate(name, None if chat else prompt, messages=messages, params=params)

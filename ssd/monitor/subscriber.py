@@ -26,7 +26,7 @@ def only_engine(address: str | None) -> str:
     if address is not None:
         address = address_of(address)
         if not address.startswith(IPC):
-            raise UsageError(f"{address!r} is no engine on this machine: give the address after `ready:` of ssd launch")
+            raise UsageError(f"{address!r} is no engine on this machine: give its URL, pid or ipc:// address")
         return address
     found = running_engines()
     if len(found) == 1:

@@ -22,9 +22,12 @@ from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.learner import Learner
 from ssd.tuning.rounds import Tuning, kind_of
 
+FIRST_GUESS = "the tuner's first guess"
+"""Where acceptance comes from if neither this machine nor the draft's own file knows it."""
+
 
 class Gain(NamedTuple):
-    """The fastest mode with a draft at a batch size, and its speed over that of plain decoding (`ratio`)."""
+    """The fastest mode with a draft at a batch size. `ratio`: its speed over the best mode without one."""
 
     batch: int
     mode: Mode
@@ -39,7 +42,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """What was measured of a pair on this machine: as a profile, and as the tuner knows it. `file` has it.
+    """Measurements of a pair on this machine: as a profile, and as the tuner knows them. `file` has them.
 
     `rough`: other programs disturbed the measuring."""
 
@@ -58,7 +61,7 @@ class MeasuredPair:
 
 
 def is_measured(config: EngineConfig, rough: bool = False) -> bool:
-    """Return True if there are times of all forwards of a pair that is placed like this, be they `rough`."""
+    """Return True if there are times of all forwards of a pair placed like this; with `rough` disturbed ones count."""
     known = knowledge.read(knowledge.file_of(config, str(build.library())), Knowledge)
     return known is not None and (_complete(known.tables) or (rough and _complete(known.rough)))
 
@@ -124,7 +127,7 @@ def _agreement(known: Knowledge, prior: Knowledge | None, kind: int) -> tuple[Le
     learned, given = known.law(kind), (prior or Knowledge()).law(kind)
     learner, found = Learner(), learned if learned.sampled else given
     if not found.sampled:
-        return learner, "the tuner's first guess"
+        return learner, FIRST_GUESS
     learner.recall(found.acceptance, found.hits)
     compared = (found, given) if given.sampled else ()
     rates = [[rate for rate, _ in each.acceptance[: len(given.acceptance)]] for each in compared]

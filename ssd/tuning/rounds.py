@@ -234,7 +234,7 @@ class Tuning:
 
     def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
         """Return the plan with a draft that is expected to be fastest for a request at the present batch size, and its
-        speed over that of plain decoding. There must be a draft, and forwards must have been measured."""
+        speed over that of the best plan without one. There must be a draft, and forwards must have been measured."""
         key = PlanKey.of(asked)
         self.plan(key)
         plans, expected = self._ranked[_Place(self._batch, True, key)], self._chooser(self._batch).expected

@@ -119,4 +119,5 @@ def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture
         faster = turns(speed, mean_acceptance_length=2.0, plan="sd, K 2: 90 tok/s expected")
         story = _reported(config, settings, {"ar": turns(50.0), "auto": faster})
         assert ("Other programs disturbed this" in capsys.readouterr().out) == (speed == 110.0)
-        assert f"a draft {verdict} here" in _draft_words(config, story)
+        assert f"a draft {verdict} here: it was" in _draft_words(config, story)
+    assert "by its plan above" in _draft_words(config, story._replace(plan="ngram: 90 tok/s expected"))

@@ -30,7 +30,7 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
 def test_a_missing_matplotlib_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = plan("--paper", *SMALL, "--plot", tmp_path / "plan.png")
-    assert_refused(result, "--plot needs matplotlib", "pip install -e '.[plot]'", exit_code=1)
+    assert_refused(result, "--plot needs matplotlib", "pip install matplotlib", exit_code=1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import zmq
@@ -183,6 +184,19 @@ def test_a_chat_is_one_conversation_or_several(client: Client) -> None:
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ([1, 2, 3], None, "a prompt is a text, token ids or a conversation, not int; a batch is a list of them"),
+        ([{"role": "user", "content": "hi"}], None, "not dict; a batch is a list of them"),
+        ("hi", {"max_tokens": 3}, "params is a SamplingParams, not dict"),
+    ],
+)
+def test_other_types_are_named(client: Client, prompts: Any, params: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        client.generate(prompts, params)
 
 
 @pytest.mark.parametrize(

