@@ -5,16 +5,19 @@ had been committed. So a row gets the computation of plain decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.kernels.gpu import fuses
 
 # Of the words of a sequence in `AdjustedRows`: how many are numbers, and how many ids of tokens; the bits of its text.
 NUMBERS, RECENT = 5, 16
+_Array: TypeAlias = Any  # of NumPy or torch
 IN_PROMPT, ENDS, ONCE = 1, 2, 4
 
 
@@ -37,30 +40,45 @@ class Adjustment(NamedTuple):
 
 
 class Written:
-    """The committed text of one request: `in_prompt` bool [V], `counts` int32 [V] of the output, its `length`.
+    """The committed text of one request: its tokens, each once, how often each is in the output, and the `length` of
+    that.
 
-    `ids` int64 [n] are the tokens in it, each once: a pass over the vocabulary would take longer than the penalties."""
+    In NumPy: of these few numbers torch's operations would take longer than the arithmetic."""
 
-    def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device | str = "cpu") -> None:
-        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.in_prompt[torch.tensor(prompt, dtype=torch.long, device=device)] = True
-        self.counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
+    def __init__(self, prompt: Sequence[int]) -> None:
         self.length = 0
-        self._known = dict.fromkeys(prompt)
-        self.ids = torch.tensor(list(self._known), dtype=torch.long, device=device)
+        self._places: dict[int, int] = {}
+        self._ids, self.counts = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        self._append(prompt)
+        self._prompt_tokens = len(self._ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""
-        ids = torch.tensor(tokens, dtype=torch.long, device=self.counts.device)
-        self.counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        self._append(tokens)
+        np.add.at(self.counts, [self._places[token] for token in tokens], 1)
         self.length += len(tokens)
-        self.ids = self.ids_with(tokens)
-        self._known.update(dict.fromkeys(tokens))
 
-    def ids_with(self, tokens: Sequence[int]) -> Tensor:
-        """Return `ids` and those of `tokens` that are not among them."""
-        new = [token for token in dict.fromkeys(tokens) if token not in self._known]
-        return torch.cat((self.ids, torch.tensor(new, dtype=torch.long, device=self.ids.device))) if new else self.ids
+    def along(self, draft: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the tokens of text and draft, int64 [n], and for the text with 0, 1, ... of the draft's tokens how
+        often each is in the output, float32 [drafts + 1, n], and if it is there or in the prompt, bool of that shape.
+        """
+        new = [token for token in dict.fromkeys(draft) if token not in self._places]
+        ids, counts = self._ids, self.counts
+        if new:
+            ids, counts = np.append(ids, new), np.append(counts, np.zeros(len(new), np.float32))
+        rows = np.repeat(counts[None], len(draft) + 1, axis=0)
+        for index, token in enumerate(draft, 1):
+            rows[index:, self._places[token] if token in self._places else len(self._ids) + new.index(token)] += 1
+        seen = rows > 0
+        seen[:, : self._prompt_tokens] = True
+        return ids, rows, seen
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        if new:
+            self._places |= {token: len(self._places) + index for index, token in enumerate(new)}
+            self._ids = np.append(self._ids, new)
+            self.counts = np.append(self.counts, np.zeros(len(new), np.float32))
 
 
 def adjusted(
@@ -104,22 +122,28 @@ def _copied(logits: Tensor) -> Tensor:
 
 
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
-    """Changes, in place, the columns of tokens in the text: they are few beside the vocabulary.
+    """Change, in place, the columns of tokens in the text: they are few beside the vocabulary."""
+    ids, counts, seen = written.along(draft)
+    if rows.is_cpu:
+        table = rows.numpy()
+        table[:, ids] = _penalised(table[:, ids], counts, seen, adjustment, adjustment.repetition, np.where)
+        return
+    columns, times, known = (torch.from_numpy(each).to(rows.device) for each in (ids, counts, seen))
+    values = rows[:, columns]
+    # By a tensor: a GPU divides by a number as it multiplies by its inverse.
+    divisor = torch.full_like(values, adjustment.repetition)
+    rows[:, columns] = _penalised(values, times, known, adjustment, divisor, torch.where)
+
+
+def _penalised(
+    values: _Array, counts: _Array, seen: _Array, adjustment: Adjustment, divisor: Any, where: Callable[..., _Array]
+) -> _Array:
+    """Return penalized logits, in NumPy or torch. `divisor` is the penalty on repetition.
 
     Each penalty is computed from the whole count, as adding up would round differently than plain decoding does."""
-    columns = written.ids_with(draft)
-    counts = written.counts[columns].repeat(len(rows), 1)
-    for index, token in enumerate(draft, 1):
-        counts[index:, columns == token] += 1
-    values, in_output = rows[:, columns], counts > 0
-    if adjustment.repetition != 1.0:
-        # By a tensor: a GPU divides by a number as it multiplies by its inverse.
-        divided = values / torch.full_like(values, adjustment.repetition)
-        scaled = torch.where(values > 0, divided, values * adjustment.repetition)
-        values = torch.where(in_output | written.in_prompt[columns], scaled, values)
-    values = values - adjustment.frequency * counts
-    values = values - adjustment.presence * in_output
-    rows[:, columns] = values
+    scaled = where(values > 0, values / divisor, values * adjustment.repetition)
+    values = where(seen, scaled, values) - adjustment.frequency * counts
+    return values - adjustment.presence * counts.clip(None, 1)
 
 
 class Text(NamedTuple):

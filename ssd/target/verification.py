@@ -179,7 +179,6 @@ class Sampler:
     """Samples every output of a batch; keeps the noise vectors that neighbouring rounds share."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
         self._noise = NoiseCache(vocab_size, device)
 
     @torch.inference_mode()
@@ -211,7 +210,7 @@ class Sampler:
         if sequence.adjustment is None or not part.complete:
             return logits
         if sequence.written is None:
-            sequence.written = Written(sequence.tokens[: sequence.prompt_length], self._vocab_size, self._device)
+            sequence.written = Written(sequence.tokens[: sequence.prompt_length])
         written = sequence.written
         written.extend(sequence.tokens[sequence.prompt_length + written.length :])
         try:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors
 from ssd.models.interface import Shape
 from ssd.speculation import adjustment as module
-from ssd.speculation.adjustment import NUMBERS, Adjustment, Text, Written, adjusted, adjusted_rows
+from ssd.speculation.adjustment import NUMBERS, Adjustment, Text, Written, _penalised, adjusted, adjusted_rows
 
 VOCAB = 12
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=9)
@@ -41,7 +42,7 @@ def random_logits(rows: int, seed: int) -> Tensor:
 
 
 def written(prompt: list[int], output: list[int]) -> Written:
-    made = Written(prompt, VOCAB)
+    made = Written(prompt)
     made.extend(output)
     return made
 
@@ -192,3 +193,16 @@ def size_of(row: Row) -> int:
 
 def tokens(dice: Random, count: int) -> list[int]:
     return [dice.randrange(VOCAB) for _ in range(count)]
+
+
+def test_a_gpu_and_a_cpu_penalize_alike() -> None:
+    """The same numbers by torch, as on a GPU, and by NumPy, as on a CPU."""
+    dice = np.random.default_rng(0)
+    values = dice.standard_normal((4, 60)).astype(np.float32) * 8
+    counts = dice.integers(0, 5, (4, 60)).astype(np.float32)
+    seen = (counts > 0) | (dice.random((4, 60)) < 0.5)
+    wish = Adjustment(repetition=1.1, presence=-0.3, frequency=0.1)
+    here = _penalised(values, counts, seen, wish, wish.repetition, np.where)
+    told = torch.from_numpy(values), torch.from_numpy(counts), torch.from_numpy(seen)
+    there = _penalised(*told, wish, torch.full((4, 60), wish.repetition), torch.where)
+    assert here.dtype == np.float32 and np.array_equal(here, there.numpy())
