@@ -120,8 +120,8 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
         emulated = _emulated(max_tokens)
     click.secho("\nIn short: tok/s of plain decoding, and with speculation", bold=True)
     for title, gain in (("a story", story), ("an edit", edit), ("70B, emulated", emulated)):
-        said = "disturbed" if gain.is_noise else f"{gain.over:.2f} times ({gain.mode})"
-        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {said}")
+        said = f"{gain.mode}, disturbed" if gain.is_noise else gain.mode
+        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {gain.over:.2f} times ({said})")
     click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
     click.echo(_NEXT.format(target=shlex.quote(engine.target)))
 

@@ -12,6 +12,7 @@ import pytest
 
 from ssd.bench.runs import Turn
 from ssd.bench.settings import Setting
+from ssd.cli import demo as demo_module
 from ssd.cli.demo import _draft_words, _reported
 from ssd.config.params import Speculation
 from ssd.launch.options import EngineOptions
@@ -23,7 +24,7 @@ from tests.faults.engine import gone
 from tests.models import tiny
 
 _ROW = re.compile(r"^│ (\w+) +│ ([\w+ ]+?) +│ +([\d.]+) │ +([\d.]+) │ +[\d.]+ │$", re.MULTILINE)
-_GAIN = re.compile(r"^  (.+?) +([\d.]+) -> +([\d.]+)  ([\d.]+) times \((\w+)\)$", re.MULTILINE)
+_GAIN = re.compile(r"^  (.+?) +([\d.]+) -> +([\d.]+)  ([\d.]+) times \((\w+)(?:, disturbed)?\)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +122,12 @@ def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture
         assert ("Other programs disturbed this" in capsys.readouterr().out) == (speed == 110.0)
         assert f"a draft {verdict} here: it was" in _draft_words(config, story)
     assert "by its plan above" in _draft_words(config, story._replace(plan="ngram: 90 tok/s expected"))
+
+
+def test_the_page_has_the_words_of_the_demo() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text()
+    for text in (demo_module._INTRODUCTION, demo_module._ABOUT_STORY, demo_module._ABOUT_EDIT):
+        assert text in page
+    about, rest = demo_module._ABOUT_EMULATED.split("{models}")
+    assert about in page and rest in page
+    assert demo_module._NEXT.format(target="smollm2") in page
