@@ -116,12 +116,14 @@ class World:
         assert sockets.send(self.target, message, 1, self.peer)
         assert self.heard(type(message))[1] == message
 
-    def lookup(self, request: int = 5, round: int = 3, token: int = 9, base: int = 20) -> list[int] | None:
+    def lookup(
+        self, request: int = 5, round: int = 3, token: int = 9, base: int = 20, slot: int = 1
+    ) -> list[int] | None:
         """What the board has after all that the draft has said so far, for no accepted token."""
         self.say(Published(progress=1))
         before = self.board.telemetry().progress
         self.turn(lambda: self.board.telemetry().progress > before)
-        return self.board.lookup(1, Key(EPOCH, request, round, base, 0, token))
+        return self.board.lookup(slot, Key(EPOCH, request, round, base, 0, token))
 
 
 def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
@@ -297,7 +299,7 @@ def test_two_drafts_have_a_request_each_and_no_word_in_the_other(world: World) -
     other.tell(admit(6, slot=0))
     for liar in (world, other):
         liar.say(Published([entry(request=5, ids=[1, 2]), entry(request=6, ids=[7])]))
-    assert (world.lookup(request=5), other.board.lookup(0, Key(EPOCH, 6, 3, 20, 0, 9))) == ([1, 2], [7])
+    assert (world.lookup(request=5), other.lookup(request=6, slot=0)) == ([1, 2], [7])
     both = Outcomes([Verified(6, 3, 0, 8, -1), Verified(5, 3, 0, 8, -1)])
     assert sockets.send(world.target, both, 1, world.peer)
     assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 8, -1)])
