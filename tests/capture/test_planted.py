@@ -72,7 +72,7 @@ def eager(logits: Tensor, rows: list[Row], laws: tuple[Law, ...], texts: list[Te
     parts = logits.split([row.outputs for row in rows])
     for part, row, law, text in zip(parts, rows, laws, texts or [None] * len(rows), strict=False):
         if text is not None:
-            written = Written(text.tokens[: text.prompt], VOCABULARY)
+            written = Written(text.tokens[: text.prompt])
             written.extend(text.tokens[text.prompt :])
             part = adjusted(part, text.adjustment, written, row.token_ids[1:])
         scores.append(perturbed(part, law, row.predicted, noise))
