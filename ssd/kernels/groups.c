@@ -46,7 +46,8 @@ static int read_code(const char *from, int64_t i, int64_t own, int64_t bits) {
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
                  const float *units, char *packed) {
     const int64_t groups = by->inputs / by->group, bytes = number_bytes(by), spans = by->span ? by->inputs / by->span : 0;
-#pragma omp parallel for schedule(static)
+    /* A chunk is a block: its channels share bytes, in which two threads would lose bits of each other. */
+#pragma omp parallel for schedule(static, CHANNELS)
     for (int64_t channel = 0; channel < by->outputs; channel++) {
         char *to = packed + channel / CHANNELS * block_bytes(by);
         const int64_t own = channel % CHANNELS;

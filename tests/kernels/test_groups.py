@@ -200,3 +200,18 @@ def test_dots_have_the_bits_of_any_batch(kind: str, apart: bool) -> None:
     assert torch.allclose(scores, x @ rows.T, rtol=1e-4, atol=1e-3 * float(scores.abs().max()))
     for place, one in enumerate(ids):
         assert torch.equal(product.dots(x[2:3], one[None])[0], scores[2, place : place + 1])
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_threads_pack_what_one_thread_packs(bits: int) -> None:
+    """Channels of a block share bytes, which threads that took turns in it would spoil; so packing is repeated."""
+    weight, threads = drawn(bits, 16, False, False, outputs=64, inputs=1536), torch.get_num_threads()
+    numbers = torch.arange(64)
+    try:
+        torch.set_num_threads(1)
+        expected = grouped_product(weight, None).rows(numbers)
+        torch.set_num_threads(4)  # a block is no multiple of their shares
+        for _ in range(300):
+            assert torch.equal(grouped_product(weight, None).rows(numbers), expected)
+    finally:
+        torch.set_num_threads(threads)

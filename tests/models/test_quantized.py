@@ -230,7 +230,9 @@ def quantized(name: str, folder: Path, kind: str = "llama") -> tuple[Path, Path,
     settings, make, _ = ALL[name]
     heads = {"num_key_value_heads": 4} if "3-bits" in name else {}  # outputs are multiples of 32
     source = tiny.model(kind, folder / "float", **SIZES, **heads)
-    stored, floats, generator = dict[str, Tensor](), load_file(source / "model.safetensors"), torch.Generator()
+    stored, generator = dict[str, Tensor](), torch.Generator()
+    # Copies: the file is written anew below, and what `load_file` returns is mapped from it.
+    floats = {key: tensor.clone() for key, tensor in load_file(source / "model.safetensors").items()}
     weights = {}
     for key, tensor in floats.items():
         module = key.removesuffix(".weight")
