@@ -19,7 +19,15 @@ from click.core import ParameterSource
 from msgspec import inspect
 
 from ssd.bench.quantities import Real
-from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Speculation, fan_out_fields
+from ssd.config.params import (
+    MAX_FAN_OUT,
+    MAX_LOOKAHEAD,
+    MAX_SEED,
+    FanOutChoice,
+    Speculation,
+    fan_out_fields,
+    field_types,
+)
 from ssd.errors import UsageError, did_you_mean
 from ssd.files import read_bounded
 from ssd.launch.options import EngineOptions
@@ -52,19 +60,21 @@ _HEADINGS = {
 """Headings of the help, each with the names of its options. All others stand under "Other options", at the end."""
 
 
-_ADVANCED = (
-    *(
-        "fan_out",
-        "budget",
-        "backup",
-        "saguaro_c",
-        "synthetic_acceptance_length",
-        "synthetic_hit_rate",
-        "telemetry",
-        "mps",
-    ),
-    *("enforce_eager", "executor", "attention", "step_timeout", "shutdown_timeout"),
-)
+_ADVANCED = [
+    "fan_out",
+    "budget",
+    "backup",
+    "saguaro_c",
+    "synthetic_acceptance_length",
+    "synthetic_hit_rate",
+    "telemetry",
+    "mps",
+    "enforce_eager",
+    "executor",
+    "attention",
+    "step_timeout",
+    "shutdown_timeout",
+]
 """Engine options without a flag where an engine runs for one answer or one chat. A TOML file may set them there."""
 _VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG MOCK_ROUND_MS OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
 """Variables, after `SSD_`, that are no engine or server option."""
@@ -198,7 +208,7 @@ def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.St
 
     The field's type says what the option takes. `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has
     the field's name, and so has the environment variable, in capitals after `SSD_`."""
-    types = _field_types(type(defaults))
+    types = field_types(type(defaults))
     for name, text in reversed(helps.items()):
         kind, default = _kind(name, types), getattr(defaults, name)
         flag = name.replace("_", "-")
@@ -214,10 +224,6 @@ def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.St
         )
         function = option(function)
     return function
-
-
-def _field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
-    return {field.name: field.type for field in inspect.type_info(options).fields}  # type: ignore[attr-defined]
 
 
 def _kind(name: str, types: dict[str, inspect.Type]) -> click.ParamType:
@@ -409,7 +415,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     given = {key.replace("-", "_"): value for key, value in values.items()}
     if "speculative_config" in given:
         given = _speculation(_as_flag(given.pop("speculative_config"))) | given
-    types = _field_types(EngineOptions)
+    types = field_types(EngineOptions)
     allowed = {*known, *types, *_server_options()} - {"speculative_config"}
     if unknown := sorted(given.keys() - allowed):
         name, names = unknown[0].replace("_", "-"), [each.replace("_", "-") for each in allowed]

@@ -302,7 +302,7 @@ def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
     """Return whether a draft pays on this machine, and its best gain. `is_guessed`: nobody has measured acceptance."""
     paying = [gain for gain in gains if gain.pays]
     best = max(paying or gains, key=lambda gain: gain.ratio)
-    found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times what auto does without it"
+    found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times the best without it"
     if is_guessed:
         return (
             f"How often the models agree is not measured: run ssd bench latency first. By a guess, its best is {found}."

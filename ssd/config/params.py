@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -50,6 +51,11 @@ def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
     return {"fan_out": asked, "allocation": "joint"}
 
 
+def field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
+    """Return what msgspec knows of the type of each field."""
+    return {field.name: field.type for field in inspect.type_info(options).fields}  # type: ignore[attr-defined]
+
+
 def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
     """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
     cause, _, path = str(error).partition(" - at `")
@@ -60,7 +66,7 @@ def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
         values = inner
         del names[0]
     name = names[0]
-    types = {field.name: field.type for field in inspect.type_info(type(values)).fields}  # type: ignore[attr-defined]
+    types: Mapping[str, Any] = field_types(type(values))
     parts = types[name].types if isinstance(types.get(name), inspect.UnionType) else (types.get(name),)
     choices = [part.values for part in parts if isinstance(part, inspect.LiteralType)]
     if len(choices) == 1 and len(choices) == sum(not isinstance(part, inspect.NoneType) for part in parts):
