@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from ssd.kernels import build, prebuilt  # noqa: E402
-from ssd.version import COMMIT_FILE, commit  # noqa: E402
+from ssd.system.version import COMMIT_FILE, commit  # noqa: E402
 
 PREBUILT = os.environ.get("SSD_PREBUILT") == "1"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ssd.files import cache_dir
+from ssd.system.files import cache_dir
 
 # One compute thread, read when torch is first imported: tiny models gain nothing from more, and threads that wait for
 # each other lose a lot.

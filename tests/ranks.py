@@ -20,7 +20,7 @@ from ssd.layers.ranks import Ranks, connect
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.speculation.sampling import Law
-from ssd.target.ranks import PageTables, run, step_of
+from ssd.verifier.ranks import PageTables, run, step_of
 from tests.models import tiny
 
 _T = TypeVar("_T")

@@ -20,7 +20,6 @@ import zmq
 from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.config.params import Speculation
 from ssd.frontend.process import Frontend, run
-from ssd.interpreter import child_command
 from ssd.ipc import board, sockets
 from ssd.ipc.messages import (
     CHILD_TO_SUPERVISOR,
@@ -36,6 +35,7 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import Child, Start, memory_file
 from ssd.ipc.public import Message
+from ssd.system.interpreter import child_command
 
 MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"
 PATIENCE_S = 20.0

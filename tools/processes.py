@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ssd import interpreter
+from ssd.system import interpreter
 
 ROOT = Path(__file__).parents[1]
 

@@ -27,13 +27,12 @@ from ssd.client import Client
 from ssd.config.emulation import ForwardTime
 from ssd.config.engine import DraftLink, EngineConfig
 from ssd.config.params import SamplingParams, Speculation
-from ssd.config.remote import RemoteDraft
 from ssd.emulation.chains import write_pair
 from ssd.emulation.devices import PRESETS
 from ssd.launch.options import EngineOptions
-from ssd.launch.remote import remote_draft
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from ssd.remote.configuration import RemoteDraft, remote_draft
 from tools.processes import command, environment
 
 # What an idle engine in mode `auto` takes to measure a draft that has joined.
@@ -139,7 +138,7 @@ def _draft(draft: RemoteDraft) -> Iterator[None]:
     payload = os.memfd_create("ssd-draft")
     os.write(payload, msgspec.json.encode(draft))
     os.lseek(payload, 0, os.SEEK_SET)
-    arguments = ["taskset", "-c", "1", *command("ssd.draft.remote", str(payload))]
+    arguments = ["taskset", "-c", "1", *command("ssd.remote.drafter", str(payload))]
     with _process(arguments, stdout=subprocess.PIPE, pass_fds=(payload,)) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("drafting for")
         os.close(payload)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.layers.fields import Config
 from ssd.layers.norm import LayerNorm
 from ssd.layers.rotary import Rotary, frequencies
+from ssd.models.families.llama import shape_of
 from ssd.models.interface import ForwardContext, Shape
-from ssd.models.llama import shape_of
 from ssd.models.weights import LinearLayer, Weights
+from ssd.system.fields import Config
 
 
 def norm(config: Config, weights: Weights, name: str) -> LayerNorm:

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd import interpreter
 from ssd.errors import SsdError, UsageError
-from ssd.files import cache_dir, read_bounded
+from ssd.system import interpreter
+from ssd.system.files import cache_dir, read_bounded
 
 if TYPE_CHECKING:
     from ssd.client import Prompt

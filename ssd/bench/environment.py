@@ -15,7 +15,7 @@ from ssd.config import cores, gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
 from ssd.planning.measured import draft_format_here
-from ssd.version import commit
+from ssd.system.version import commit
 
 
 def environment() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ssd.config.params import DRAFTED, FanOutChoice, Mode, SamplingDefaults, SamplingParams, Speculation, fan_out_fields
 from ssd.errors import RequestError, UsageError
-from ssd.speculation import speculators
+from ssd.speculation import backups as speculators
 
 
 class Setting(NamedTuple):

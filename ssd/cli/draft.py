@@ -9,10 +9,10 @@ from typing import get_args
 import click
 import msgspec
 
-from ssd import interpreter
 from ssd.config.engine import DType, Quantize
 from ssd.launch.options import EngineOptions
-from ssd.launch.remote import remote_draft
+from ssd.remote.configuration import remote_draft
+from ssd.system import interpreter
 
 
 @click.command()
@@ -44,5 +44,5 @@ def draft(
     payload = os.memfd_create("ssd-draft", 0)
     os.write(payload, msgspec.json.encode(options))
     os.lseek(payload, 0, os.SEEK_SET)
-    command = interpreter.child_command("ssd.draft.remote", str(payload))
+    command = interpreter.child_command("ssd.remote.drafter", str(payload))
     os.execve(command[0], command, interpreter.environment())

@@ -10,10 +10,10 @@ import click
 from ssd.cli.launch import serve, server_options
 from ssd.client import Client
 from ssd.config.engine import DType, Quantize, Upstream
-from ssd.launch.edge import edge_config, next_port
 from ssd.launch.options import EngineOptions
-from ssd.launch.remote import check_door
 from ssd.launch.server import ServerOptions
+from ssd.remote.configuration import check_door
+from ssd.remote.edge.configuration import edge_config, next_port
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")

@@ -14,10 +14,10 @@ from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
 from ssd.config.params import MAX_GRAMMAR, SamplingDefaults, SamplingParams, Structured
 from ssd.errors import RequestError, UsageError
-from ssd.files import read_bounded
 from ssd.ipc.connection import validate
 from ssd.ipc.public import Generate
 from ssd.launch.options import EngineOptions
+from ssd.system.files import read_bounded
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _EXAMPLES = """

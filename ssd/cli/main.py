@@ -127,7 +127,7 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from ssd.version import described
+        from ssd.system.version import described
 
         click.echo(f"ssd {described()}")
         ctx.exit()

@@ -29,8 +29,8 @@ from ssd.config.params import (
     field_types,
 )
 from ssd.errors import UsageError, did_you_mean
-from ssd.files import read_bounded
 from ssd.launch.options import EngineOptions
+from ssd.system.files import read_bounded
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)

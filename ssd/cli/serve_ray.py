@@ -10,8 +10,8 @@ from ssd.cli.launch import server_options
 from ssd.cli.options import REPLICAS, GroupedCommand, engine_options, read_config
 from ssd.cli.session import process_setup
 from ssd.launch.options import EngineOptions
+from ssd.launch.ray import deployment
 from ssd.launch.server import ServerOptions
-from ssd.replicas import deployment
 
 _EXAMPLES = """
 ssd serve-ray serve.toml

@@ -8,9 +8,9 @@ import re
 import socket
 import zlib
 
-from ssd.config import cgroups
 from ssd.config.engine import Cpus
 from ssd.errors import UsageError
+from ssd.system import cgroups
 
 
 def placement(

@@ -152,7 +152,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
       With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is, and
       the directory `target` has its tokenizer alone.
-      `digest` names the target's files. With `load_format` "mock", `ssd.mock` takes the target's place.
+      `digest` names the target's files. With `load_format` "mock", `ssd.emulation.mock` takes the target's place.
       Of several `draft_formats` the draft's process times each at its start and takes the fastest.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
     - `speculation` and `sampling`: how requests are served that say nothing about it.
@@ -164,7 +164,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
     - `idle_draft_s`: after so many seconds without use the draft's process ends, where `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
-      models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.failpoints`)."""
+      models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.system.failpoints`)."""
 
     dtype: DType = "float32"
     max_num_seqs: SequenceCount = 8

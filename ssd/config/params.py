@@ -85,7 +85,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains: by `allocation` joint the
     likeliest outcomes of all accepted lengths get them, by theorem each length its share (Theorem 12). Beside a fan-out
     `either` means the one of both that would have hit more often. `backup` is
-    auto, jit, none or the name of a speculator (`ssd.speculation.speculators`). `saguaro_c` is the C of Saguaro
+    auto, jit, none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro
     sampling, for the sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"

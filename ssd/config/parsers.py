@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from ssd.errors import UsageError
-from ssd.registered import entries
+from ssd.system.registered import entries
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
 AUTO, NONE = "auto", "none"

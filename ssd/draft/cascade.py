@@ -2,7 +2,8 @@
 
 The smaller draft guesses what the larger one will say at its frontiers, the ends of paths and chains. The larger one
 verifies the guesses in the forward that it takes anyway, so that only the time of its own tokens changes
-(`ssd.tuning.cascade`). A smaller draft's memory of a sequence is a cache: it computes again whatever no longer fits."""
+(`ssd.draft.gains`). A smaller draft's memory of a sequence is a cache: it computes again whatever no longer
+fits."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from typing import NamedTuple
 
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
-from ssd.draft.tree import Chain, Guess, Tree, agreed, confirmed
+from ssd.draft.gains import best_length
+from ssd.draft.tree import Chain, Guess, Tree, confirmed
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages, PageTable
-from ssd.tuning.cascade import best_length
+from ssd.speculation.prefix import common_prefix_length
 from ssd.tuning.learner import LinearFit, Mean
 
 log = logging.getLogger("ssd.draft")
@@ -197,7 +199,7 @@ class _Path:
 
     def agreed(self, tree: Tree, tokens: Sequence[int]) -> int:
         """How many leading tokens are those of `tokens`, which begin with the path of `tree`."""
-        found = agreed(self.tokens, tokens, self._sure)
+        found = common_prefix_length(self.tokens, tokens, self._sure)
         self._sure = min(found, tree.base)  # committed tokens stay
         return found
 
@@ -251,7 +253,7 @@ class SmallerDraft:
     def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
         """Copy the chain in `cell`, which has become the last committed token and the trunk, to the path."""
         path, start = self._paths.get(tree.request), tree.base - 1
-        count = agreed(self._chains.get(cell, []), tokens)
+        count = common_prefix_length(self._chains.get(cell, []), tokens)
         if path is not None and count and path.agreed(tree, tree.tokens) >= start and path.grow(start + count):
             self.drafter.promote(path.table, start, cell, count)
             path.tokens[start:] = tokens[:count]
@@ -376,4 +378,4 @@ class SmallerDraft:
     def _start(self, frontier: Frontier) -> int:
         """The first token of a chain that must be computed, at the latest its last one."""
         assert frontier.cell is not None
-        return min(agreed(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)
+        return min(common_prefix_length(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)

@@ -1,4 +1,4 @@
-"""Which outcomes get a chain, and which chains the next step grows (by `ssd.tuning.eviction`)."""
+"""Which outcomes get a chain, and which chains the next step grows (by `ssd.draft.gains`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS
+from ssd.draft.chances import Chances, Node
+from ssd.draft.gains import gain, outcome_probability, worth_growing
 from ssd.draft.tree import Chain, Tree
 from ssd.draft.tree_attention import ChainCache
-from ssd.speculation.outcome import forks
-from ssd.tuning.chances import Chances, Node
-from ssd.tuning.eviction import gain, outcome_probability, worth_growing
+from ssd.speculation.forks import forks
 from ssd.tuning.learner import Learner, LinearFit, Mean
 
 # The lead of a joint allocation: its first value, the number of outcomes that this counts as, and how fast old outcomes
@@ -32,7 +32,7 @@ class Growing(NamedTuple):
 
 class ChainScheduler:
     """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
-    With fan-outs the chances of outcomes are those of Theorem 12's laws, in a joint allocation `ssd.tuning.chances`.
+    With fan-outs the chances of outcomes are those of Theorem 12's laws, in a joint allocation `ssd.draft.chances`.
     `forget` hears of cells that are taken from a chain and given to another. A sequence has at most `most` chains."""
 
     def __init__(

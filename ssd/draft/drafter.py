@@ -22,7 +22,7 @@ from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.kernels import cpu
 from ssd.kernels.guess import Ask, GuessStep
-from ssd.speculation import outcome
+from ssd.speculation import forks as outcome
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, gumbels_at, halves, stream_seed
 from ssd.speculation.sampling import Noise, argmax, filtered, perturbed, ranked, saguaro, warmth

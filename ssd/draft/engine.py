@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from ssd import failpoints
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
 from ssd.draft.cascade import Cascade
@@ -27,14 +26,14 @@ from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
 from ssd.grammar.background import BackgroundCompiler
 from ssd.grammar.matcher import GrammarCompiler
-from ssd.ipc.board import TRUNK, BoardWriter, Key, Place
+from ssd.ipc.board import TRUNK, DraftBoard, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.link import MOST_CHAINS, LinkBoard
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.speculation.noise import NoiseCache
+from ssd.system import failpoints
 
 log = logging.getLogger("ssd.draft")
 
@@ -49,11 +48,14 @@ class DraftEngine:
     The draft's process passes it the target's messages (`handle`) and calls `step` until there is nothing to do. It
     never waits for the target, and whatever it holds can be built again from the committed tokens."""
 
+    tree_type: type[Tree] = Tree
+    most_chains = MAX_CHAINS
+
     def __init__(
         self,
         config: EngineConfig,
         runners: Sequence[Runner],
-        board: BoardWriter | LinkBoard,
+        board: DraftBoard,
         epoch: int,
         vocab_size: int,
         draft_probs: DraftProbsArena | None = None,
@@ -65,7 +67,6 @@ class DraftEngine:
         `vocab_size`: the target's. `draft_probs` is for the ratio rule, `features` for a draft that is an EAGLE-3
         head."""
         self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
-        self._remote = isinstance(board, LinkBoard)
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
@@ -79,7 +80,7 @@ class DraftEngine:
             self.drafter.chain_cache,
             self.drafter.max_position,
             self.cascade.forget_chains,
-            MOST_CHAINS if self._remote else MAX_CHAINS,
+            self.most_chains,
         )
 
     def prepare(self) -> None:
@@ -97,7 +98,7 @@ class DraftEngine:
             self._drop(message.request)
             self._board.clear(message.slot)
             table = PageTable(self.drafter.pool, message.cache_salt)
-            new = Tree(message, self._epoch, table, self.drafter.recurrent, self._remote)
+            new = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
             self.trees[message.request] = new
             new.jointly = self._scheduler.jointly(new)
             if message.structured is not None:
@@ -109,10 +110,7 @@ class DraftEngine:
                 if tree is not None:
                     self._outcome(tree, row)
         elif isinstance(message, Launched):
-            for launch in message.rows:
-                if launch.request in self.trees:
-                    self._give_back(self.trees[launch.request].launched(launch))
-                    self._board.expect(self.trees[launch.request].speculated)
+            self._launched(message)
         elif isinstance(message, Retune):
             for request, speculation in message.rows:
                 if request in self.trees:
@@ -124,14 +122,13 @@ class DraftEngine:
             for request in message.requests:
                 self._drop(request)
 
+    def _launched(self, message: Launched) -> None:
+        for launch in message.rows:
+            if launch.request in self.trees:
+                self._give_back(self.trees[launch.request].launched(launch))
+
     def _outcome(self, tree: Tree, row: Verified) -> None:
         self._trace.enter(State.PROMOTE, tree.request)
-        if tree.expects(row):
-            self._post()
-            self._scheduler.note_outcome(tree.nodes, row.accepted, row.token)
-            self._give_back(tree.advance(row))
-            self._board.expect(tree.speculated)
-            return
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
         nodes = tree.nodes
         if tree.either:
@@ -152,7 +149,6 @@ class DraftEngine:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # The draft may have published a chain for this outcome before it heard of it: the target would find that first.
         self._board.clear(tree.slot)
-        self._board.expect(tree.speculated)
         self._publish_trunk(tree)
 
     def _forget_chains(self, tree: Tree) -> None:
@@ -243,21 +239,6 @@ class DraftEngine:
                 self._publish_trunk(tree)
         for tree, chains in growing:
             self._extend_chains(tree, chains, [next(rest) for _ in chains])
-            self._absorb(tree)
-
-    def _absorb(self, tree: Tree) -> None:
-        """Make the trunk longer by the chain at its end, for a target on another machine."""
-        chain = tree.absorbable()
-        if chain is None:
-            return
-        try:
-            self.cascade.promote(tree, chain)
-        except OutOfPages:
-            return
-        tree.absorb(chain)
-        self._give_back([chain])
-        self._post()
-        self._board.expect(tree.speculated)
 
     def _extend_chains(self, tree: Tree, chains: Sequence[Chain], found: Sequence[list[Guess]]) -> None:
         news = []

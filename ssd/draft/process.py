@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import zmq
 
-from ssd import failpoints
 from ssd.config.engine import Activations, EngineConfig, WeightFormat
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft import eagle3
@@ -39,6 +38,7 @@ from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair, is_head, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
+from ssd.system import failpoints
 from ssd.tuning import draft_format
 
 log = logging.getLogger("ssd.draft")

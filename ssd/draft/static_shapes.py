@@ -30,7 +30,7 @@ from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
 from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
-from ssd.speculation import outcome
+from ssd.speculation import forks as outcome
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
 

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ssd.config.params import Speculation
+from ssd.draft.chances import Chances, Node
 from ssd.draft.grammar import DraftGrammar
 from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
-from ssd.ipc.link import MOST_EXPECTED, Trunk
 from ssd.ipc.messages import Admit, Launch, Verified
-from ssd.speculation import outcome as outcomes
+from ssd.speculation import forks as outcomes
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
+from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.sampling import Law
-from ssd.tuning.ahead import ABSORBED
-from ssd.tuning.chances import Chances, Node
 from ssd.tuning.learner import Mean
 
 # Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
@@ -38,7 +36,7 @@ class Guess(NamedTuple):
     """What may follow a token: the next `token`, and `candidates` for a bonus token, best first, with their `scores`.
     `draft_probs` [V] are what the token was drawn from, None without the ratio rule. `feature` [width] is what an
     EAGLE-3 head made of the token before; it goes on from that. `probabilities` are the draft's, of the candidates, if
-    the fan-out policy needs them (`ssd.speculation.outcome`). A `token` that the text itself suggested need not be a
+    the fan-out policy needs them (`ssd.speculation.forks`). A `token` that the text itself suggested need not be a
     candidate."""
 
     token: int
@@ -53,12 +51,6 @@ def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
     """The guesses that hold: one for each leading token of `guessed` that is right, and one more.
     `guesses[i]` is about what follows the first i of the `guessed` tokens, which come from a smaller draft."""
     return list(guesses[: coupled(guessed, [guess.token for guess in guesses]).accepted + 1])
-
-
-def agreed(one: Sequence[int], other: Sequence[int], sure: int = 0) -> int:
-    """How many leading tokens two texts share; the first `sure` are known to be equal."""
-    pairs = zip(one[sure:], other[sure : len(one)], strict=False)
-    return sure + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass
@@ -89,15 +81,9 @@ class Tree:
     `acceptance` is how often the sequence's draft tokens are right. `grammar`: what the output must be.
 
     `recurrent` (an EAGLE-3 head): draft tokens are computed from the head's own states. Once committed, they are
-    computed again from the target's features (named by `tags`). The first token has no row.
+    computed again from the target's features (named by `tags`). The first token has no row."""
 
-    `remote`: the target is on another machine, and some rounds further. The trunk goes on beyond what it verifies, as
-    far as `Launch.in_flight` says, and all of it counts as in flight: outcomes are prepared for wherever a later
-    verification may break."""
-
-    def __init__(
-        self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False, remote: bool = False
-    ) -> None:
+    def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
         self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
@@ -107,7 +93,7 @@ class Tree:
         self.guesses: dict[int, Guess] = {}
         self.chains: list[Chain] = []
         self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
-        self.recurrent, self.tags, self._remote = recurrent, list[int](), remote
+        self.recurrent, self.tags = recurrent, list[int]()
         self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
@@ -117,7 +103,6 @@ class Tree:
         self.jointly = False  # in this round, where the allocation is `either`
         self._reached = 1.0  # the chance that the trunk tokens before the next fork are right
         self._epoch, self._forked, self._lookup = epoch, 0, PromptLookup()
-        self._reach = 0  # how long the trunk may become
         self.grammar: DraftGrammar | None = None
 
     @property
@@ -155,11 +140,6 @@ class Tree:
         most = self.lookahead - 1 if self.speculation.mode == "sd" else self.verified
         return self.base + min(self.verified, most)
 
-    @property
-    def speculated(self) -> Trunk:
-        """The trunk, as a receiver hears of it."""
-        return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
-
     def key(self, accepted: int, token: int) -> Key:
         """The board's key of an outcome of the verification in flight."""
         return Key(self._epoch, self.request, self.round, self.base, accepted, token)
@@ -191,71 +171,28 @@ class Tree:
             self.in_flight = min(self.in_flight, len(self.trunk))
         return winner
 
-    def expects(self, row: Verified) -> bool:
-        """True if an outcome is what the trunk says: over a link the trunk goes on beyond what is verified."""
-        known = self.in_flight or 0
-        return row.round == self.round and row.accepted < known and self.trunk[row.accepted] == row.token
-
-    def advance(self, row: Verified) -> list[Chain]:
-        """Commit an expected outcome. What forks later stays, the rest is returned. A `Launched` follows."""
-        count = row.accepted + 1
-        self.acceptance.note_outcome(count, count)
-        passed = self.acceptance.value**count
-        self.answers = self.key(row.accepted, row.token)
-        self.tokens += self.trunk[:count]
-        self.trunk = self.trunk[count:]
-        self.guesses = {node - count: guess for node, guess in self.guesses.items() if node >= count}
-        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
-        self._forked, self._reached = max(0, self._forked - count), min(1.0, self._reached / passed)
-        self.round, self.in_flight = self.round + 1, None
-        over = [chain for chain in self.chains if chain.fork < count]
-        self.chains = [chain for chain in self.chains if chain.fork >= count]
-        for entry, chain in enumerate(self.chains):
-            chain.fork, chain.entry = chain.fork - count, entry
-            chain.probability = min(1.0, chain.probability / passed)
-        self.entries = len(self.chains)
-        return over
-
     def launched(self, row: Launch) -> list[Chain]:
         """The target verifies the first trunk tokens now, or tokens of its own, which become the trunk.
 
         Returns the chains that do not fork from it."""
-        over = list[Chain]()
         if row.round != self.round or self.in_flight is not None:
-            return over
-        kept, beyond = agreed(self.trunk, row.tokens), list[int]()
-        if row.tokens or self._remote:
-            if self._remote and kept == len(row.tokens):
-                beyond = self.trunk[kept : row.in_flight]
-                kept += len(beyond)
-            self.ahead = self.trunk[kept:] if kept == len(row.tokens) + len(beyond) else []
-            self.trunk = [*row.tokens, *beyond]
-            self.computed = min(self.computed, self.base + kept)
-            self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
-            over = self._keep_chains(kept)
+            return []
+        over = self._verifies(row)
         self.in_flight, self.answers = min(row.in_flight, len(self.trunk)), None
-        self._reach = row.in_flight
         return over
 
-    def absorbable(self) -> Chain | None:
-        """The chain that says what follows the trunk, if the trunk should become longer by it."""
-        end = self.in_flight
-        if not self._remote or end is None or end >= self._reach or end + self.lookahead > MOST_EXPECTED - 2:
-            return None
-        if end not in self.guesses or self.computed < self.base + end:
-            return None
-        token = self.guesses[end].token
-        chain = next((c for c in self.chains if c.fork == end and c.tokens[0] == token), None)
-        return chain if chain is not None and chain.cell is not None and chain.computed >= ABSORBED else None
+    def _verifies(self, row: Launch) -> list[Chain]:
+        """Take up tokens of a launch that are not the draft's; return the chains that do not fork from them."""
+        return self._replace_trunk(row.tokens) if row.tokens else []
 
-    def absorb(self, chain: Chain) -> None:
-        """Make a chain the end of the trunk. The caller has moved its keys and values to the pages."""
-        end = len(self.trunk)
-        self.trunk += chain.tokens[: chain.computed]
-        self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
-        self.in_flight = len(self.trunk)
-        self.chains.remove(chain)
-        self._keep_chains(end)
+    def _replace_trunk(self, tokens: Sequence[int]) -> list[Chain]:
+        """Make `tokens` the trunk; return the chains that do not fork from it."""
+        kept = common_prefix_length(self.trunk, tokens)
+        self.ahead = self.trunk[kept:] if kept == len(tokens) else []
+        self.trunk = list(tokens)
+        self.computed = min(self.computed, self.base + kept)
+        self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
+        return self._keep_chains(kept)
 
     def _keep_chains(self, kept: int) -> list[Chain]:
         """Keep the chains that fork after so many trunk tokens at most, unless they say what is in flight there."""

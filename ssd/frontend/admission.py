@@ -13,7 +13,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.text_jobs import Encode
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
-from ssd.speculation import speculators
+from ssd.speculation import backups as speculators
 
 # The log-probabilities of a prompt come in one message, which may hold much else. In bytes.
 _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2

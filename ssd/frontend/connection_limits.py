@@ -13,10 +13,10 @@ from pathlib import Path
 
 import zmq
 
-from ssd.allocator import give_back_freed
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.peer_connections import PeerConnection, PeerConnections
+from ssd.system.allocator import give_back_freed
 
 log = logging.getLogger("ssd.frontend")
 

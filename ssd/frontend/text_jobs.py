@@ -9,10 +9,10 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ssd.config.cgroups import available_bytes
 from ssd.config.params import Structured
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
 from ssd.ipc.public import ChatMessage, ChatOptions
+from ssd.system.cgroups import available_bytes
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20  # bytes

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from ssd import interpreter
 from ssd.errors import SsdError, UsageError
 from ssd.frontend import text_jobs
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.text_jobs import Broken, Check, Checked, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
+from ssd.system import interpreter
 
 log = logging.getLogger("ssd.frontend")
 

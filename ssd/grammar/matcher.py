@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd.allocator import give_back_freed
 from ssd.errors import RequestError
-from ssd.files import read_bounded
 from ssd.grammar.errors import refused
+from ssd.system.allocator import give_back_freed
+from ssd.system.files import read_bounded
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

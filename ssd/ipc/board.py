@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ssd import failpoints
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.system import failpoints
 from ssd.tuning.learner import DraftTelemetry
 
 TRUNK = MAX_CHAINS  # the entry of the trunk that is drafted after a miss; chains have the others
@@ -126,8 +126,8 @@ class _Board:
         self._slots = words[_HEADER_WORDS:].reshape(slots, ENTRIES, _WORDS)
 
 
-class Ticker:
-    """Counts a draft's steps for the target. `count` adds to the counters, wherever they are."""
+class DraftBoard:
+    """What a draft publishes on: shared memory, or a link to another machine. It counts the draft's steps as well."""
 
     def __init__(self) -> None:
         self._part_of_step = 0.0
@@ -144,17 +144,34 @@ class Ticker:
         self._part_of_step += depths - steps
         self.count(1, steps, int(step_seconds * 1e9), grown)
 
+    def publish(
+        self,
+        slot: int,
+        entries: Sequence[int],
+        keys: Sequence[Key],
+        chains: Sequence[Sequence[int]],
+        places: Sequence[Place] = (),
+    ) -> None:
+        """Write entries: what each answers, its ids so far, its place if it was prepared. All appear at once."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send what has been published, where that is not read in place."""
+
+    def clear(self, slot: int) -> None:
+        """Forget every entry of a slot, where the target's side does not."""
+
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
         """Add to the counters."""
         raise NotImplementedError
 
 
-class BoardWriter(_Board, Ticker):
-    """The draft's side."""
+class BoardWriter(_Board, DraftBoard):
+    """The draft's side of the board in shared memory."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
-        Ticker.__init__(self)
+        DraftBoard.__init__(self)
         self._version = 0
         self._header[:] = 0  # whatever the draft before has left there
 
@@ -166,7 +183,6 @@ class BoardWriter(_Board, Ticker):
         chains: Sequence[Sequence[int]],
         places: Sequence[Place] = (),
     ) -> None:
-        """Write entries: what each answers, its ids so far, its place if it was prepared. All appear at once."""
         found = []
         for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
             row = [0, *key, *place, len(chain), 0, *chain, *[0] * (MAX_LOOKAHEAD - len(chain))]
@@ -186,14 +202,7 @@ class BoardWriter(_Board, Ticker):
             where[entry, VERSION] = self._version
         failpoints.reach("draft.after_commit")
 
-    def flush(self) -> None:
-        """Nothing to do: what is published is there."""
-
-    def expect(self, trunk: object) -> None:
-        """Nothing to do: the target knows what it verifies, and no entry is about more."""
-
     def clear(self, slot: int) -> None:
-        """Forget every entry of a slot."""
         self._slots[slot, :, VERSION] = 0
 
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ssd.config.engine import ServerConfig
 from ssd.errors import UsageError
-from ssd.files import read_bounded
+from ssd.system.files import read_bounded
 
 _BACKLOG = 2048
 _MOST_KEY_BYTES = 2**20

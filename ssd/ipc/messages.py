@@ -22,8 +22,8 @@ MAX_ROUNDS, MAX_ENDED = 8192, 1024  # events in one report
 
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 DraftState = Literal["down", "up", "open", "half_open", "parked"]
-"""Not running; in use; left alone by the circuit breaker (`ssd.target.draft_session`); on trial; ended for want of use
-until a plan or a request wants it."""
+"""Not running; in use; left alone by the circuit breaker (`ssd.verifier.draft_session`); on trial; ended for want of
+use until a plan or a request wants it."""
 
 
 class InternalMessage(Message, frozen=True):

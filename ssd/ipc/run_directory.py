@@ -20,7 +20,7 @@ _NAME = re.compile(r"ssd-[a-z0-9_]{8}")  # as tempfile.mkdtemp makes it
 _LOCK = "lock"  # the supervisor holds it; if nobody does, the engine is dead
 _MAGIC = b"ssd run directory 1\n"  # written to the lock once it is held
 ABOUT = "about.json"
-# Files that an engine's processes make there, beside the lock (`ssd.ipc.sockets`, `.running`, `ssd.target.ranks`).
+# Files that an engine's processes make there, beside the lock (`ssd.ipc.sockets`, `.running`, `ssd.verifier.ranks`).
 _MADE = re.compile(r"(client|engine|supervisor|telemetry|link|rank-\d+)\.sock|ranks-\d+|about\.json")
 
 

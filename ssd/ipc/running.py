@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from ssd.errors import UsageError
-from ssd.files import read_bounded
 from ssd.ipc import listening, sockets
 from ssd.ipc.public import printable
 from ssd.ipc.run_directory import ABOUT, run_directories
+from ssd.system.files import read_bounded
 
 IPC = "ipc://"
 _MOST_BYTES = 2**16

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from ssd.files import cache_dir
 from ssd.kernels import prebuilt
+from ssd.system.files import cache_dir
 
 log = logging.getLogger("ssd.kernels")
 

@@ -1,4 +1,4 @@
-/* The decoder layers of the Llama family, from the kernels of the other files. Bit for bit what `ssd.models.llama` does
+/* The decoder layers of the Llama family, from the kernels of the other files. Bit for bit what `ssd.models.families.llama` does
    in single calls. */
 
 #include "kernels.h"

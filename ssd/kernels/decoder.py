@@ -44,8 +44,8 @@ class Views:
 
 
 class DecoderLayer:
-    """A layer of `ssd.models.llama` as the kernels take it: h = x + attention(norm(x)), then h + down(silu(gate) * up)
-    of norm(h). With a `token_norm` that of `ssd.models.eagle3`: attention reads pairs."""
+    """A layer of `ssd.models.families.llama` as the kernels take it: h = x + attention(norm(x)), then
+    h + down(silu(gate) * up) of norm(h). With a `token_norm` that of `ssd.models.eagle3`: attention reads pairs."""
 
     def __init__(
         self,

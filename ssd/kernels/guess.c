@@ -1,5 +1,5 @@
 /* A step of a draft: from tokens to the likeliest next ones, from the kernels of the other files. Bit for bit what
-   `ssd.models.llama`, `ssd.models.eagle3` and `ssd.draft.drafter` do in single calls. */
+   `ssd.models.families.llama`, `ssd.models.eagle3` and `ssd.draft.drafter` do in single calls. */
 
 #include "kernels.h"
 

@@ -30,7 +30,7 @@ class Ask(NamedTuple):
 
 
 class GuessStep:
-    """A model of `ssd.models.llama` or `ssd.models.eagle3`, and the ranking of its logits.
+    """A model of `ssd.models.families.llama` or `ssd.models.eagle3`, and the ranking of its logits.
 
     `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last one. `head` has a logit for each of the
     `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""

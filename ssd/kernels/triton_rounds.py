@@ -1,5 +1,5 @@
 """Triton kernels between two verifications: one decides what the first one's outcomes are followed by, one writes the
-next batch. All of it is integers, so they give what torch gives (`ssd.target.overlap`)."""
+next batch. All of it is integers, so they give what torch gives (`ssd.verifier.overlap`)."""
 
 from __future__ import annotations
 

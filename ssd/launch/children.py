@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from ssd import interpreter
-from ssd.config import cgroups, gpus
+from ssd.config import gpus
 from ssd.ipc.messages import Loading, Status
 from ssd.ipc.process import Start
 from ssd.launch import mps
+from ssd.system import cgroups, interpreter
 
 _NONE: Mapping[str, str] = {}
 _LAST_WORDS_S = 0.5

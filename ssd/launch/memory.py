@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ssd.config import cgroups
 from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import MAX_LOOKAHEAD, Speculation
@@ -19,6 +18,7 @@ from ssd.models import pairs
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.resident import device_bytes, resident_bytes
 from ssd.models.sizes import ModelSizes
+from ssd.system import cgroups
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30

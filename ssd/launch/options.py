@@ -33,7 +33,7 @@ from ssd.config.params import (
 )
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
-from ssd.speculation import speculators
+from ssd.speculation import backups as speculators
 
 _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from ssd.config import cgroups, cores, gpus
+from ssd.config import cores, gpus
 from ssd.config.engine import ITEM_BYTES, CommonOptions, EngineConfig, Features, WeightFormat, check_text
 from ssd.config.params import DRAFTED, SamplingDefaults
 from ssd.errors import UsageError
@@ -24,6 +24,7 @@ from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
+from ssd.system import cgroups
 
 log = logging.getLogger("ssd.launch")
 

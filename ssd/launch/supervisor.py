@@ -29,7 +29,7 @@ from ssd.ipc.running import announce
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
-from ssd.launch.ray_ranks import RemoteRanks
+from ssd.launch.ray.ranks import RemoteRanks
 from ssd.launch.resources import SharedResources
 from ssd.launch.restarts import Restarts
 from ssd.monitor.publisher import Publisher
@@ -283,16 +283,18 @@ class Engine:
             self._epoch += 1
             cpus = config.cpus_of("target" if is_target else "draft", rank)
             start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
-            self._processes[name] = ChildProcess(f"ssd.{package}", start, variables, self._stderr)
+            self._processes[name] = ChildProcess(package, start, variables, self._stderr)
 
     def _package(self, role: str) -> str:
-        """Return which process has a role: others may take the place of target and draft."""
-        config = self.config
+        """Return the package that runs a role: another process may take the place of target or draft."""
+        config, of_role = self.config, {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
         if config.upstream is not None:
-            return {"target": "edge", "draft": "edge.draft"}.get(role, role)
-        if role == "target" and config.load_format == "mock":
-            return "mock"
-        return "receiver" if role == "draft" and config.link is not None else role
+            of_role |= {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}
+        elif config.load_format == "mock":
+            of_role["target"] = "ssd.emulation.mock"
+        elif config.link is not None:
+            of_role["draft"] = "ssd.remote.receiver"
+        return of_role[role]
 
     def _read_statuses(self) -> None:
         for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):

@@ -12,8 +12,8 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels import cpu
 from ssd.layers.attention import CachePlaces
-from ssd.layers.fields import Config, count, flag, mapping, number
 from ssd.layers.norm import RMSNorm
+from ssd.system.fields import Config, count, flag, mapping, number
 
 SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssd import files
 from ssd.errors import UsageError
-from ssd.layers import fields
-from ssd.models.gguf_header import read_header
-from ssd.models.gguf_tensors import gguf_files, sample_gguf, tensors_of
+from ssd.models.gguf.header import read_header
+from ssd.models.gguf.tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
+from ssd.system import fields, files
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
 # What the engine reads in config.json -> what others name it.
@@ -231,7 +230,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
-    """Read a whole file of a model. Raises UsageError if it is missing or `ssd.files` refuses it."""
+    """Read a whole file of a model. Raises UsageError if it is missing or `ssd.system.files` refuses it."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no {path.name}")
     return files.read_bounded(path, most)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssd import interpreter
 from ssd.errors import UsageError
+from ssd.system import interpreter
 
 Report = Callable[[str, int, int], None]
 """Told (stage, units done, units in all) as work goes on."""

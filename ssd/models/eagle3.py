@@ -16,15 +16,15 @@ from ssd.errors import UsageError
 from ssd.kernels.decoder import Decoder, DecoderLayer
 from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
-from ssd.layers.fields import Config, flag, number
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.layers.table import Table
+from ssd.models.families.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.head import Head, check_ids, embedding_table
 from ssd.models.interface import ForwardContext
-from ssd.models.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, SHARED, TARGET_EMBEDDING, target_width
 from ssd.models.weights import Weights
+from ssd.system.fields import Config, flag, number
 
 
 class FeatureContext(ForwardContext, Protocol):
@@ -117,7 +117,7 @@ class Eagle3:
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """See `ssd.models.llama.Llama.guess_step`."""
+        """See `ssd.models.families.llama.Llama.guess_step`."""
         norms = [norm.kernel for norm in (self._token_norm, self._feature_norm, self._forward_norm)]
         products = [*self._attention.products, *self._feed_forward.products]
         token, feature, forward = (norm and norm[0] for norm in norms)

@@ -38,11 +38,11 @@ def resolve(name: str, revision: str | None = None) -> Path:
     if is_folder:
         return _with_config(path)
     if is_gguf:
-        from ssd.models.gguf_import import checkpoint_of
+        from ssd.models.gguf.importing import checkpoint_of
 
         return checkpoint_of(path)
     if at_hub and (quant := at_hub[2]):
-        from ssd.models.gguf_import import checkpoint_of
+        from ssd.models.gguf.importing import checkpoint_of
 
         return checkpoint_of(_gguf_of_type(_from_hub(at_hub[1], revision, _gguf_patterns(quant), []), name, quant))
     if at_hub:

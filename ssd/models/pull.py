@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssd.errors import UsageError
-from ssd.files import cache_dir
 from ssd.models.download import Location, Report, building, fetch, locate, lock, progress_bar
-from ssd.models.gguf_header import read_header
-from ssd.models.gguf_import import import_gguf
-from ssd.models.gguf_tensors import GGUF_FILE
-from ssd.models.gguf_tokenizer import FILES, write_tokenizer
+from ssd.models.gguf.header import read_header
+from ssd.models.gguf.importing import import_gguf
+from ssd.models.gguf.tensors import GGUF_FILE
+from ssd.models.gguf.tokenizer import FILES, write_tokenizer
+from ssd.system.files import cache_dir
 
 _CHUNK = 1 << 20
 

@@ -9,10 +9,10 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from ssd.allocator import give_back_freed
 from ssd.errors import UsageError
 from ssd.models.pairs import is_head
-from ssd.registered import entries
+from ssd.system.allocator import give_back_freed
+from ssd.system.registered import entries
 
 if TYPE_CHECKING:
     import torch

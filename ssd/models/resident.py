@@ -13,7 +13,7 @@ from ssd.kernels import build
 from ssd.kernels.form import Form
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.gguf_tensors import GgufTensor
+from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.quantization import QuantizedTensor

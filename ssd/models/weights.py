@@ -18,8 +18,8 @@ from ssd.layers.ranks import ParallelEmbedding, RowParallel
 from ssd.layers.table import Table
 from ssd.models.checkpoint import Checkpoint, TensorInfo, Translation
 from ssd.models.dequantize import quantized_floats, quantized_groups
-from ssd.models.gguf_header import FLOATS
-from ssd.models.gguf_tensors import GgufTensor
+from ssd.models.gguf.header import FLOATS
+from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.quantization import QuantizedTensor
 from ssd.models.split import WHOLE, Piece, Share
 

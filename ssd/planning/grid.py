@@ -1,6 +1,6 @@
 """Predicts the tokens per second of a pair that is not running, by K, budget and batch.
 
-The formulas are those of `ssd.tuning.tuner`; those of the paper's own engine are in `ssd.speculation.theory`."""
+The formulas are those of `ssd.tuning.predictor`; those of the paper's own engine are in `ssd.speculation.theory`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
 from ssd.speculation.theory import Cost, acceptance_rate, critical_batch, speedup_of_batch
 from ssd.tuning.learner import Measurements
-from ssd.tuning.tuner import predicted, predicted_sd
+from ssd.tuning.predictor import predicted, predicted_sd
 
 
 class _WithOverhead(NamedTuple):

@@ -20,7 +20,7 @@ from ssd.tuning.choice import DRAFT_MARGIN
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
 from ssd.tuning.learner import Learner
-from ssd.tuning.rounds import Tuning, kind_of
+from ssd.tuning.tuner import Tuning, kind_of
 
 FIRST_GUESS = "the tuner's first guess"
 """Where acceptance comes from if neither this machine nor the draft's own file knows it."""

@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from ssd.config.emulation import ForwardTime, Seconds
 from ssd.errors import UsageError
-from ssd.files import read_bounded
 from ssd.planning.grid import Pair
 from ssd.speculation.theory import Cost
+from ssd.system.files import read_bounded
 from ssd.tuning.costs import CostTable
 
 _Size = Annotated[int, Meta(ge=1, le=2**20)]

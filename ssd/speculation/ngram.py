@@ -1,6 +1,6 @@
 """Prompt lookup decoding (Saxena, 2023): what followed the last tokens when they were written before.
 
-The built-in speculator (`ssd.speculation.speculators`), one for each sequence."""
+The built-in speculator (`ssd.speculation.backups`), one for each sequence."""
 
 from __future__ import annotations
 

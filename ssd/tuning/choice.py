@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 
 from ssd.config.params import DRAFTED, Mode
-from ssd.tuning.tuner import Setting, SpeculationPlan
+from ssd.tuning.predictor import Setting, SpeculationPlan
 
 # Standard deviations of the error: of a mode's predictions before anything was measured, of a plan's beyond its mode's,
 # of a window's time, and of a window's tokens, divided by the root of their number.

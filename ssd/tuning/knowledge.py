@@ -18,7 +18,7 @@ from msgspec import Meta
 from ssd import __version__
 from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
-from ssd.files import cache_dir, read_bounded
+from ssd.system.files import cache_dir, read_bounded
 from ssd.tuning.costs import SITUATIONS
 
 log = logging.getLogger("ssd.target")
@@ -38,7 +38,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often target and draft agree under one kind of sampling law (`ssd.tuning.rounds.kind_of`).
+    """How often target and draft agree under one kind of sampling law (`ssd.tuning.tuner.kind_of`).
 
     `acceptance[i]` is that of the (i + 1)-th draft token where all before it were accepted. `hits[i]` is the chance
     that the bonus token is the (i + 1)-th candidate if it is none before. `lookup` are the tokens that prompt lookup

@@ -1,144 +1,412 @@
-"""Predicts tokens per second of every plan from measurements. Pure functions.
-
-The speed of a plan is Theorem 7's with the batch term of Corollary 16 (arXiv 2603.03251)."""
+"""Learns from rounds, and keeps the plan that requests follow: mode, K and fan-out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
-from ssd.config.params import DRAFTED, Mode
-from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
-from ssd.tuning.learner import AfterMiss, Measurements
+from msgspec.structs import replace
 
-# Plans this close are alike, and the one with the fewest chains is best. Where both models share a memory bus, chains
-# slow the target in a way that no figure here shows: there more counts as alike.
-ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
-# Rounds differ in length: some have room for more tree steps than the mean, some for less.
-_SPREAD = (0.75, 1.0, 1.25)
+from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
+from ssd.tuning.choice import Chooser
+from ssd.tuning.costs import Costs
+from ssd.tuning.knowledge import MOST_ERROR, Agreement, Knowledge
+from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
+from ssd.tuning.predictor import (
+    ALIKE,
+    ALIKE_ON_ONE_BUS,
+    Choices,
+    Setting,
+    SpeculationPlan,
+    predicted_plain,
+    ranked_plans,
+    speed_of,
+)
+
+# Rounds that follow one plan before it is judged. After so many windows all plans are ranked anew, which takes
+# milliseconds, and before that after 1, 2, 4, ... of them.
+_WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
+# A plan with a draft is judged after so many rounds already, if they had less than this share of the speed that plain
+# decoding is predicted to have.
+_EARLY, _FAR_BEHIND = 8, 0.6
+# A choice serves for so many rounds at most: what it rests on may have been measured better since.
+_CHOSEN_FOR = 64
+_JUDGED_AT = 100  # rounds, after which measured tables are compared with them
+_RECENT = 0.03  # how fast the long-run speed follows
+_REMEMBERED = 64  # plans
+_LONGEST_STEP_S = 60.0
+# Temperatures up to these are of one kind: greedy, cool, warm. Acceptance is learned for each.
+_KINDS = (0.0, 0.7)
 
 
-Setting = tuple[Mode, int, int]
-"""Mode, K and the number of chains: what tells plans apart."""
+def kind_of(temperature: float) -> int:
+    """The number of the kind of sampling law that a temperature belongs to."""
+    return sum(temperature > bound for bound in _KINDS)
 
 
-class SpeculationPlan(NamedTuple):
-    """A mode, K and F_0..F_K; without a draft K is 0. `speed` is the predicted tokens per second of the whole batch."""
+def batch_class(batch: int) -> int:
+    """The batch size whose plans serve `batch`: itself up to 4, beyond that the nearest of 6, 8, 12, 16, 24, 32, ..."""
+    if batch <= 4:
+        return batch
+    power = 1 << (batch.bit_length() - 1)
+    return power if batch < 1.25 * power else power * 3 // 2 if batch < 1.75 * power else 2 * power
+
+
+class PlanKey(NamedTuple):
+    """What a request asked for, as far as its plan depends on it."""
 
     mode: Mode
     lookahead: int
     fan_out: tuple[int, ...]
-    speed: float
+    budget: int
+
+    @classmethod
+    def of(cls, asked: Speculation) -> PlanKey:
+        return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
+
+
+def setting_of(followed: Speculation) -> Setting:
+    """The setting of the plan that a request follows."""
+    if followed.mode not in DRAFTED:
+        return followed.mode, 0, 0
+    return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
+
+
+class DecodingRound(NamedTuple):
+    """A verification of `batch` decoding rows and nothing else.
+
+    It took `seconds` for `tokens` tokens, waiting apart, and brought `brought` new tokens. The rows had `waited`
+    seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for all
+    their draft tokens. `setting` is what every row followed, None if they differed or nothing was chosen for them."""
+
+    batch: int
+    tokens: int
+    seconds: float
+    waited: float
+    brought: int
+    beside: bool
+    in_turn: bool
+    setting: Setting | None
+
+
+def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
+    """A plan in words, with its cores if both models share some."""
+    own, every = cores or (0, 0)
+    if plan.mode not in DRAFTED:
+        return "plain decoding with prompt lookup" + (f" on {_cores(every)}" if cores else "")
+    if plan.mode == "sd":
+        return f"sd, K {plan.lookahead}" + (f", in turn on {_cores(every)}" if cores else "")
+    said = f"ssd, K {plan.lookahead}, {sum(plan.fan_out)} chains"
+    return said + (f", target on {_cores(own)}, draft on {_cores(every - own)}" if cores else "")
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+class _Place(NamedTuple):
+    """What a plan is for: a class of batch sizes, with a draft to use or without, and a kind of request."""
+
+    batch: int
+    draft: bool
+    key: PlanKey
+
+
+class _Window:
+    """Rounds in a row that followed one setting at one batch size."""
+
+    def __init__(self, batch: int, setting: Setting | None) -> None:
+        self.batch, self.setting = batch, setting
+        self.rounds = self.tokens = 0
+        self.seconds = 0.0
+
+
+class _Lookup:
+    """What prompt lookup brings a row in rounds without a draft."""
+
+    def __init__(self, accepted: float = 0.05, verified: float = 0.1) -> None:
+        self.accepted, self.verified = Mean(accepted, count=64), Mean(verified, count=64)
+
+
+class Tuning:
+    """Keeps the present plan for every kind of request. The proposer tells it of every round.
+
+    `one_bus`: target and draft read the same memory. `dice` None: no plan is tried out (`ssd.tuning.choice`). `rounds`
+    have been counted."""
+
+    def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
+        self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
+        self.costs, self.rounds = Costs(), 0
+        self.learners = [Learner() for _ in range(len(_KINDS) + 1)]
+        self._lookups = [_Lookup() for _ in self.learners]
+        self._choosers: dict[int, Chooser] = {}
+        self._ranked: dict[_Place, list[SpeculationPlan]] = {}
+        self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
+        self._given: dict[tuple[Speculation, int], Speculation] = {}  # what `current` has returned since a choice
+        self._batch, self._kinds, self._draft = 1, [0], False
+        # Windows that have begun, by batch class and setting: under load these alternate.
+        self._open: dict[tuple[int, Setting | None], _Window] = {}
+        self._window, self.windows = _Window(0, None), 0
+        self._recent = 0, Mean(0.0), Mean(0.0)
+        self.works_ahead = False  # the draft works ahead of a row in the next verification
+        self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
+
+    def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
+        """Begin with what earlier processes have learned, or with a pair's prior where they have learned nothing."""
+        self.costs = Costs(known.tables)
+        for kind, learner in enumerate(self.learners):
+            found = [each.law(kind) for each in (known, prior) if each is not None]
+            agreement = next((each for each in found if each.sampled), None)
+            if agreement is not None:
+                learner.recall(agreement.acceptance, agreement.hits)
+            lookup = next((each.lookup for each in found if each.lookup is not None), None)
+            if lookup is not None:
+                self._lookups[kind] = _Lookup(*lookup)
+        for name, error in known.errors.items():
+            batch, _, mode = name.partition(" ")
+            if batch.isdecimal():
+                self._chooser(int(batch)).recall(mode, error)
+
+    def knowledge(self) -> Knowledge:
+        """What is known now, for a file."""
+        laws = []
+        for learner, lookup in zip(self.learners, self._lookups, strict=True):
+            acceptance, hits = learner.agreement()
+            gain = lookup.accepted.value, lookup.verified.value
+            laws.append(Agreement(tuple(acceptance), tuple(hits), gain))
+        errors = {
+            f"{batch} {mode}": min(max(error, -MOST_ERROR), MOST_ERROR)
+            for batch, own in self._choosers.items()
+            for mode, error in own.errors()
+        }
+        return Knowledge(tuple(laws), self.costs.written(), errors, self.costs.written(disturbed=True))
+
+    def situate(self, kinds: Sequence[int], draft: bool) -> None:
+        """The kinds of sampling law of the running rows, and whether there is a draft to use."""
+        batch = batch_class(max(1, len(kinds)))
+        if (batch, draft) != (self._batch, self._draft):
+            self._given.clear()
+        self._batch, self._kinds, self._draft = batch, list(kinds) or [0], draft
+
+    def current(self, asked: Speculation, kind: int = 0) -> Speculation:
+        """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers.
+
+        Where the fan-out is open, it has the list of Theorem 12 and leaves it to the draft whether to use that."""
+        if (asked, kind) not in self._given:
+            self._given[asked, kind] = self._filled(asked, kind)
+        return self._given[asked, kind]
+
+    def _filled(self, asked: Speculation, kind: int) -> Speculation:
+        plan = self.plan(PlanKey.of(asked))
+        if plan.mode not in DRAFTED:
+            return replace(asked, mode=plan.mode)
+        numbers = {"num_speculative_tokens": plan.lookahead, "fan_out": plan.fan_out}
+        # The draft finds out which allocation hits more. Under the ratio rule draft probabilities belong to the list.
+        if (
+            plan.mode == "ssd"
+            and not asked.fan_out
+            and asked.allocation == "joint"
+            and (asked.sampler == "coupled" or kind == 0)
+        ):
+            numbers |= {"allocation": "either", "budget": sum(plan.fan_out)}
+        return replace(asked, mode=plan.mode, **numbers)
+
+    def plan(self, key: PlanKey) -> SpeculationPlan:
+        """The plan in force for a kind of request at the present batch size."""
+        place = _Place(self._batch, self._draft, key)
+        plan, chosen_at = self._plans.get(place, (None, self.rounds))
+        if plan is None or self.rounds >= chosen_at + _CHOSEN_FOR:
+            if len(self._plans) > _REMEMBERED:
+                self._plans.clear()
+                self._ranked.clear()
+                self._given.clear()
+            plan = self._chosen(place, None if plan is None else plan.setting)
+            self._plans[place] = plan, self.rounds
+        return plan
+
+    def wants_draft(self, asked: Speculation) -> bool:
+        """Return True if the plan for a request would have a draft, if there were one to use."""
+        present, self._draft = self._draft, True
+        plan = self.plan(PlanKey.of(asked))
+        self._draft = present
+        return plan.mode in DRAFTED
+
+    def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
+        """Return the plan with a draft that is expected to be fastest for a request at the present batch size, and its
+        speed over that of the best plan without one. There must be a draft, and forwards must have been measured."""
+        key = PlanKey.of(asked)
+        self.plan(key)
+        plans, expected = self._ranked[_Place(self._batch, True, key)], self._chooser(self._batch).expected
+        best = max((plan for plan in plans if plan.mode in DRAFTED), key=expected)
+        return best, expected(best) / max(expected(plan) for plan in plans if plan.mode not in DRAFTED)
+
+    def prepare(self, asked: Speculation) -> None:
+        """Rank the plans of a single request, so that the first one need not wait for that."""
+        if asked.auto and self.costs.of("verify") is not None:
+            self.situate([0], True)
+            self.plan(PlanKey.of(asked))
+            self.situate([0], False)
 
     @property
-    def setting(self) -> Setting:
-        return self.mode, self.lookahead, sum(self.fan_out)
+    def speed(self) -> float:
+        """Tokens per second of recent rounds at the present batch size, of the whole batch; before any, those of plain
+        decoding, 0 if that is not known either."""
+        _, tokens, seconds = self._recent
+        if seconds.value > 0:
+            return tokens.value / seconds.value
+        verify = self.costs.of("verify")
+        return 0.0 if verify is None else self._batch / verify.at(self._batch)
 
+    def plain_s(self, batch: int) -> float | None:
+        """Seconds of a verification of one token for each of `batch` rows; None while no time was measured."""
+        cost = self.costs.of("verify") or self.costs.of("verify_beside")
+        return None if cost is None else cost.at(batch)
 
-def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
-    """Tokens per second of `batch` sequences with K = `lookahead` and one fan-out, or F_0..F_K."""
-    chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
-    step = max(1e-6, measured.step.at(batch * chains))  # a clock may see nothing
-    # The time of a verification with one draft token: deeper ones must earn their own time.
-    steps = measured.verify.at(2 * batch) / step
-    # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
-    depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
-    depth = sum(depths) / len(depths)
-    shares = {d: depths.count(d) / len(depths) for d in depths}
-    on_hit = sum(share * measured.tokens(d) for d, share in shares.items())
-    hits = sum(share * _hits(measured, fan_out, d) for d, share in shares.items()) if depth > 0 else 0.0
-    any_miss = 1 - hits**batch
+    # -- what rounds show -----------------------------------------------------------------------------------------
 
-    def speed(missed: AfterMiss) -> float:
-        verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
-        tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
-        return tokens / (measured.verify.at(verified) + any_miss * missed.waited)
+    def learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
+        """Note a round; `draft` has the draft's counters as they are now."""
+        self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)
+        before = self._telemetry
+        steps, grown = draft.steps - before.steps, draft.grown - before.grown
+        seconds = draft.step_seconds - before.step_seconds
+        # The draft may write anything there: impossible figures are dropped.
+        if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < seconds < _LONGEST_STEP_S:
+            self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
+        taken = round_.seconds + round_.waited
+        followed = batch_class(round_.batch), round_.setting
+        if followed not in self._open and len(self._open) >= _OPEN:
+            self._open.clear()
+        window = self._window = self._open.setdefault(followed, _Window(*followed))
+        window.rounds += 1
+        window.tokens += round_.brought
+        window.seconds += taken
+        if self._recent[0] != round_.batch:
+            self._recent = round_.batch, Mean(0.0, _RECENT), Mean(0.0, _RECENT)
+        self._recent[1].note(round_.brought)
+        self._recent[2].note(taken)
 
-    # Missed rows were measured beside hits and took part of their tokens from chains for other outcomes. Where there is
-    # no time for a single step there are no such chains.
-    if measured.missed is not None and depth > 0:
-        return speed(measured.missed)
-    fresh = measured.step.at(batch)
-    return max(speed(AfterMiss(measured.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
+    def looked_up(self, kind: int, verified: int, accepted: int) -> None:
+        """Note that a row without a draft verified so many tokens of prompt lookup."""
+        self._lookups[kind].verified.note(verified)
+        self._lookups[kind].accepted.note(accepted)
 
+    def end_round(self, draft: DraftTelemetry) -> None:
+        """Count a round of any kind, and choose again when it is time."""
+        self._telemetry = draft
+        self.rounds += 1
+        if self.rounds == _JUDGED_AT:
+            self.costs.judge()
+        if self.rounds % _CHOSEN_FOR == 0:
+            self._given.clear()
+        if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):
+            window, self._window = self._window, _Window(0, None)
+            del self._open[window.batch, window.setting]
+            self._judge(window)
 
-def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:
-    """The hit rate of rounds with `depth` tokens in flight."""
-    in_flight = round(depth)
-    lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
-    return hit_rate(measured.rate, lists, measured.misses)
+    def _far_behind(self, window: _Window) -> bool:
+        """True if rounds with a draft were much slower than plain decoding would be."""
+        if window.setting is None or window.setting[0] not in DRAFTED:
+            return False
+        measured = self._measurements(window.batch)
+        if measured is None:
+            return False
+        return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
 
+    def _judge(self, window: _Window) -> None:
+        """Learn from a window of rounds, and choose what the next one follows."""
+        followed = [
+            (place, plan)
+            for place, (plan, _) in self._plans.items()
+            if (place.batch, place.draft, plan.setting) == (window.batch, self._draft, window.setting)
+        ]
+        if not followed:
+            return
+        self.windows += 1
+        measured = self._measurements(window.batch)
+        if measured is not None:
+            plan = followed[0][1]
+            plan = plan._replace(speed=speed_of(measured, window.batch, plan))
+            self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
+        self._given.clear()
+        for place, plan in followed:
+            self._plans[place] = self._chosen(place, plan.setting), self.rounds
 
-def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
-    """The same for ordinary speculative decoding: draft K tokens, then verify them."""
-    verify, step = measured.verify_alone or measured.verify, measured.step_alone or measured.step
-    time = verify.at(batch * (1 + lookahead)) + lookahead * step.at(batch)
-    return batch * measured.tokens(lookahead) / time
+    # -- choosing -------------------------------------------------------------------------------------------------
 
+    def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
+        """What to follow next; without measurements what costs least if it is wrong."""
+        batch, _, key = place
+        measured = self._measurements(batch)
+        choices = self._choices(key)
+        if measured is None:
+            lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
+            return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
+        seldom = self.windows % _RANK_EVERY == 0 or self.windows & (self.windows - 1) == 0
+        if place not in self._ranked or (present is not None and seldom):
+            self._ranked[place] = ranked_plans(measured, batch, choices)
+        chooser = self._chooser(batch)
+        near = chooser.candidates(self._ranked[place], present)
+        return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present)
 
-def predicted_plain(measured: Measurements, batch: int) -> float:
-    """The same without a draft: plain decoding, and what prompt lookup adds to it."""
-    gain, verify = measured.lookup, measured.verify_alone or measured.verify
-    more = verify.at(batch * (1 + gain.verified)) - verify.at(batch)
-    return batch * (1 + gain.accepted) / (measured.plain + more)
+    def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
+        """Says what is in force for a kind of request at the present batch size, and why: what is expected of it, and
+        of the best plan in other modes, in tokens per second of the whole batch. `cores`: the target's own, and all."""
+        plan, chooser = self.plan(key), self._chooser(self._batch)
+        said = _words(plan, cores)
+        if not plan.speed:
+            return f"{said}: nothing is measured yet"
+        said += f": predicted for the next rounds {chooser.expected(plan):.0f} tok/s"
+        measured = self._measurements(self._batch)
+        others = [
+            other for other in self._ranked.get(_Place(self._batch, self._draft, key), []) if other.mode != plan.mode
+        ]
+        if not self._draft and key.mode == "auto":
+            return f"{said}; there is no draft in use"
+        if measured is None or not others:
+            return said
+        speeds = {o: chooser.expected(o._replace(speed=speed_of(measured, self._batch, o))) for o in others}
+        best = max(others, key=speeds.__getitem__)
+        return f"{said}, {speeds[best]:.0f} with {_words(best, None)}"
 
+    def _choices(self, key: PlanKey) -> Choices:
+        """The modes and numbers that a request leaves open; without a draft there is nothing to choose for it."""
+        known = self._draft and self.costs.of("step") is not None and self.costs.of("step_beside") is not None
+        modes: tuple[Mode, ...] = (key.mode,)
+        if key.mode == "auto":
+            modes = ("ngram", *DRAFTED) if known else ("ngram",)
+        lookaheads = (key.lookahead,) if key.lookahead else tuple(range(1, AUTO_LOOKAHEAD + 1))
+        return Choices(modes, lookaheads, key.fan_out, key.budget, self._alike)
 
-def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
-    """The same for a plan of any mode."""
-    if plan.mode == "ssd":
-        return predicted(measured, batch, plan.lookahead, plan.fan_out)
-    return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)
+    def _chooser(self, batch: int) -> Chooser:
+        if batch not in self._choosers:
+            self._choosers[batch] = Chooser(self._dice)
+        return self._choosers[batch]
 
-
-class Choices(NamedTuple):
-    """What may be chosen: `modes`, K among `lookaheads`, and fan-outs.
-
-    `fan_out` is one number or a list if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds that
-    differ by less than the share `alike` count as equal."""
-
-    modes: tuple[Mode, ...]
-    lookaheads: tuple[int, ...]
-    fan_out: tuple[int, ...] = ()
-    chains: int = 32
-    alike: float = ALIKE
-
-
-def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
-    """Returns the best plan of each mode and K, fastest first."""
-    found = []
-    for mode in choices.modes:
-        if mode not in DRAFTED:
-            found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
-        elif mode == "sd":
-            speeds = ((k, predicted_sd(measured, batch, k)) for k in choices.lookaheads)
-            found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
-        else:
-            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads if k < choices.chains]
-    return sorted(found, key=lambda plan: plan.speed, reverse=True)
-
-
-def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead: int) -> SpeculationPlan:
-    """The plan of mode `ssd` with this K and the fewest of equally fast chains."""
-    lists = _fan_outs(measured, choices, lookahead)
-    plans = [SpeculationPlan("ssd", lookahead, f, predicted(measured, batch, lookahead, f)) for f in lists]
-    fastest = max(plan.speed for plan in plans)
-    return min(
-        (plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest), key=lambda plan: sum(plan.fan_out)
-    )
-
-
-def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
-    """The lists worth considering for one K."""
-    if choices.fan_out:
-        return [choices.fan_out]
-    budgets = _budgets(lookahead + 1, choices.chains)
-    lists = [optimal_fan_out(measured.rate, measured.misses[1], lookahead, budget) for budget in budgets]
-    return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
-
-
-def _budgets(fewest: int, most: int) -> Iterator[int]:
-    """Numbers of chains from `fewest` on, each half more than the one before."""
-    budget = fewest
-    while budget <= most:
-        yield budget
-        budget += max(2, budget // 2)
+    def _measurements(self, batch: int) -> Measurements | None:
+        """What is known for `batch` rows of the present kinds; None while no time was measured."""
+        costs = self.costs
+        alone = costs.of("verify") or costs.of("verify_beside")
+        beside = costs.of("verify_beside") or costs.of("verify")
+        in_turn, ahead = costs.of("step") or costs.of("step_beside"), costs.of("step_beside") or costs.of("step")
+        if alone is None or beside is None:
+            return None
+        if in_turn is None or ahead is None:
+            if self._draft:
+                return None
+            in_turn = ahead = alone  # no plan asks
+        kind = max(set(self._kinds), key=self._kinds.count)
+        learner, lookup = self.learners[kind], self._lookups[kind]
+        return Measurements(
+            verify=beside,
+            step=ahead,
+            plain=alone.at(batch),
+            acceptance=learner.acceptance,
+            rate=learner.rate,
+            misses=learner.misses(),
+            missed=learner.after_miss,
+            verify_alone=alone,
+            step_alone=in_turn,
+            lookup=LookupGain(lookup.accepted.value, lookup.verified.value),
+        )

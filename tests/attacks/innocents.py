@@ -22,8 +22,8 @@ import msgspec
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.oracle import Answer
 from ssd.errors import EngineDeadError, RequestError, SsdError
-from ssd.mock.oracle import Answer
 from tests.attacks.registry import Site
 
 ROOT = Path(__file__).parents[2]

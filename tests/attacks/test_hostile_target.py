@@ -14,13 +14,13 @@ import pytest
 import zmq
 
 from ssd.config.params import Speculation
-from ssd.config.remote import RemoteDraft
-from ssd.draft import remote
-from ssd.draft.remote import RemoteDrafter
 from ssd.errors import UsageError
-from ssd.ipc.link import DRAFT_TO_RECEIVER, Beat, Joined, NotAccepted, Offer, Published, TargetVocabulary, Terms
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rehearse, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message, pack, unpack
+from ssd.remote import drafter as remote
+from ssd.remote.configuration import RemoteDraft
+from ssd.remote.drafter import RemoteDrafter
+from ssd.remote.link import DRAFT_TO_RECEIVER, Beat, Joined, NotAccepted, Offer, Published, TargetVocabulary, Terms
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from ssd.ipc.link import Joined, Offer
 from ssd.ipc.public import Message, pack
+from ssd.remote.link import Joined, Offer
 from tests.attacks.zeromq import connected, zmtp
 from tests.faults.remote import World
 

@@ -364,7 +364,7 @@ def garbage_over_tcp(site: Site) -> Iterator[Answer]:
 @attack("length", "stop")
 def random_parameters(site: Site) -> Iterator[Answer]:
     """Any parameters that are right: the tokens are the oracle's, whatever is sampled how."""
-    from ssd.mock.oracle import Answer as Oracle
+    from ssd.emulation.mock.oracle import Answer as Oracle
 
     dice = random.Random(8)
     with Client(site.address) as client:

@@ -23,9 +23,9 @@ from ssd.models.interface import Model
 from ssd.models.pairs import EMBEDDING, OUTPUTS
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
-from ssd.registered import entries
 from ssd.speculation.sampling import Drawing
-from ssd.target.overlap import DeviceScheduler
+from ssd.system.registered import entries
+from ssd.verifier.overlap import DeviceScheduler
 from tests.capture.watch import META, Counts, kernels_in
 from tests.draft.pair import config
 

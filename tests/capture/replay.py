@@ -25,7 +25,7 @@ from triton.runtime.interpreter import GridExecutor
 from ssd.draft import static_shapes
 from ssd.execution import static
 from ssd.execution.tables import BatchTensors
-from ssd.target import overlap
+from ssd.verifier import overlap
 from tests.capture.watch import MADE, Fault, Listen, check_waits, where
 
 # Values that Python, NumPy or a C kernel reads.

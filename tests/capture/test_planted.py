@@ -24,7 +24,7 @@ from ssd.execution.tables import BatchTensors, Tables, Upload
 from ssd.speculation.adjustment import Adjustment, Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, Draws, Law, argmax, drawn, perturbed
-from ssd.target.overlap import DeviceScheduler
+from ssd.verifier.overlap import DeviceScheduler
 from tests.draft.audit import World, world_in
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, config, params
 from tests.draft.steps import assert_alike, grown, trees_of

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.oracle import Answer
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.launch.supervisor import Engine
-from ssd.mock.oracle import Answer
-from ssd.mock.process import ROUND_VARIABLE
 from tests.cli.terminal import WIDTH, Terminal, terminal
 from tests.cli.test_markdown import whole
 from tests.faults.engine import running_engine

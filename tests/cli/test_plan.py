@@ -31,7 +31,7 @@ from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS, CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
 from ssd.tuning.learner import Learner
-from ssd.tuning.rounds import Tuning
+from ssd.tuning.tuner import Tuning
 from tests.models import tiny
 
 SMALL = ("-k", "2,4", "--budget", "8", "--batch", "1,4")

@@ -19,9 +19,9 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
 from ssd.launch.supervisor import Engine
-from ssd.mock.process import ROUND_VARIABLE
 from tests.cli.launched import running as launched
 from tests.cli.terminal import PATIENCE_S, Terminal, terminal
 from tests.faults.engine import running_engine

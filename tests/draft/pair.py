@@ -33,12 +33,12 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.speculation.sampling import Law
-from ssd.target import misses, proposer
-from ssd.target.engine import TargetEngine
-from ssd.target.overlap import Ask, DeviceScheduler, OverlappedVerification
-from ssd.target.proposer import BoardProposer, NoProposer
-from ssd.target.verification import FeatureExport, PlainVerification
-from ssd.tuning.overlap import OverlapPolicy
+from ssd.verifier import misses, proposer
+from ssd.verifier.engine import TargetEngine
+from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
+from ssd.verifier.overlap_choice import OverlapPolicy
+from ssd.verifier.proposer import BoardProposer, NoProposer
+from ssd.verifier.verification import FeatureExport, PlainVerification
 
 PAGE_SIZE = 4
 VOCABULARY = 131

@@ -13,16 +13,16 @@ from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Submit
-from ssd.speculation import speculators
+from ssd.speculation import backups as speculators
+from ssd.speculation.backups import SPECULATORS
 from ssd.speculation.ngram import PromptLookup
-from ssd.speculation.speculators import SPECULATORS
-from ssd.target import misses
-from ssd.target import sequence as sequences
-from ssd.target.misses import Lookup, ModelFree, WaitCosts
-from ssd.target.proposer import Result
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.learner import DraftTelemetry
-from ssd.tuning.rounds import DecodingRound, Tuning
+from ssd.tuning.tuner import DecodingRound, Tuning
+from ssd.verifier import misses
+from ssd.verifier import sequence as sequences
+from ssd.verifier.misses import Lookup, ModelFree, WaitCosts
+from ssd.verifier.proposer import Result
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny

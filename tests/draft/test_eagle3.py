@@ -84,7 +84,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr("ssd.target.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
+    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
 
 
 class Auditor:

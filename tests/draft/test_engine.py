@@ -17,8 +17,8 @@ from ssd.ipc.messages import Admit, Emission, Submit
 from ssd.ipc.public import Message
 from ssd.speculation.sampling import Law
 from ssd.tuning.learner import Mean
-from ssd.tuning.rounds import Tuning
-from ssd.tuning.tuner import SpeculationPlan
+from ssd.tuning.predictor import SpeculationPlan
+from ssd.tuning.tuner import Tuning
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -338,7 +338,7 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(
 ) -> None:
     """Where both models share cores; prompts are read by the target alone then. It waits for its draft however slow the
     machine is."""
-    monkeypatch.setattr("ssd.target.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
+    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
     settings = config(Speculation(mode, 4, (2,)))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft, elastic=True)

@@ -8,8 +8,9 @@ from ssd.config.params import Speculation
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
-from ssd.ipc.link import Trunk
 from ssd.ipc.messages import Admit, Launch, Verified
+from ssd.remote.engine import LinkedTree
+from ssd.remote.link import Trunk
 from ssd.speculation.sampling import Law
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
@@ -17,13 +18,13 @@ PROMPT = [50, 51, 52]
 SSD = Speculation("ssd", 3, (2,))
 
 
-def tree_of(speculation: Speculation = SSD, temperature: float = 0.0, remote: bool = False) -> Tree:
+def tree_of(speculation: Speculation = SSD, temperature: float = 0.0, kind: type[Tree] = Tree) -> Tree:
     """A tree after `Admit`, before any token is computed."""
     admit = Admit(
         REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=0,
         speculation=speculation,
     )  # fmt: skip
-    return Tree(admit, EPOCH, PageTable(PagePool(64, 4)), remote=remote)
+    return kind(admit, EPOCH, PageTable(PagePool(64, 4)))
 
 
 def guesses(ranks: dict[int, list[int]]) -> dict[int, Guess]:
@@ -308,9 +309,10 @@ def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
 # -- a target on another machine ---------------------------------------------------------------------------------------
 
 
-def far(in_flight: int) -> Tree:
+def far(in_flight: int) -> LinkedTree:
     """As `after_a_win`, where the target verifies two tokens and the trunk may have `in_flight`."""
-    tree = tree_of(remote=True)
+    tree = tree_of(kind=LinkedTree)
+    assert isinstance(tree, LinkedTree)
     compute(tree, {0: [7, 8, 9]})
     grow(tree, {(0, 7): [1, 2, 3, 4], (0, 8): [5, 6, 5, 6]}, depth=4)
     tree.outcome(outcome(0, 7, -1))

@@ -18,7 +18,7 @@ from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.llm import running
-from tests.target.scripted import make_engine, submit, tiny_llama
+from tests.verifier.scripted import make_engine, submit, tiny_llama
 
 
 def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ssd.draft import process as draft
 from ssd.errors import UsageError
 from ssd.execution.graphs import cause_of
 from ssd.execution.runner import Runner
-from ssd.target import loading as target
+from ssd.verifier import loading as target
 from tests.draft.pair import config
 from tests.models import tiny
 

@@ -16,7 +16,7 @@ from ssd.execution.static import StaticContext, StaticRunner, prefill_chunks
 from ssd.execution.tables import Tables
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
-from tests.target.scripted import VOCAB, ScriptedProposer, continuation, make_engine, play, submit, tiny_llama
+from tests.verifier.scripted import VOCAB, ScriptedProposer, continuation, make_engine, play, submit, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("replayed")
 

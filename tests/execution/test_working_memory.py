@@ -17,7 +17,7 @@ from ssd.draft.static_shapes import TreeRunner
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.execution.static import StaticRunner
 from ssd.launch.memory import ADJUSTED, working
-from ssd.models.llama import Llama
+from ssd.models.families.llama import Llama
 from ssd.models.weights import dummy
 from ssd.speculation.sampling import Drawing
 from tests.draft.pair import config

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from ssd.client import Client
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams, Speculation
-from ssd.interpreter import child_command, environment
 from ssd.ipc import keys
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
+from ssd.system.interpreter import child_command, environment
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S
 from tools.link import Behaviour, Link

@@ -46,9 +46,9 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
 from ssd.launch.restarts import Restarts
-from ssd.target.engine import TargetEngine
-from ssd.target.proposer import BoardProposer
-from ssd.target.verification import PlainVerification
+from ssd.verifier.engine import TargetEngine
+from ssd.verifier.proposer import BoardProposer
+from ssd.verifier.verification import PlainVerification
 from tests.draft.audit import PROMPTS, World, world_in
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Pair, config, use_clock
 

@@ -11,7 +11,7 @@ import pytest
 from ssd.config.params import SamplingParams, Speculation
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Hello, Ready, Step, Submit
-from tests.mock.test_protocol import Frontend
+from tests.emulation.test_mock_protocol import Frontend
 from tests.models import tiny
 from tests.scripted_engine import child_process, engine_config
 
@@ -22,7 +22,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = tiny.llama(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
     config = engine_config(target=str(model), vocab_size=tiny.SIZES["vocab_size"], max_model_len=2048, max_num_seqs=2)
     directory = tempfile.mkdtemp(prefix="ssd-test-", dir="/tmp")
-    with child_process("target", "ssd.target", directory, config):
+    with child_process("target", "ssd.verifier", directory, config):
         yield f"ipc://{directory}/{sockets.ENGINE}"
     shutil.rmtree(directory, ignore_errors=True)
 

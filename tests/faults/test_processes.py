@@ -16,7 +16,6 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
-from ssd import failpoints
 from ssd.client import Client
 from ssd.config.params import SamplingParams, Speculation
 from ssd.config.roles import ROLES
@@ -26,6 +25,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
+from ssd.system import failpoints
 from tests.faults.engine import descriptors, gone, running_engine, shared_memory
 from tools.faulty_draft.__main__ import Fault, disturbed, openings
 

@@ -21,14 +21,14 @@ import pytest
 
 from ssd.client import AsyncClient, Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.oracle import Answer
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import EngineDeadError, RequestError
 from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.mock.oracle import Answer
-from ssd.mock.process import ROUND_VARIABLE
 from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.faults.engine import descriptors, gone
 

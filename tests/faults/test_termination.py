@@ -15,8 +15,8 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import EngineDeadError
-from ssd.mock.process import ROUND_VARIABLE
 from tests.cli.launched import children, command, running
 from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S

@@ -19,8 +19,8 @@ from ssd.frontend import text_jobs, text_pool
 from ssd.frontend.text_jobs import Broken, Check, Decode, Encode, Encoded, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.frontend.tokenization import Tokenizer
-from ssd.interpreter import child_command
 from ssd.ipc.public import ChatMessage
+from ssd.system.interpreter import child_command
 from tests.scripted_engine import MODEL, PATIENCE_S, text_processes
 
 HELLO = [ChatMessage("user", "Hello there")]

@@ -18,7 +18,7 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
-from ssd.models.llama import Llama
+from ssd.models.families.llama import Llama
 from ssd.models.weights import Weights, dummy
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed

@@ -22,7 +22,7 @@ from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Cached, Key, Place,
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Load, Step
 from ssd.ipc.public import Metrics, pack, unpack
-from ssd.target.proposer import Counters
+from ssd.verifier.proposer import Counters
 
 ROOT = Path(__file__).parents[2]
 SLOTS, VOCAB = 3, 1000

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.config.params import MAX_SEED, SamplingDefaults, SamplingParams, Speculation
-from ssd.ipc import link as n
 from ssd.ipc import messages as m
 from ssd.ipc import public as p
 from ssd.monitor.messages import SNAPSHOTS, Process, Snapshot, TraceNews
+from ssd.remote import link as n
 
 METRICS = p.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
 LOGPROB = p.TokenLogprob(3, -0.25, [(3, -0.25), (4, -2.0)])

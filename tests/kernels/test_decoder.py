@@ -14,8 +14,8 @@ from ssd.kernels import cpu
 from ssd.kernels.decoder import Decoder
 from ssd.layers.attention import Scores
 from ssd.layers.norm import Residual, RMSNorm
-from ssd.models.llama import Attention, Layer, Llama
-from ssd.models.qwen2 import Qwen2, Qwen2Attention
+from ssd.models.families.llama import Attention, Layer, Llama
+from ssd.models.families.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")

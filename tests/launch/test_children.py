@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ssd.config import cgroups
 from ssd.config.engine import EngineConfig
 from ssd.ipc.process import Start
 from ssd.launch.children import ChildProcess
+from ssd.system import cgroups
 
 
 def sleepers(count: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ChildProcess]:

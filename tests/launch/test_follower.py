@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
-from ssd.launch.follower import Follower
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray_ranks import bundles
+from ssd.launch.ray.follower import Follower
+from ssd.launch.ray.ranks import bundles
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from tests.models import tiny

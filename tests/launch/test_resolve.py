@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ssd.config import cgroups, gpus
+from ssd.config import gpus
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import Speculation
@@ -21,6 +21,7 @@ from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import device_bytes
 from ssd.models.sizes import ModelSizes
+from ssd.system import cgroups
 from tests.models import heads
 from tests.scripted_engine import MODEL
 

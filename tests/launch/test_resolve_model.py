@@ -14,7 +14,6 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from ssd.config import cgroups
 from ssd.config.engine import WeightFormat
 from ssd.config.params import SamplingDefaults
 from ssd.errors import UsageError
@@ -28,6 +27,7 @@ from ssd.models import pairs
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import resident_bytes
+from ssd.system import cgroups
 from tests.launch.test_resolve import GIB, MIB, PAGE_BYTES, TARGET, cards, config, no_weights
 
 __all__ = ["cards", "no_weights"]

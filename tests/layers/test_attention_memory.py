@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ssd import interpreter
+from ssd.system import interpreter
 
 MIB = 2**20
 

@@ -19,8 +19,9 @@ from ssd.layers.attention import CachePlaces
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm
 from ssd.layers.rotary import Frequencies, Rotary, turned
 from ssd.layers.triton_fused import gated, rms_norm
-from ssd.models import llama, registry
+from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.models.families import llama
 from tests.models import tiny
 
 # The interpreter cuts digits off where it makes bfloat16; float16 it rounds, as a GPU rounds both.

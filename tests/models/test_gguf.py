@@ -19,7 +19,7 @@ from ssd import LLM, SamplingParams
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.models import checkpoint, hub
-from ssd.models.gguf_header import read_header
+from ssd.models.gguf.header import read_header
 from ssd.models.pull import BUILTIN
 from ssd.speculation.sampling import Law
 from tests.exactness.plain import Plain
@@ -103,8 +103,8 @@ def with_tokenizer(tmp_path: Path, pre: str, tokenizer: Path) -> Path:
 
 
 def rebuilt(file: Path, directory: Path) -> Tokenizer:
-    from ssd.models.gguf_header import read_header
-    from ssd.models.gguf_tokenizer import write_tokenizer
+    from ssd.models.gguf.header import read_header
+    from ssd.models.gguf.tokenizer import write_tokenizer
 
     write_tokenizer(read_header(file), directory)
     return Tokenizer.from_file(str(directory / "tokenizer.json"))

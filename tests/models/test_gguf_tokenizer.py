@@ -11,8 +11,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ssd.errors import UsageError
-from ssd.models.gguf_header import read_header
-from ssd.models.gguf_tokenizer import write_tokenizer
+from ssd.models.gguf.header import read_header
+from ssd.models.gguf.tokenizer import write_tokenizer
 from tests.models.gguf_writer import add_fields, finish
 
 HARD = [

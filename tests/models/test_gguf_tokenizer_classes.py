@@ -13,8 +13,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import GemmaTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
-from ssd.models.gguf_header import read_header
-from ssd.models.gguf_tokenizer import write_tokenizer
+from ssd.models.gguf.header import read_header
+from ssd.models.gguf.tokenizer import write_tokenizer
 from tests.models.gguf_writer import add_fields, finish
 
 TEXTS = [

@@ -27,7 +27,7 @@ from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
 from ssd.models.pairs import borrowed, check_head
 from ssd.models.sizes import weights
-from ssd.target.loading import load as load_target
+from ssd.verifier.loading import load as load_target
 from tests.exactness.plain import Plain
 from tests.models import heads, tiny
 

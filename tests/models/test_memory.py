@@ -23,9 +23,9 @@ from ssd.execution.runner import Runner
 from ssd.kernels import cpu
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.models.gguf_architectures import ARCHITECTURES
-from ssd.models.gguf_blocks import BLOCKS
-from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.gguf.architectures import ARCHITECTURES
+from ssd.models.gguf.blocks import BLOCKS
+from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.head import with_list
 from ssd.models.resident import resident_bytes
 from tests.models import test_quantized, tiny

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from ssd.errors import UsageError
 from ssd.models import checkpoint, download
 from ssd.models.download import Location
-from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.pull import BUILTIN, Source, Wheel, install, pull
 from ssd.models.weights import from_checkpoint
 from tests.models import ggufs, wheels

@@ -14,7 +14,7 @@ from ssd.execution.batch import Row
 from ssd.layers.ranks import Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.models.llama import SPLITS, Llama
+from ssd.models.families.llama import SPLITS, Llama
 from ssd.models.split import Share
 from ssd.models.weights import Weights
 from ssd.speculation.noise import NoiseCache

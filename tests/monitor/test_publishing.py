@@ -14,6 +14,7 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import EndEvent, RoundEvent
@@ -21,7 +22,6 @@ from ssd.ipc.run_directory import run_directory
 from ssd.ipc.running import running_engines
 from ssd.ipc.trace_ring import Mark, State
 from ssd.launch.supervisor import Engine
-from ssd.mock.process import ROUND_VARIABLE
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber, only_engine
 from tests.faults.engine import running_engine

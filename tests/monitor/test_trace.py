@@ -13,10 +13,10 @@ from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.ipc.messages import EndEvent
 from ssd.ipc.public import Metrics
 from ssd.ipc.trace_ring import Mark, Moment, Span, State
-from ssd.mock.process import ROUND_VARIABLE
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import trace

@@ -16,7 +16,7 @@ from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import LinearCost, acceptance_rate, expected_tokens_by_position, speedup_sd, speedup_ssd
 from ssd.tuning.costs import CostTable
-from ssd.tuning.tuner import predicted, predicted_sd
+from ssd.tuning.predictor import predicted, predicted_sd
 from tools.simulate.cascade import Level
 from tools.simulate.run import simulate
 from tools.simulate.setup import Devices, Setup

@@ -23,7 +23,7 @@ from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
 from ssd.tuning import knowledge
 from ssd.tuning.knowledge import Knowledge
-from ssd.tuning.rounds import Tuning, kind_of
+from ssd.tuning.tuner import Tuning, kind_of
 from tests.models import tiny
 from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssd.tuning.choice import Chooser
 from ssd.tuning.costs import Costs, CostTable
-from ssd.tuning.tuner import SpeculationPlan
+from ssd.tuning.predictor import SpeculationPlan
 
 STAIRCASE = {1: 0.0137, 5: 0.0190, 6: 0.0219, 7: 0.0308, 12: 0.0400}
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from ssd.models import hub
-from ssd.models.gguf_header import read_header
-from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.gguf.header import read_header
+from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.pull import SOURCES
 
 

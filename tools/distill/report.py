@@ -28,12 +28,12 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
-from ssd.models.llama import Llama
+from ssd.models.families.llama import Llama
 from ssd.models.pairs import is_head
 from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from ssd.tuning.rounds import kind_of
+from ssd.tuning.tuner import kind_of
 from tools.distill import head
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within
@@ -46,7 +46,7 @@ _CATEGORY = ("category", "task")  # fields of a line that say what kind of promp
 _LOOKAHEAD = 4
 _FAN_OUTS = range(1, 17)  # all, so that the hits of each rank are known
 _STEP_ROWS = (1, 8)  # sizes of a forward of the draft that the card gives times of
-_TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.rounds.kind_of`)
+_TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.tuner.kind_of`)
 
 
 @click.command(help=__doc__)

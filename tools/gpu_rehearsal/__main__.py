@@ -29,7 +29,7 @@ from pathlib import Path
 
 import click
 
-from ssd.files import cache_dir
+from ssd.system.files import cache_dir
 from tools.gpu_rehearsal import launches, resources
 from tools.gpu_rehearsal.standin import CARRIED, StandIn, bare_checkout, download_wheels
 from tools.gpu_report.programmes import CALLS

@@ -18,7 +18,7 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
-from ssd.target.loading import load
+from ssd.verifier.loading import load
 from tools.gpu_report.job import Job, Row, config_folder
 from tools.inflate.sizes import LIKE
 

@@ -23,8 +23,8 @@ from ssd.models import registry, weights
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.sizes import ModelSizes
 from ssd.models.sizes import weights as weights_of
-from ssd.registered import entries
-from ssd.target.loading import load
+from ssd.system.registered import entries
+from ssd.verifier.loading import load
 from tools.gpu_report.gemm import BITS, GROUP
 from tools.gpu_report.job import TINY, Job, Row, config_folder
 from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed, wait

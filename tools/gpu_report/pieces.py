@@ -17,7 +17,7 @@ import click
 
 from ssd.errors import UsageError
 from ssd.models import hub
-from ssd.models.gguf_tensors import GGUF_FILE
+from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.pull import SOURCES, Source, complete
 from tools.gpu_report import distilling
 from tools.gpu_report.job import Job, Row

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from ssd import interpreter
+from ssd.system import interpreter
 from tools.gpu_report.job import Job, Row
 from tools.processes import ROOT
 

@@ -19,7 +19,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.draft.process import load
-from ssd.draft.tree import Tree, agreed
+from ssd.draft.tree import Tree
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardWriter, size_bytes
@@ -28,12 +28,13 @@ from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.speculation.fan_out import optimal_fan_out
+from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.sampling import Law
 from ssd.tuning.learner import Learner, Mean
 from tools.distill.evaluation import Answer, paths
 
 ALLOCATIONS = ("theorem", "joint")
-_RETUNE_EVERY = 16  # rounds, as in `ssd.tuning.rounds`
+_RETUNE_EVERY = 16  # rounds, as in `ssd.tuning.tuner`
 
 
 class Replayed(NamedTuple):
@@ -86,7 +87,7 @@ class Replay:
         tree = engine.trees[request]
         self._work()
         while committed < len(tokens) - lookahead:
-            accepted = agreed(tree.trunk[: tree.in_flight], tokens[committed:])
+            accepted = common_prefix_length(tree.trunk[: tree.in_flight], tokens[committed:])
             bonus = tokens[committed + accepted]
             self._count(tree, accepted, bonus)
             engine.handle(Outcomes([self._outcome(tree, accepted, bonus)]))

@@ -29,11 +29,11 @@ from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Hello, Step, Submit
 from ssd.ipc.process import Child, Start, memory_file
 from ssd.ipc.public import Message
 from ssd.ipc.run_directory import run_directory
-from ssd.target.engine import TargetEngine
-from ssd.target.loading import load
-from ssd.target.process import Target
-from ssd.target.proposer import NoProposer
-from ssd.target.verification import PlainVerification
+from ssd.verifier.engine import TargetEngine
+from ssd.verifier.loading import load
+from ssd.verifier.process import Target
+from ssd.verifier.proposer import NoProposer
+from ssd.verifier.verification import PlainVerification
 from tools.soak import tiny
 from tools.soak.nursery import Birth, Nursery
 

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import msgspec
 
-from ssd import failpoints, interpreter
 from ssd.ipc.process import Start, run
+from ssd.system import failpoints, interpreter
 
 
 class Birth(msgspec.Struct, frozen=True):

@@ -21,9 +21,9 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ssd import interpreter
 from ssd.client import Client
 from ssd.config.params import SamplingParams
+from ssd.system import interpreter
 from tools import processes
 from tools.soak.processes import children, roles, running, shared_memory
 

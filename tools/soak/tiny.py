@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ssd.models.llama import Llama
+from ssd.models.families.llama import Llama
 from ssd.models.weights import Weights, dummy
 
 VOCABULARY = 131

@@ -1,0 +1,339 @@
+"""The Llama family: Llama 2 and 3, SmolLM2 and other checkpoints with `model_type` llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.kernels.cpu import Product
+from ssd.kernels.decoder import Decoder, DecoderLayer, Heads
+from ssd.kernels.gpu import fuses
+from ssd.kernels.groups import Groups, equal
+from ssd.kernels.guess import GuessStep
+from ssd.layers.attention import Scores
+from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, silu_mul
+from ssd.layers.rotary import Rotary, frequencies, turned
+from ssd.layers.table import Table
+from ssd.models.head import Head, embedding_table, head_of
+from ssd.models.interface import ForwardContext, Shape
+from ssd.models.pairs import DRAFT_VOCAB
+from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
+from ssd.models.weights import LinearLayer, Weights
+from ssd.system.fields import Config, count, flag, number, refuse
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+SPLITS: Splits = {
+    "embed_tokens": VOCABULARY,
+    "q_proj": COLUMN,
+    "k_proj": KEYS,
+    "v_proj": KEYS,
+    "o_proj": ROW,
+    "gate_proj": COLUMN,
+    "up_proj": COLUMN,
+    "down_proj": ROW,
+    "lm_head": VOCABULARY,
+}
+
+
+def shape_of(config: Config, max_position: int) -> Shape:
+    """The sizes in a Llama-like config. Raises `UsageError` if one is missing or no positive number."""
+    vocab_size, heads = count(config, "vocab_size"), count(config, "num_attention_heads")
+    return Shape(
+        vocab_size=vocab_size,
+        outputs=min(vocab_size, count(config, DRAFT_VOCAB, vocab_size)),
+        layers=count(config, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=count(config, "num_key_value_heads", heads),
+        head_dim=count(config, "head_dim", count(config, "hidden_size") // heads),
+        max_position=max_position,
+    )
+
+
+def window_of(config: Config, layer: int) -> int | None:
+    """The sliding window of a layer in tokens, None for all.
+
+    Qwen's configs name a window, whether it is used, and from which layer on; newer configs name the kind of every
+    layer. Raises `UsageError` for unknown kinds, and for a sliding layer without a window."""
+    used = config.get("sliding_window") is not None and flag(config, "use_sliding_window", True)
+    window = count(config, "sliding_window") if used else None
+    if (kinds := config.get("layer_types")) is None:
+        return window if layer >= int(config.get("max_window_layers") or 0) else None
+    if kinds[layer] not in (FULL, SLIDING):
+        raise UsageError(f"layers of {kinds[layer]!r} are not supported ({FULL}, {SLIDING} are)")
+    if kinds[layer] == SLIDING and window is None:
+        raise UsageError(f"layer_types has {SLIDING}, but the config has no sliding_window that is used")
+    return window if kinds[layer] == SLIDING else None
+
+
+def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, tied: bool) -> Tensor | Groups:
+    """The head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
+
+    `tied` is the family's default. As in transformers, a checkpoint with another lm_head is not tied, whatever its
+    config says."""
+    tied = flag(config, "tie_word_embeddings", tied)
+    if tied and not weights.stored("lm_head.weight"):
+        return embedding
+    weight = weights.whole("lm_head.weight", int(config["vocab_size"]), embedding.shape[1])
+    return embedding if tied and equal(weight, embedding) else weight
+
+
+def head_and_table(
+    config: Config, weights: Weights, model: Weights, shape: Shape, width: int, device: torch.device, tied: bool
+) -> tuple[Head, Table]:
+    """The head of a Llama-like checkpoint, and the table of its embedding, which is below `model`."""
+    embedding = model.whole("embed_tokens.weight", shape.vocab_size, width)
+    predicting = output_weight(config, weights, embedding, tied)
+    head = head_of(weights, predicting, shape.outputs, shape.vocab_size, device)
+    return head, embedding_table(embedding, predicting, head)
+
+
+def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
+    return weights(f"{name}.bias", size) if present else None
+
+
+def kernel_of(linear: LinearLayer) -> Product | None:
+    """Our kernel that computes the whole linear layer; None if something else does."""
+    product = getattr(linear, "product", None)
+    return product if isinstance(product, Product) else None
+
+
+def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
+    """The parts of a model as one call of our kernels; None if one of them is not what the kernels compute."""
+    product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
+    rows = embed.product if isinstance(embed, Table) else None
+    if product is None or kernel is None or rows is None:
+        return None
+    return GuessStep(rows, decoder, kernel, product, head.ids, None if head.table is None else head.table.product)
+
+
+class Attention:
+    """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
+
+    inputs = 1  # how many times the model's width goes in
+    # True if our kernel of all layers computes what this class does. Each subclass must say so itself: it may change
+    # what the kernel does not know of.
+    in_one_call = True
+
+    def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
+        width, (bias, out_bias) = int(config["hidden_size"]), self.biases(config)
+        q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        parts = self.parts(q_size, kv_size)
+        biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
+        self._qkv = weights.linear(weights.stacked(parts, self.inputs * width), torch.cat(biases) if biases else None)
+        self._out = weights.row_linear(
+            weights.stacked([("o_proj", width)], q_size), optional_bias(weights, "o_proj", width, out_bias)
+        )
+        self._shape, self._layer, self._rotary = shape, layer, rotary
+        self._scores = Scores(window=window_of(config, layer))
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+        heads, kv_heads = self._shape.heads, self._shape.kv_heads
+        projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
+        places = context.cache_places(self._layer) if fuses(x.device) else None
+        if places is not None and (norms := self.fused_norms) is not None:
+            return self._out(places.attend(turned(projected, kv_heads, table, norms, places), self._scores))
+        rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
+        k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
+        return self._out(context.attend(self._layer, rotated[:, :heads], k, v, self._scores))
+
+    @property
+    def products(self) -> tuple[Product | None, Product | None]:
+        """Our kernels to queries, keys and values, and to the output."""
+        return kernel_of(self._qkv), kernel_of(self._out)
+
+    @property
+    def heads(self) -> Heads:
+        shape = self._shape
+        return Heads(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, self._scores.window)
+
+    @property
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of the norms in `normalised`; None if there are none."""
+        return None
+
+    @property
+    def fused_norms(self) -> tuple[RMSNorm, ...] | None:
+        """The norms of `normalised`, of queries and of keys, or none; None if it does something else."""
+        return () if type(self).normalised is Attention.normalised else None
+
+    @staticmethod
+    def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
+        """The tensors that project to queries, keys and values, in this order, and how many numbers each gives."""
+        return ("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)
+
+    @staticmethod
+    def biases(config: Config) -> tuple[bool, bool]:
+        """Whether (the projections to queries, keys and values, the one to the output) have biases."""
+        bias = flag(config, "attention_bias")
+        return bias, bias
+
+    def normalised(self, qk: Tensor) -> Tensor:
+        """Hook between projection and rotation for families that normalise queries and keys [n, heads + kv, dim]."""
+        return qk
+
+
+class FeedForward:
+    """down(silu(gate(x)) * up(x)), gate and up as one projection."""
+
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # the tensors of that projection
+    in_one_call = True  # see `Attention`
+
+    def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
+        """`summed`: the result is the sum over all ranks, else this rank's part of it."""
+        width = int(config["hidden_size"])
+        inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
+        bias = flag(config, "mlp_bias")
+        parts = [(name, 2 * inner // len(self.gate_up)) for name in self.gate_up]
+        biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
+        self._gate_up = weights.linear(weights.stacked(parts, width), torch.cat(biases) if biases else None)
+        self._down = (weights.row_linear if summed else weights.partial_linear)(
+            weights.stacked([("down_proj", width)], inner), optional_bias(weights, "down_proj", width, bias)
+        )
+
+    @property
+    def products(self) -> tuple[Product | None, Product | None]:
+        """Our kernels to gate and up, and down."""
+        return kernel_of(self._gate_up), kernel_of(self._down)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(silu_mul(self._gate_up(x)))
+
+
+class Layer:
+    """Adds attention(norm(x)) to x, then feed_forward(norm(x))."""
+
+    def __init__(
+        self,
+        attention_norm: RMSNorm,
+        attention: Attention,
+        forward_norm: RMSNorm,
+        feed_forward: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._attention_norm, self._attention = attention_norm, attention
+        self._forward_norm, self._feed_forward = forward_norm, feed_forward
+
+    def whole(self) -> DecoderLayer | None:
+        """The layer as our kernels take it; None if a part of it has no kernel of ours."""
+        norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
+        if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
+            return None
+        first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
+        if first is None or second is None or not isinstance(feed_forward, FeedForward):
+            return None
+        if not all("in_one_call" in vars(type(part)) for part in (self._attention, feed_forward)):
+            return None
+        products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
+        if len(products) < 4:
+            return None
+        return DecoderLayer(
+            (first[0], second[0]), self._attention.head_norms, first[1], products, self._attention.heads
+        )
+
+    def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
+        x.add(self._attention(x.normed(self._attention_norm), table, context))
+        x.add(self._feed_forward(x.normed(self._forward_norm)))
+
+
+def through_layers(
+    x: Tensor,
+    layers: Sequence[Callable[..., None]],
+    tables: Iterable[tuple[Tensor, Tensor]],
+    norm: RMSNorm,
+    context: ForwardContext,
+) -> Tensor:
+    """x [n, width] through layers that add to it, each with its table of rotations, and through the last norm."""
+    total = Residual(x)
+    for index, (layer, table) in enumerate(zip(layers, tables, strict=False), 1):
+        layer(total, table, context)
+        context.keep_hidden(index, total)
+    return total.normed(norm)
+
+
+class Llama:
+    """A decoder of the Llama family; see `ssd.models.interface.Model`."""
+
+    attention: type[Attention] = Attention
+    layer: type[Layer] = Layer
+    norms = "input_layernorm", "post_attention_layernorm"  # that of attention, that of the feed-forward
+    slides = False  # whether layers may have windows
+    partly_rotated = False  # whether heads may be
+    defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
+    refused: tuple[str, ...] = ()  # fields of other families that must not be set
+    splits = SPLITS
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        config = {**self.defaults, **config}
+        self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
+        self.check(config)
+        width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
+        turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
+        self._rotary = Rotary(turned, max_position, dtype, device)
+        model = weights.below("model")
+        # First, so that nothing else is in memory while the largest weights are packed.
+        self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=False)
+        self._embed = weights.embedding(table, self.shape.vocab_size)
+        self._layers = [
+            self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
+        ]
+        whole = [layer.whole() for layer in self._layers]
+        kernels = [layer for layer in whole if layer is not None]
+        served = len(kernels) == len(whole) and 2 * turned.inverse.shape[0] == self.shape.head_dim
+        self._decoder = Decoder(kernels, self._rotary.tables) if served else None
+        self._norm = RMSNorm(model("norm.weight", width), eps)
+
+    def check(self, config: Config) -> None:
+        """Raise `UsageError` if the config asks for what this family does not compute."""
+        if config.get("hidden_act", "silu") != "silu":
+            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        refuse(config, self.refused)
+        if not self.slides and config.get("sliding_window") is not None and flag(config, "use_sliding_window", True):
+            raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")
+        kinds = config.get("layer_types")
+        if kinds is not None and len(kinds) != self.shape.layers:
+            raise UsageError(f"layer_types has {len(kinds)} layers, num_hidden_layers says {self.shape.layers}")
+
+    def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
+        first, second = (RMSNorm(weights(f"{name}.weight", width), eps) for name in self.norms)
+        return self.layer(
+            first,
+            self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
+            second,
+            self.feed_forward(config, weights.below("mlp"), index),
+        )
+
+    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
+        """Hook for families whose layers differ."""
+        return FeedForward(config, weights)
+
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        x = self._embed(token_ids)
+        context.keep_hidden(0, x)
+        if self._decoder is not None and (views := context.views()) is not None:
+            first, last = 0, len(self._layers)
+            for stop in [n for n in range(1, last) if n in views.kept] + [last] if views.kept else [last]:
+                x, first = self._decoder(x, views, first, stop), stop
+                context.keep_hidden(stop, x)
+            return self._norm(x)
+        return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.head.of(hidden, ids)
+
+    @cached_property
+    def guess_step(self) -> GuessStep | None:
+        """The model as our kernels compute it in one call, with the ranking of its logits; None if they cannot."""
+        own = type(self)
+        if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
+            return None
+        return guess_step(self._embed, self._decoder, self._norm, self.head)

@@ -1,0 +1,29 @@
+"""The Qwen2 and Qwen2.5 families: Llama with biases on queries, keys and values (arXiv 2407.10671)."""
+
+from __future__ import annotations
+
+from ssd.models.families.llama import SPLITS, Attention, Llama
+from ssd.system.fields import Config
+
+# What configs of Qwen leave out.
+WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+
+
+class Qwen2Attention(Attention):
+    """Attention with biases that no config field names."""
+
+    in_one_call = True
+
+    @staticmethod
+    def biases(config: Config) -> tuple[bool, bool]:
+        return True, False
+
+
+class Qwen2(Llama):
+    """A dense Qwen2 decoder; see `ssd.models.interface.Model`."""
+
+    attention: type[Attention] = Qwen2Attention
+    slides = True
+    defaults = WINDOWS
+    refused = ("mlp_bias",)
+    splits = SPLITS

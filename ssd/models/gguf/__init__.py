@@ -1,0 +1,1 @@
+"""GGUF files: header, blocks, tensors, tokenizer."""

@@ -1,0 +1,254 @@
+"""The config.json, in Hugging Face's terms, of a model in a GGUF: from its metadata and its tables of factors."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd.errors import UsageError
+from ssd.models.gguf.architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
+from ssd.models.gguf.header import Header, Span
+
+# Metadata below the architecture's name that is read, or says nothing about what is computed.
+_SIZES = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "tensor_data_layout",
+}
+_SIZES |= {f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "value_length")}
+_ROPE = {"rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"}
+_ROPE |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")}
+_ROPE |= {f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow")}
+_WINDOWS = {"attention.sliding_window_pattern", "rope.freq_base_swa", "attention.scale"}
+# Keys that are accepted with this value only, which changes nothing.
+_AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "rope.scaling.yarn_ext_factor": 1.0}
+_AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0}
+_BETAS = ("beta_fast", "beta_slow")
+_TOKENS = (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+class _Metadata:
+    """Metadata below an architecture's name. Floats are fp32 in the file: 1e-05 arrives as 9.999999747e-06."""
+
+    def __init__(self, fields: Mapping[str, Any], kind: str) -> None:
+        self._fields, self._kind = fields, kind
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._fields[self.key(name)]
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return default if self.key(name) not in self._fields else self[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self._fields
+
+    def key(self, name: str) -> str:
+        return f"{self._kind}.{name}"
+
+
+def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str, Any]:
+    """The config.json of the model with this header, whose `tensors` may be in several files.
+
+    Raises UsageError for another architecture, for metadata that may ask for another computation, and where metadata
+    and tensors disagree; KeyError, TypeError or ValueError for metadata that describes no model."""
+    fields = header.fields
+    kind = fields.get("general.architecture")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UsageError(f"GGUF architecture {kind!r} is not supported ({known} are)")
+    for key, count in {"split.tensors.count": len(tensors), "split.no": 0}.items():
+        if fields.get(key, count) != count:
+            raise UsageError(f"{key} {fields[key]!r} is not that of the files: {count}")
+    arch = ARCHITECTURES[kind]
+    _refuse_what_is_not_read(fields, arch)
+    said = _Metadata(fields, kind)
+    shapes = {tensor.name: list(tensor.shape) for _, tensor in tensors}
+    hidden, heads, layers = said["embedding_length"], said["attention.head_count"], said["block_count"]
+    turned = said.get("rope.dimension_count", hidden // heads)
+    head_dim = said.get("attention.key_length", hidden // heads if arch.partly else turned)
+    _check_sizes(said, shapes, arch, head_dim)
+    allowed = {FREQS: arch.freq_factors, LONG: arch.long_factors, SHORT: arch.long_factors}
+    for name in allowed:
+        if name in shapes and not allowed[name]:
+            raise UsageError(f"tensor {name!r} is not supported in architecture {kind!r}")
+    config = {
+        "architectures": [arch.class_name],
+        "model_type": arch.model_type,
+        "dtype": "float32",
+        "attention_dropout": 0.0,
+        **{name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS},
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "intermediate_size": said["feed_forward_length"],
+        "max_position_embeddings": said["context_length"],
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": said.get("attention.head_count_kv", heads),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "vocab_size": shapes["token_embd.weight"][0],
+        **arch.constants,
+        **{ours: said[name] for name, ours in arch.fields.items() if name in said},
+        **{
+            flag: all(f"blk.0.{part}.bias" in shapes for part, theirs in arch.optional.items() if theirs == flag)
+            for flag in sorted(set(arch.optional.values()))
+        },
+    }
+    _check_eps(config, said, arch)
+    if arch.rope:
+        rope = _rope(tensors, said, arch, head_dim)
+        config |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
+        if trained := rope.get("original_max_position_embeddings"):
+            config["original_max_position_embeddings"] = trained
+    return config | _OWN.get(kind, _nothing)(config, said, arch)
+
+
+def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
+    """UsageError for metadata that may ask for another computation."""
+    known = (_SIZES | arch.fields.keys() | (_ROPE if arch.rope else set()) | (_WINDOWS if arch.pattern else set())) - (
+        arch.as_without.keys()
+    )
+    same = {**_AS_WITHOUT, **arch.as_without}
+    for key, value in fields.items():
+        name = key.removeprefix(f"{arch.kind}.")
+        if name != key and name not in known and (name not in same or value != same[name]):
+            raise UsageError(f"{key} {value!r} is not supported")
+
+
+def _check_sizes(said: _Metadata, shapes: Mapping[str, list[int]], arch: Architecture, head_dim: int) -> None:
+    """Raise UsageError where metadata contradicts the tensors."""
+    layers = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
+    sizes = {
+        "attention.value_length": head_dim,
+        "vocab_size": shapes["token_embd.weight"][0],
+        "block_count": layers,
+        "embedding_length": shapes["token_embd.weight"][-1],
+    }
+    if arch.rope and not arch.partly:
+        sizes["rope.dimension_count"] = head_dim
+    for name, size in sizes.items():
+        if (value := said.get(name, size)) != size:
+            raise UsageError(f"{said.key(name)} {value!r} is not supported: by the rest of the file it is {size}")
+
+
+def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> None:
+    for name, ours in arch.fields.items():
+        if name.endswith("epsilon") and ours not in config:
+            raise KeyError(said.key(name))
+
+
+def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
+    """The `rope_parameters` of the metadata.
+
+    llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by those of the metadata."""
+    rope: dict[str, Any] = {"rope_theta": said.get("rope.freq_base", 10000.0), "rope_type": "default"}
+    turned = said.get("rope.dimension_count", head_dim)
+    if turned != head_dim:
+        rope["partial_rotary_factor"] = turned / head_dim
+    names = {tensor.name for _, tensor in tensors}
+    attention_factor = said.get("rope.scaling.attn_factor", 1.0) * said.get("rope.scaling.yarn_attn_factor", 1.0)
+    # llama.cpp's custom where nothing is said
+    scaling = said.get("rope.scaling.type", "linear" if "rope.scaling.factor" in said else "none")
+    if names & {LONG, SHORT} and scaling in ("none", "longrope"):
+        known = said["rope.scaling.original_context_length"]
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": known}
+        rope |= {"long_factor": _factors(tensors, LONG, turned), "short_factor": _factors(tensors, SHORT, turned)}
+        return rope | ({"attention_factor": attention_factor} if "rope.scaling.attn_factor" in said else {})
+    if scaling == "yarn":
+        factor = said["rope.scaling.factor"]
+        rope |= {"rope_type": scaling, "factor": factor}
+        rope["original_max_position_embeddings"] = said["rope.scaling.original_context_length"]
+        rope["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        rope |= {beta: said[f"rope.scaling.yarn_{beta}"] for beta in _BETAS if f"rope.scaling.yarn_{beta}" in said}
+        attention_factor = 1.0
+    elif scaling == "linear":
+        rope |= {"rope_type": scaling, "factor": said["rope.scaling.factor"]}
+    elif scaling != "none":
+        raise UsageError(f"rope scaling {scaling!r} is not supported (none, linear, yarn are)")
+    if attention_factor != 1.0:
+        raise UsageError(f"{said.key('rope.scaling.attn_factor')} is not supported beside rope scaling {scaling!r}")
+    if (tables := names & {FREQS, LONG, SHORT}) and scaling != "none":
+        raise UsageError(f"tensor {min(tables)!r} is not supported beside rope scaling {scaling!r}")
+    if FREQS in names:
+        rope["frequency_factors"] = _factors(tensors, FREQS, turned)
+    return rope
+
+
+def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> list[float]:
+    """The numbers, one for each pair of a head, of a tensor by which frequencies are divided."""
+    found = next((one for one in tensors if one[1].name == name), None)
+    if found is None:
+        raise UsageError(f"tensor {name!r} is missing")
+    file, tensor = found
+    if tensor.kind != "F32" or tensor.shape != (turned // 2,):
+        raise UsageError(f"tensor {name!r} must have {turned // 2} numbers in F32")
+    with file.open("rb") as stream:
+        stream.seek(tensor.start)
+        values = struct.unpack(f"<{turned // 2}f", stream.read(tensor.stop - tensor.start))
+    if not all(0 < value < math.inf for value in values):
+        raise UsageError(f"tensor {name!r} has a factor that is not positive")
+    return list(values)
+
+
+def _nothing(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    return {}
+
+
+def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Windows and scale, which llama.cpp knows by the model's depth where the metadata does not say them."""
+    layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    pattern = said.get("attention.sliding_window_pattern", arch.pattern)
+    slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
+    scalar = hidden / heads if layers == arch.large else config["head_dim"]
+    own: dict[str, Any] = {"sliding_window": said["attention.sliding_window"]}
+    own["layer_types"] = [_SLIDING if slide else _FULL for slide in slides]
+    own["query_pre_attn_scalar"] = said["attention.scale"] ** -2 if "attention.scale" in said else scalar
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        own[cap] = config.get(cap) or None
+    return own
+
+
+def _gemma2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's, where nothing is said
+    return _gemma({**caps, **config}, said, arch)
+
+
+def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Layers with a window rotate by a base of their own, and are not scaled."""
+    base = said.get("rope.freq_base_swa", 10000.0)
+    rope = dict(config["rope_parameters"])
+    if "rope.freq_base" not in said:
+        rope["rope_theta"] = 1e6
+    sliding = {"rope_type": "default", "rope_theta": base}
+    return {
+        **_gemma(config, said, arch),
+        "rope_theta": rope["rope_theta"],
+        "rope_local_base_freq": base,
+        "rope_parameters": {_FULL: rope, _SLIDING: sliding},
+    }
+
+
+def _gpt2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    return {"n_inner": config["intermediate_size"], "n_positions": config["max_position_embeddings"]}
+
+
+def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """0 is no window; without one, transformers' default for a padding token would be beyond small vocabularies."""
+    return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
+
+
+def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    scales = {"attention_multiplier": config["head_dim"] ** -0.5, "embedding_multiplier": 1.0}
+    scales |= {"residual_multiplier": 1.0, "logits_scaling": 1.0}
+    return {name: config.get(name) or default for name, default in scales.items()}  # 0 is none for llama.cpp
+
+
+_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "phi3": _phi3, "granite": _granite}
+"""What of a config is neither copied nor constant."""

@@ -1,0 +1,69 @@
+"""A GGUF as a folder with config.json, tokenizer and the file's name; the weights stay in the GGUF."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ssd.errors import UsageError
+from ssd.models.download import building, lock, progress_bar
+from ssd.models.gguf.config import config_of
+from ssd.models.gguf.header import Header, read_header, shards_of
+from ssd.models.gguf.tensors import LINK_FILE, link_to, tensors_of
+from ssd.models.gguf.tokenizer import FILES, write_tokenizer
+from ssd.system.files import cache_dir
+
+
+def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
+    """Write config.json for the model in GGUF `files`, `header` of the first, into the existing folder `directory`.
+
+    Raises UsageError when it is of an architecture that is not read, or has other tensors than that has."""
+    try:
+        headers = [header, *map(read_header, files[1:])]
+        config = config_of(header, [(one.file, tensor) for one in headers for tensor in one.tensors])
+        (directory / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n")
+    except UsageError as error:
+        raise UsageError(f"{header.file}: {error}") from error
+    except (LookupError, OverflowError, TypeError, ValueError, ZeroDivisionError, StopIteration) as error:
+        cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
+        raise UsageError(f"{header.file} {cause}") from error
+    tensors_of(headers, config)
+
+
+_FORMAT = 2
+"""Of what is written into a folder: another number when that changes, so that older folders are not used."""
+
+
+def checkpoint_of(file: Path) -> Path:
+    """The folder that names `file` as its weights, with its config, and the tokenizer files beside it if there are any.
+
+    Of a model in several files, `file` is the first. The folder is made again when one of these has changed. Raises
+    UsageError for a file that is no GGUF of a known architecture, and when the cache cannot be written."""
+    beside = [path for name in FILES if (path := file.with_name(name)).is_file()]
+    shards = shards_of(file)
+    final = cache_dir() / "gguf" / f"{file.stem}-{_state([*shards, *beside])}"
+    if (final / "config.json").is_file():
+        return final
+    try:
+        with progress_bar(file.name) as report, lock(final.with_name(f".{final.name}.lock"), report):
+            if not (final / "config.json").is_file():
+                with building(final) as fresh:
+                    header = read_header(file)
+                    kept = beside if file.with_name("tokenizer.json") in beside else []
+                    for path in kept:
+                        shutil.copyfile(path, fresh / path.name)
+                    write_tokenizer(header, fresh, [path.name for path in kept])
+                    import_gguf(header, shards, fresh)
+                    (fresh / LINK_FILE).write_text(json.dumps(link_to(shards)))
+    except OSError as error:
+        raise UsageError(f"cannot store {file.name} as a checkpoint in {cache_dir()}: {error.strerror}") from error
+    return final
+
+
+def _state(files: list[Path]) -> str:
+    """Names the files as they are now: path, size and time of the last change."""
+    stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
+    return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:16]

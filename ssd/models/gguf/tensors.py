@@ -1,0 +1,197 @@
+"""The tensors of a GGUF file under Hugging Face's names, read from the file as they are wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssd.errors import UsageError
+from ssd.models.gguf.architectures import FREQS, LONG, SHORT, Architecture, architecture_of
+from ssd.models.gguf.header import FLOATS, Header, Span
+from ssd.models.header import TensorInfo, parse_object
+from ssd.system.files import read_bounded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from ssd.kernels.groups import Groups
+
+LINK_FILE, GGUF_FILE = "gguf.json", "model.gguf"
+"""In a checkpoint's folder: the file that names a GGUF elsewhere, by path, size and time; or the GGUF itself."""
+_MAX_EXPERTS = 4096
+_SAMPLE = 64 << 10
+_MAX_LINK = 1 << 16
+
+
+@dataclass(frozen=True)
+class GgufTensor(TensorInfo):
+    """A tensor whose bytes begin at `offset` of its file. `dtype` is GGUF's name of it.
+
+    `heads`: llama.cpp's order of rows within so many heads has to be undone; 0: it is as Hugging Face's. `added` was
+    added to its numbers. `transposed`: Hugging Face's `shape` is [in, out], the file's [out, in]."""
+
+    offset: int
+    size: int
+    heads: int = 0
+    added: float = 0.0
+    transposed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
+    def groups(self) -> Groups:
+        """A weight [out, in] in blocks, whatever its `shape` says."""
+        from ssd.models.gguf.blocks import groups_of
+
+        return groups_of(self.dtype, self._rows())
+
+    def floats(self) -> Tensor:
+        """A tensor in float32, float16 or bfloat16."""
+        import torch
+
+        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.dtype]
+        stored = torch.from_numpy(self._rows().copy()).view(kind).view(self._stored)
+        if self.added:
+            stored = stored.float() - self.added
+        return stored.t().contiguous() if self.transposed else stored
+
+    @property
+    def _stored(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
+
+    def _rows(self) -> np.ndarray:
+        """Its bytes, uint8 [rows, bytes of a row]."""
+        import numpy as np
+
+        rows = self._stored[0] if len(self.shape) > 1 or self.heads else 1
+        try:
+            stored = np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {self.file}: {error}") from None
+        return unpermute(stored, self.heads) if self.heads else stored
+
+
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of the rows of a q or k projection, [heads * head_dim, any], within each head.
+
+    Its rotary embedding turns neighbours (0, 1), (2, 3), ...; Hugging Face's turns halves (0, d/2), (1, d/2 + 1), ...
+    """
+    count, width = rows.shape
+    return rows.reshape(heads, count // heads // 2, 2, width).swapaxes(1, 2).reshape(count, width)
+
+
+def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """The tensors of a model in files with these headers, by Hugging Face's names; experts in a stack are tensors of
+    their own.
+
+    Raises UsageError for what the architecture does not have, and for what is in two files."""
+    arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
+    for file, _, tensors in headers:
+        for tensor in tensors:
+            if tensor.name in (FREQS, LONG, SHORT):
+                continue  # config.json has them
+            try:
+                placed = _placed(tensor, file, arch, config)
+            except UsageError as error:
+                raise UsageError(f"{file}: {error}") from None
+            if placed.keys() & found.keys():
+                raise UsageError(f"{file}: tensor {tensor.name!r} is in another file too")
+            found |= placed
+    return found
+
+
+def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """One tensor of a file by its name, or by those of its parts."""
+    part, kind, name = _part(tensor.name, arch, config)
+    stack = "{}" in name
+    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != 2 + stack:
+        raise UsageError(f"tensor {tensor.name!r} of {tensor.kind} is no {'stack of matrices' if stack else 'matrix'}")
+    size = tensor.stop - tensor.start
+    if stack:
+        count = tensor.shape[0]
+        if count != config.get("num_experts") or count > _MAX_EXPERTS:
+            raise UsageError(f"tensor {tensor.name!r} has {count} experts, the metadata {config.get('num_experts')}")
+        each = size // count
+        starts = range(tensor.start, tensor.stop, each)
+        return {
+            name.format(index): GgufTensor(tensor.kind, tensor.shape[1:], file, start, each)
+            for index, start in enumerate(starts)
+        }
+    heads = _heads(part, tensor, config) if arch.permuted else 0
+    transposed = kind == "weight" and part in arch.transposed and len(tensor.shape) == 2
+    shape = tensor.shape[::-1] if transposed else tensor.shape
+    added = arch.norm_offset if part.endswith("norm") else 0.0
+    return {name: GgufTensor(tensor.kind, shape, file, tensor.start, size, heads, added, transposed)}
+
+
+def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str, str, str]:
+    """`blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
+    match name.split("."):
+        case ["blk", layer, part, ("weight" | "bias") as kind] if part in arch.layer:
+            placed = f"{arch.layers}.{layer}.{arch.layer[part]}.{kind}"
+        case [part, ("weight" | "bias") as kind] if part in arch.top:
+            placed = f"{arch.top[part]}.{kind}"
+        case _:
+            raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+    if kind == "bias" and part not in arch.biased and not config.get(arch.optional.get(part, "")):
+        raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+    return part, kind, placed
+
+
+def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
+    """Within how many heads the rows of a projection are in llama.cpp's order; 0 where they are not."""
+    names = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    if part not in names:
+        return 0
+    heads = config.get(names[part])
+    if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
+        raise UsageError(f"tensor {tensor.name!r} of shape {tensor.shape} is not that of {heads} heads")
+    return heads
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files that have the weights of a checkpoint's folder; none if they are in safetensors.
+
+    Raises UsageError if they are no longer those that the folder was made for."""
+    link = directory / LINK_FILE
+    if not link.is_file():
+        own = directory / GGUF_FILE
+        return [own] if own.is_file() and not (directory / "model.safetensors").is_file() else []
+    said = parse_object(read_bounded(link, _MAX_LINK), link)
+    parts = [said, *(said.get("shards") or [])] if isinstance(said.get("shards", []), list) else []
+    if not parts or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in parts):
+        raise UsageError(f"{link} names no GGUF file")
+    files = [Path(part["path"]) for part in parts]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{file} is gone: {directory} has the config of this GGUF file, but none of its weights")
+    if link_to(files) != said:
+        raise UsageError(f"{files[0]} has changed since {directory} was made for it: name the GGUF file itself")
+    return files
+
+
+def link_to(files: Sequence[Path]) -> dict[str, Any]:
+    """What `LINK_FILE` says of the files of a model as they are now."""
+    first, *shards = (_stat(file) for file in files)
+    return {**first, "shards": shards} if shards else first
+
+
+def _stat(file: Path) -> dict[str, Any]:
+    stat = file.stat()
+    return {"path": str(file.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def sample_gguf(file: Path) -> bytes:
+    """What tells a GGUF from another cheaply: its size, and bytes from eight places."""
+    size = file.stat().st_size
+    pieces = [json.dumps(size).encode()]
+    with file.open("rb") as stream:
+        for part in range(8):
+            stream.seek(max(0, size - _SAMPLE) * part // 7)
+            pieces.append(stream.read(_SAMPLE))
+    return b"".join(pieces)

@@ -1,0 +1,88 @@
+"""The configuration of `ssd draft`, and how its options become that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ssd.config.emulation import DeviceTimes
+from ssd.config.engine import ITEM_BYTES, Positive, WeightFormat
+from ssd.errors import UsageError
+from ssd.ipc.curve import client_keys
+from ssd.ipc.listening import is_loopback
+from ssd.launch.defaults import chosen
+from ssd.launch.options import EngineOptions, display_name
+from ssd.launch.resolve import draft_formats
+from ssd.launch.server import tcp_host
+from ssd.models import checkpoint, hub, pairs
+from ssd.models.sizes import ModelSizes
+from ssd.system import cgroups
+
+_SHARE = 4  # of the free memory, the part that the KV cache may take
+_BUILT_IN = {"smollm2-draft": "smollm2"}
+
+
+class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `ssd draft` tells its process. `model` and `target` are checkpoint directories.
+
+    `target`: a copy of the target, which the draft may share tensors with; None where there is none. `keys` is the
+    folder with its keys. Of several `formats` it takes the fastest. Its KV cache has room for `cache_tokens` tokens at
+    most. For measurements `emulate` gives forwards these times."""
+
+    connect: str
+    model: str
+    name: str
+    target: str | None = None
+    keys: str | None = None
+    formats: tuple[WeightFormat, ...] = (WeightFormat(),)
+    device: str = "cpu"
+    cache_tokens: Positive = 2048
+    emulate: DeviceTimes | None = None
+
+
+def check_door(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
+    """Raise UsageError for an address of another machine without keys, and for keys that are none.
+
+    `flags` are the names of the two options."""
+    if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
+        raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
+    if folder is not None:
+        client_keys(folder)
+
+
+def remote_draft(
+    connect: str,
+    folder: Path | None,
+    model: str,
+    target: str | None,
+    asked: EngineOptions,
+    flags: tuple[str, str] = ("--connect", "--keys"),
+) -> RemoteDraft:
+    """Find and check what `ssd draft` was asked for: type and device of the draft are in `asked`.
+
+    `flags` are the names of the options for `connect` and `folder`. Raises UsageError for what cannot work."""
+    options = chosen(asked)
+    check_door(connect, folder, flags)
+    draft = checkpoint.inspect(hub.ensure(model))
+    if pairs.is_head(draft):
+        raise UsageError(f"{model} is an EAGLE-3 head, which reads the target's hidden states: it must be beside it")
+    target = target or _BUILT_IN.get(model)
+    shares = bool(draft.config.get(pairs.SHARED))
+    lender = None if target is None else checkpoint.inspect(hub.ensure(target), shares)
+    if lender is not None:
+        pairs.check_pair(lender, draft)
+    elif shares:
+        raise UsageError(f"{model} shares tensors with its target: give --target, a copy of it on this machine")
+    formats = draft_formats(options, [draft])
+    each = ModelSizes.of(draft).kv_values_per_token * max(ITEM_BYTES[one.dtype] for one in formats)
+    return RemoteDraft(
+        connect=connect,
+        keys=None if folder is None else str(folder),
+        model=str(draft.directory),
+        name=display_name(model),
+        target=None if lender is None else str(lender.directory),
+        formats=formats,
+        device=options.draft_device,
+        cache_tokens=max(1, cgroups.available_bytes() // _SHARE // each),
+    )

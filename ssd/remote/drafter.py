@@ -1,0 +1,268 @@
+"""The process of `ssd draft`: the usual draft engine, with its target on another machine (docs/remote.md)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from ssd.config.engine import EngineConfig
+from ssd.draft.process import load
+from ssd.errors import EngineDeadError, SsdError, UsageError
+from ssd.execution.runner import Runner
+from ssd.ipc.connection import Connection
+from ssd.ipc.curve import client_keys
+from ssd.ipc.messages import Admit, Rejoin
+from ssd.ipc.process import log_level
+from ssd.ipc.public import Message, printable
+from ssd.models.checkpoint import inspect
+from ssd.models.vocabularies import Vocabulary, vocabulary_of
+from ssd.remote.checks import Door, NotOfAnEngine, check_terms
+from ssd.remote.configuration import RemoteDraft
+from ssd.remote.engine import LinkedDraftEngine
+from ssd.remote.link import (
+    RECEIVER_TO_DRAFT,
+    SILENT_MS,
+    Beat,
+    Joined,
+    LinkBoard,
+    NotAccepted,
+    Offer,
+    Published,
+    TargetVocabulary,
+    Terms,
+    fingerprint,
+)
+from ssd.remote.reconnection import Reconnection
+
+log = logging.getLogger("ssd.draft")
+
+_IDLE_S = 0.1
+_ANSWER_S = 10.0  # to connect, shake hands and hear the terms
+_PAGE_SIZE = 16
+
+
+class LinkLost(Exception):
+    """The connection is over, or there is none; another one may do better. The message says why."""
+
+
+def main() -> NoReturn:
+    """Draft for the engine that the document on an inherited descriptor names, until a signal ends this process."""
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        options = msgspec.json.decode(file.read(), type=RemoteDraft)
+    logging.basicConfig(stream=sys.stderr, level=log_level(), format="ssd draft: %(message)s")
+    torch.set_grad_enabled(False)
+    code = 130
+    try:
+        RemoteDrafter(options).serve()
+    except SsdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        pass
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class RemoteDrafter:
+    """Connects, and connects again. The model is loaded once for each engine that it drafts for.
+
+    `beat` is called in every turn of its loops. `settled` is called when an engine takes it, and once when that fails
+    for the first time, each time with words for people. `texts`: the tokenizer that is here makes the engine's prompts.
+    It offers the vocabulary of that one, or else the engine's."""
+
+    def __init__(
+        self,
+        options: RemoteDraft,
+        beat: Callable[[], None] = lambda: None,
+        settled: Callable[[str], None] | None = None,
+        texts: bool = False,
+    ) -> None:
+        self._options, self._beat, self._settled, self._texts = options, beat, settled, texts
+        self._keys = None if options.keys is None else client_keys(Path(options.keys))
+        self._vocabulary: Vocabulary | None = vocabulary_of(Path(options.target or options.model))
+        self._grammars = True
+        vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
+        self._offer = Offer(options.name, fingerprint(self._vocabulary), vocab_size)
+        self._loaded: tuple[Offer, Terms, EngineConfig, list[Runner]] | None = None
+        self._reconnection = Reconnection(self._settled or log.warning)
+
+    def serve(self) -> NoReturn:
+        """Draft in one connection after the other. Raises SsdError where another one would not help."""
+        while True:
+            self._beat()
+            connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
+            try:
+                self._draft(connection)
+            except NotOfAnEngine as error:
+                pause_s = self._reconnection.lost(
+                    f"the engine at {self._options.connect} says what none would: {error}"
+                )
+            except LinkLost as lost:
+                pause_s = self._reconnection.lost(str(lost))
+            finally:
+                connection.close()
+            time.sleep(random.uniform(0.5, 1.0) * pause_s)
+
+    def _draft(self, connection: Connection) -> NoReturn:
+        """Offer, load, join and draft, until the connection is lost."""
+        number, terms = self._terms(connection)
+        config, runners = self._load(terms)
+        _tell(connection, Joined(), number)
+        words = f"drafting for {printable(terms.target)} at {self._options.connect}"
+        if self._settled is None:
+            print(words, flush=True)
+        else:
+            self._settled(words)
+        self._reconnection.served()
+        LinkedDraft(connection, number, Door(terms), config, runners, self._beat, self._grammars).serve()
+
+    def _terms(self, connection: Connection) -> tuple[int, Terms]:
+        """Offer to draft; returns the session's number and the engine's terms."""
+        deadline, offered = time.monotonic() + _ANSWER_S, False
+        while time.monotonic() < deadline:
+            if not offered and connection.up:
+                offered = connection.offer(self._offer)
+            connection.wait(False, deadline)
+            answer = connection.take_framed()
+            if connection.refused:
+                raise UsageError(connection.trouble)
+            if answer is None:
+                continue
+            number, message = answer
+            if isinstance(message, Terms):
+                check_terms(message, self._vocabulary)
+                return number, message
+            if isinstance(message, TargetVocabulary):
+                self._speak(message.tokens)
+                offered = False
+            _check_end(message)
+        where = self._options.connect
+        raise LinkLost(f"nobody answers at {where}{connection.trouble}")
+
+    def _speak(self, vocabulary: Vocabulary) -> None:
+        """Speak the engine's vocabulary from now on. Raises UsageError where texts become tokens of another one."""
+        if self._texts:
+            raise UsageError(
+                f"{self._options.target or self._options.name} has another tokenizer than the engine's model, and "
+                "texts become tokens here: give --target, a folder with that model's config.json and tokenizer.json"
+            )
+        self._vocabulary, self._grammars = vocabulary, False
+        self._offer = replace(self._offer, vocabulary=fingerprint(vocabulary))
+
+    def _load(self, terms: Terms) -> tuple[EngineConfig, list[Runner]]:
+        known = self._offer, terms
+        if self._loaded is None or self._loaded[:2] != known:
+            config = configuration(self._options, terms)
+            self._loaded = None  # its memory is free before the next is loaded
+            try:
+                self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
+            except (MemoryError, RuntimeError) as error:  # torch raises the latter where there is no memory
+                size = f"{terms.max_num_seqs} sequences of {terms.max_model_len} tokens"
+                raise UsageError(f"cannot draft for {printable(terms.target)}, {size}: {error}") from None
+        return self._loaded[2:]
+
+
+class LinkedDraft:
+    """The draft's loop in one session: read the target's messages, take a step, send what it brings.
+
+    `grammars`: those of requests can be read, as the target's tokenizer is here."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        door: Door,
+        config: EngineConfig,
+        runners: list[Runner],
+        beat: Callable[[], None] = lambda: None,
+        grammars: bool = True,
+    ) -> None:
+        self._connection, self._number, self._beat, self._grammars = connection, number, beat, grammars
+        self._door, self._config, self._runners = door, config, runners
+        self._board = LinkBoard(self._send)
+        self._engine = self._fresh()
+        self._engine.prepare()
+        self._stamp, self._stamped = 0, 0
+
+    def _fresh(self) -> LinkedDraftEngine:
+        return LinkedDraftEngine(self._config, self._runners, self._board, self._number, self._config.vocab_size)
+
+    def serve(self) -> NoReturn:
+        """Draft until the session is over, which raises `LinkLost`."""
+        busy = False
+        while True:
+            self._beat()
+            if not busy:
+                self._connection.wait(False, time.monotonic() + _IDLE_S)
+                self._board.tick()
+            self._read()
+            busy = self._engine.step()
+            self._board.flush()
+
+    def _send(self, published: Published) -> None:
+        held = time.monotonic_ns() - self._stamped
+        _tell(self._connection, replace(published, echo=self._stamp, held=held), self._number)
+
+    def _read(self) -> None:
+        while (framed := self._connection.take_framed()) is not None:
+            _, message = framed
+            self._door.check(message)
+            if isinstance(message, Beat):
+                self._stamp, self._stamped = message.stamp, time.monotonic_ns()
+            elif isinstance(message, Rejoin):
+                self._engine = self._fresh()
+            elif isinstance(message, Terms | TargetVocabulary | NotAccepted | EngineDeadError):
+                _check_end(message)
+            elif isinstance(message, Admit) and not self._grammars:
+                self._engine.handle(replace(message, structured=None))
+            else:
+                self._engine.handle(message)
+
+
+def _tell(connection: Connection, message: Message, number: int) -> None:
+    if not connection.offer(message, number):
+        raise LinkLost("the engine went away, or does not read")
+
+
+def _check_end(message: Any) -> None:
+    """Raise what ends the session, or the program where another session would end in the same way."""
+    if isinstance(message, EngineDeadError):
+        raise LinkLost(str(message))
+    if isinstance(message, NotAccepted):
+        if message.again:
+            raise LinkLost(f"the engine says: {printable(message.message)}")
+        raise UsageError(f"the engine says: {printable(message.message)}")
+
+
+def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
+    """Returns the configuration of the draft's part of an engine with these terms."""
+    pages = terms.max_num_seqs * (-(-terms.max_model_len // _PAGE_SIZE) + 1)
+    return EngineConfig(
+        target=options.target or options.model,
+        draft=options.model,
+        draft_name=options.name,
+        speculation=terms.speculation,
+        draft_formats=options.formats,
+        draft_device=options.device,
+        max_model_len=terms.max_model_len,
+        max_num_seqs=terms.max_num_seqs,
+        page_size=_PAGE_SIZE,
+        num_pages=pages,
+        draft_num_pages=min(pages, max(1, options.cache_tokens // _PAGE_SIZE)),
+        vocab_size=terms.vocab_size,
+        emulate=options.emulate,
+    )
+
+
+if __name__ == "__main__":
+    main()

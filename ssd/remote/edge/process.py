@@ -1,0 +1,282 @@
+"""The relay: takes the target's place in `ssd edge`, and has an engine on another machine do the work.
+
+To the frontend it is a target, to the engine a client of the public protocol (docs/protocol.md). A request that the
+connection loses is sent again, and what its client has already is left out: the same seed gives the same tokens."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from msgspec.structs import replace
+
+from ssd.config.params import SamplingParams
+from ssd.errors import EngineDeadError, SsdError, UsageError
+from ssd.ipc import sockets
+from ssd.ipc.connection import Connection
+from ssd.ipc.curve import client_keys
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
+from ssd.ipc.process import IDLE_MS, Child
+from ssd.ipc.public import Cancel, Chunk, Describe, Description, Done, Failed, Generate
+from ssd.ipc.trace_ring import State
+from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.remote.reconnection import Reconnection
+
+log = logging.getLogger("ssd.edge")
+
+_ANSWER_S = 10.0  # to connect, shake hands and describe
+# Refusals that another try may change.
+_AGAIN = {"overloaded", "loading", "restarting", "engine_restarted", "shutting_down"}
+
+
+def main(child: Child) -> None:
+    """Relay requests until the supervisor ends this process."""
+    Relay(child).serve()
+
+
+@dataclass
+class Asked:
+    """A request of the frontend. `name` is what it is called upstream, None while it is to be sent.
+
+    Its client has the tokens `given`; of those that come again `seen` were compared with them. `last` is a chunk that
+    ends with a token that may end the text: it waits for the next message."""
+
+    submit: Submit
+    ends: frozenset[int]
+    name: int | None = None
+    not_before: float = 0.0
+    given: list[int] = field(default_factory=list)
+    seen: int = 0
+    last: Chunk | None = None
+
+
+class Relay:
+    """Owns the target's socket and the connection upstream. Single-threaded."""
+
+    def __init__(self, child: Child) -> None:
+        config, upstream = child.config, child.config.upstream
+        assert upstream is not None
+        self._child, self._config, self._address = child, config, upstream.connect
+        self._keys = None if upstream.keys is None else client_keys(Path(upstream.keys))
+        self._socket = sockets.router(child.context, child.address(sockets.ENGINE))
+        self._stops = stop_token_ids(inspect(Path(config.target), weights=False))
+        self._frontend = b""
+        self._asked: dict[int, Asked] = {}
+        self._by_name: dict[int, Asked] = {}
+        self._names = itertools.count(1)
+        self._emissions: list[Emission] = []
+        self._connection: Connection | None = None
+        self._described = self._ready = False
+        self._connect_at = self._answer_by = 0.0
+        self._reconnection = Reconnection(log.warning)
+
+    def serve(self) -> None:
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for something to do, and do all there is."""
+        self._child.beat()
+        self._child.trace.enter(State.VERIFY if self._by_name else State.IDLE)
+        self._wait()
+        self._child.trace.enter(State.OTHER)
+        self._read()
+        self._connect()
+        self._hear()
+        self._send()
+        if self._emissions:
+            step = Step(self._emissions, self._load())
+            self._emissions = []
+            if not sockets.deliver(self._socket, step, self._child.epoch, self._frontend):
+                self._forget_all()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if self._connection is not None:
+            for descriptor in self._connection.descriptors():
+                poller.register(descriptor, zmq.POLLIN)
+        poller.poll(IDLE_MS)
+
+    def _load(self) -> Load:
+        running = len(self._by_name)
+        return Load(running=running, waiting=len(self._asked) - running, draft_state="up")
+
+    # -- the frontend -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        for peer, _, message in sockets.drained(self._socket, PEER_TO_TARGET):
+            if isinstance(message, Hello):
+                if self._child.answer_hello(self._socket, peer, message) and message.role == "frontend":
+                    self._forget_all()
+                    self._frontend = peer
+            elif isinstance(message, Submit):
+                ends = frozenset() if message.params.ignore_eos else self._stops
+                self._asked[message.request] = Asked(message, ends | frozenset(message.params.stop_token_ids))
+            elif isinstance(message, Abort) and (asked := self._asked.pop(message.request, None)) is not None:
+                self._cancel(asked)
+
+    def _forget_all(self) -> None:
+        """Cancel all requests: nobody waits for them any more."""
+        for asked in self._asked.values():
+            self._cancel(asked)
+        self._asked.clear()
+
+    def _cancel(self, asked: Asked) -> None:
+        """Cancel a request upstream. Where that cannot be sent, the connection ends, and all that runs with it."""
+        if asked.name is not None:
+            del self._by_name[asked.name]
+            if self._connection is not None and not self._connection.offer(Cancel(asked.name)):
+                self._lost("it takes no more messages")
+
+    # -- upstream ---------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Begin a connection when it is time; give up one that does not answer."""
+        now = time.monotonic()
+        if self._connection is None and now >= self._connect_at:
+            self._connection = Connection(self._address, self._keys)
+            self._described, self._answer_by = False, 0.0
+            self._connect_by = now + _ANSWER_S
+        elif self._connection is not None and not self._described:
+            if self._connection.refused:
+                raise UsageError(self._connection.trouble)
+            if not self._answer_by and self._connection.offer(Describe()):
+                self._answer_by = now + _ANSWER_S
+            if now > (self._answer_by or self._connect_by):
+                self._lost(f"nobody answers{self._connection.trouble}")
+
+    def _lost(self, why: str) -> None:
+        """Close the connection, and have all that was sent over it sent again over the next one."""
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        for asked in self._by_name.values():
+            asked.name, asked.seen, asked.last = None, 0, None
+        self._by_name.clear()
+        self._connect_at = time.monotonic() + self._reconnection.lost(f"the engine at {self._address} was lost: {why}")
+
+    def _hear(self) -> None:
+        """Pass on all that has come from upstream."""
+        while self._connection is not None:
+            answer = self._connection.take()
+            if answer is None:
+                self._connection.acknowledge()
+                return
+            if isinstance(answer, EngineDeadError):
+                self._lost(str(answer))
+            elif isinstance(answer, Description):
+                self._welcome(answer)
+            elif (asked := self._by_name.get(answer.id)) is not None:
+                self._answered(asked, answer)
+
+    def _welcome(self, found: Description) -> None:
+        """Check that upstream is what this process was started for."""
+        config = self._config
+        if (found.model, found.vocab_size) != (config.target_name, config.vocab_size):
+            raise SsdError(
+                f"{self._address} serves {found.model} with {found.vocab_size} tokens now, it was {config.target_name} "
+                f"with {config.vocab_size}: start again"
+            )
+        self._described = True
+        self._reconnection.served()
+        if not self._ready:
+            self._ready = True
+            self._child.ready()
+
+    def _send(self) -> None:
+        """Send requests that wait for it, as far as the connection takes them."""
+        if self._connection is None or not self._described:
+            return
+        now = time.monotonic()
+        for asked in self._asked.values():
+            if asked.name is None and now >= asked.not_before:
+                name = next(self._names)
+                submit = asked.submit
+                if not self._connection.offer(Generate(name, token_ids=submit.token_ids, params=self._params(submit))):
+                    return
+                asked.name, asked.seen = name, 0
+                self._by_name[name] = asked
+
+    def _params(self, submit: Submit) -> SamplingParams:
+        """What upstream is asked for: stop texts are the frontend's business, and the default is upstream's own."""
+        params, default = submit.params, self._config.speculation
+        speculation = None if params.speculation == default else params.speculation
+        return replace(params, stop=[], truncate_prompt_tokens=None, speculation=speculation)
+
+    def _answered(self, asked: Asked, answer: Chunk | Done | Failed) -> None:
+        if isinstance(answer, Chunk):
+            if answer.token_ids:
+                self._pass_on(asked)
+                if asked.submit.request not in self._asked:  # its tokens were others
+                    return
+                asked.last = answer
+                if answer.token_ids[-1] not in asked.ends:
+                    self._pass_on(asked)
+            return
+        if isinstance(answer, Failed) and answer.code in _AGAIN:
+            self._ask_again(asked, answer.code)
+            return
+        if isinstance(answer, Done) and answer.finish_reason == "abort":  # upstream ends
+            self._ask_again(asked, "shutting_down")
+            return
+        if isinstance(answer, Failed):
+            self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=answer.message))
+            return
+        final = Emission(asked.submit.request, [], finish_reason=answer.finish_reason, metrics=answer.metrics)
+        emission = None if asked.last is None else self._fresh(asked, asked.last)
+        if asked.seen < len(asked.given):
+            self._end_otherwise(asked)
+            return
+        if emission is not None:
+            tokens = emission.token_ids, emission.logprobs, emission.prompt_logprobs
+            final = replace(final, **dict(zip(("token_ids", "logprobs", "prompt_logprobs"), tokens, strict=True)))
+        self._end(asked, final)
+
+    def _ask_again(self, asked: Asked, code: str) -> None:
+        """Send a request again after a while."""
+        assert asked.name is not None
+        del self._by_name[asked.name]
+        asked.name, asked.seen, asked.last = None, 0, None
+        asked.not_before = time.monotonic() + self._reconnection.pause_s
+        log.info("request %d is sent again: %s", asked.submit.request, code)
+
+    def _pass_on(self, asked: Asked) -> None:
+        """Pass on the chunk that waits."""
+        if asked.last is not None and (emission := self._fresh(asked, asked.last)) is not None:
+            self._emissions.append(emission)
+        asked.last = None
+
+    def _fresh(self, asked: Asked, chunk: Chunk) -> Emission | None:
+        """Returns what a chunk brings that the client has not got yet. Ends a request whose tokens are others now."""
+        ids, begin = chunk.token_ids, asked.seen
+        again = max(0, min(len(ids), len(asked.given) - begin))
+        asked.seen += len(ids)
+        if ids[:again] != asked.given[begin : begin + again]:
+            self._end_otherwise(asked)
+            return None
+        if again == len(ids):
+            return None
+        asked.given += ids[again:]
+        logprobs = None if chunk.logprobs is None else chunk.logprobs[again:]
+        return Emission(
+            asked.submit.request, ids[again:], logprobs, prompt_logprobs=None if begin else chunk.prompt_logprobs
+        )
+
+    def _end_otherwise(self, asked: Asked) -> None:
+        """End a request whose client has tokens that are not those of the answer any more."""
+        why = "the engine was lost, and answers differently now"
+        self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
+
+    def _end(self, asked: Asked, emission: Emission) -> None:
+        """Tell the frontend of a request's end, once."""
+        if self._asked.pop(asked.submit.request, None) is None:
+            return
+        self._emissions.append(emission)
+        if emission.finish_reason == "error" and asked.name is not None and self._connection is not None:
+            self._connection.offer(Cancel(asked.name))  # it may have ended upstream as well
+        self._by_name.pop(asked.name or 0, None)

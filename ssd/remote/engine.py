@@ -1,0 +1,126 @@
+"""The draft's engine for a target on another machine, which is some rounds further (docs/remote.md).
+
+The trunk goes on beyond what is verified, and all of it counts as in flight: outcomes are prepared for wherever a later
+verification may break."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ssd.draft.chain_scheduler import Growing
+from ssd.draft.drafter import PathRow
+from ssd.draft.engine import DraftEngine
+from ssd.draft.tree import Chain, Guess, Tree
+from ssd.execution.pages import OutOfPages
+from ssd.ipc.messages import Launch, Launched, Verified
+from ssd.remote.link import MOST_CHAINS, MOST_EXPECTED, LinkBoard, Trunk
+from ssd.speculation.prefix import common_prefix_length
+from ssd.tuning.ahead import ABSORBED
+
+
+class LinkedTree(Tree):
+    """A tree whose trunk becomes as long as the last launch asked for (`Launch.in_flight`)."""
+
+    _reach = 0
+
+    @property
+    def speculated(self) -> Trunk:
+        """Return the trunk, as a receiver hears of it."""
+        return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
+
+    def expects(self, row: Verified) -> bool:
+        """Return True if an outcome is what the trunk says."""
+        known = self.in_flight or 0
+        return row.round == self.round and row.accepted < known and self.trunk[row.accepted] == row.token
+
+    def advance(self, row: Verified) -> list[Chain]:
+        """Commit an expected outcome; return the chains that fork before it. A `Launched` follows."""
+        count = row.accepted + 1
+        self.acceptance.note_outcome(count, count)
+        passed = self.acceptance.value**count
+        self.answers = self.key(row.accepted, row.token)
+        self.tokens += self.trunk[:count]
+        self.trunk = self.trunk[count:]
+        self.guesses = {node - count: guess for node, guess in self.guesses.items() if node >= count}
+        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
+        self._forked, self._reached = max(0, self._forked - count), min(1.0, self._reached / passed)
+        self.round, self.in_flight = self.round + 1, None
+        over = [chain for chain in self.chains if chain.fork < count]
+        self.chains = [chain for chain in self.chains if chain.fork >= count]
+        for entry, chain in enumerate(self.chains):
+            chain.fork, chain.entry = chain.fork - count, entry
+            chain.probability = min(1.0, chain.probability / passed)
+        self.entries = len(self.chains)
+        return over
+
+    def _verifies(self, row: Launch) -> list[Chain]:
+        self._reach, tokens = row.in_flight, row.tokens
+        if common_prefix_length(self.trunk, tokens) == len(tokens):
+            tokens = [*tokens, *self.trunk[len(tokens) : row.in_flight]]
+        return self._replace_trunk(tokens)
+
+    def absorbable(self) -> Chain | None:
+        """Return the chain that says what follows the trunk, if the trunk should become longer by it."""
+        end = self.in_flight
+        if end is None or end >= self._reach or end + self.lookahead > MOST_EXPECTED - 2:
+            return None
+        if end not in self.guesses or self.computed < self.base + end:
+            return None
+        token = self.guesses[end].token
+        chain = next((c for c in self.chains if c.fork == end and c.tokens[0] == token), None)
+        return chain if chain is not None and chain.cell is not None and chain.computed >= ABSORBED else None
+
+    def absorb(self, chain: Chain) -> None:
+        """Make a chain the end of the trunk. The caller has moved its keys and values to the pages."""
+        end = len(self.trunk)
+        self.trunk += chain.tokens[: chain.computed]
+        self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
+        self.in_flight = len(self.trunk)
+        self.chains.remove(chain)
+        self._keep_chains(end)
+
+
+class LinkedDraftEngine(DraftEngine):
+    """A draft's engine that tells the receiver each new trunk before the entries that fork from it."""
+
+    tree_type = LinkedTree
+    most_chains = MOST_CHAINS
+    _board: LinkBoard
+    trees: dict[int, LinkedTree]  # type: ignore[assignment]
+
+    def _launched(self, message: Launched) -> None:
+        super()._launched(message)
+        for launch in message.rows:
+            if launch.request in self.trees:
+                self._board.expect(self.trees[launch.request].speculated)
+
+    def _outcome(self, tree: Tree, row: Verified) -> None:
+        assert isinstance(tree, LinkedTree)
+        if not tree.expects(row):
+            super()._outcome(tree, row)
+        else:
+            self._post()
+            self._scheduler.note_outcome(tree.nodes, row.accepted, row.token)
+            self._give_back(tree.advance(row))
+        if tree.request in self.trees:
+            self._board.expect(tree.speculated)
+
+    def _publish(self, paths: Sequence[PathRow], growing: Sequence[Growing], found: Sequence[list[Guess]]) -> None:
+        super()._publish(paths, growing, found)
+        for tree, _ in growing:
+            self._absorb(tree)
+
+    def _absorb(self, tree: Tree) -> None:
+        """Make the trunk longer by the chain at its end."""
+        assert isinstance(tree, LinkedTree)
+        chain = tree.absorbable()
+        if chain is None:
+            return
+        try:
+            self.cascade.promote(tree, chain)
+        except OutOfPages:
+            return
+        tree.absorb(chain)
+        self._give_back([chain])
+        self._post()
+        self._board.expect(tree.speculated)

@@ -1,0 +1,210 @@
+"""The link to a draft on another machine: its messages, and a board that is sent instead of shared (docs/remote.md).
+
+The receiver beside the target listens, the draft connects. The target's messages to a draft (`ssd.ipc.messages`) cross
+the link as they are. A frame's header has the version of the link and the number of the session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from ssd.config.params import MAX_LOOKAHEAD, Speculation, TokenId
+from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
+from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
+
+LINK_VERSION = 196
+"""Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
+
+MOST_EXPECTED = 64
+"""Longest trunk of a draft: tokens that are verified, and what it expects to follow them."""
+MOST_CHAINS = 1024
+"""Chains of a sequence between two breaks. They need no entry on a board."""
+
+LINK_BYTES = 64 * 2**10
+"""The largest frame of a draft."""
+
+BEAT_S = 0.25
+SILENT_MS = 1000
+"""A transport that is silent for so long is lost; its heartbeats are a quarter of that apart."""
+
+_Delta = Annotated[int, Meta(ge=0, le=2**40)]
+_Rank = Annotated[int, Meta(ge=0, le=2**16)]
+
+
+class LinkMessage(Message, frozen=True):
+    """Base of the messages that only the link has."""
+
+    version: ClassVar[int] = LINK_VERSION
+
+
+# -- draft -> receiver ------------------------------------------------------------------------------------------------
+
+
+class Offer(LinkMessage, frozen=True):
+    """First message of a draft. `vocabulary` is the fingerprint of that whose ids it speaks, empty without a tokenizer;
+    `name` is its model's."""
+
+    name: Name
+    vocabulary: Name
+    vocab_size: Count
+
+
+class Joined(LinkMessage, frozen=True):
+    """The draft is ready to be told of requests."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What follows an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch, which the
+    receiver chooses. `accepted` counts tokens of the last `Trunk` of this request and round."""
+
+    request: RequestId
+    round: Count
+    base: Count
+    accepted: Annotated[int, Meta(ge=0, le=MOST_EXPECTED)]
+    token: TokenId
+    rank: _Rank
+    fan_out: _Rank
+    ids: Annotated[list[TokenId], Meta(max_length=MAX_LOOKAHEAD)]
+
+
+class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the draft expects to follow the first `base` tokens of a request's text, from verification `round` on."""
+
+    request: RequestId
+    round: Count
+    base: Count
+    ids: Annotated[list[TokenId], Meta(max_length=MOST_EXPECTED)]
+
+
+class Published(LinkMessage, frozen=True):
+    """What the draft has brought since the last one: trunks, entries that fork from them, and how much its counters
+    grew.
+
+    `echo` is the stamp of the last `Beat`, which came `held` nanoseconds ago."""
+
+    entries: Annotated[list[Entry], Meta(max_length=ENTRIES)] = msgspec.field(default_factory=list)
+    progress: _Delta = 0
+    steps: _Delta = 0
+    nanoseconds: _Delta = 0
+    grown: _Delta = 0
+    echo: Count = 0
+    held: Count = 0
+    trunks: Annotated[list[Trunk], Meta(max_length=64)] = msgspec.field(default_factory=list)
+
+
+# -- receiver -> draft ------------------------------------------------------------------------------------------------
+
+
+class Terms(LinkMessage, frozen=True):
+    """Accepts an `Offer`: what the draft must know of its engine."""
+
+    target: Name
+    vocab_size: Annotated[int, Meta(ge=1, le=2**20)]
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
+    max_model_len: Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)]
+    speculation: Speculation
+
+
+class TargetVocabulary(LinkMessage, frozen=True):
+    """Answers an `Offer` in another vocabulary: the target's (`ssd.models.vocabularies`). Another offer may follow."""
+
+    tokens: dict[str, TokenId]
+
+
+class NotAccepted(LinkMessage, frozen=True):
+    """Refuses an `Offer`, or ends a session. With `again` another offer may be accepted. No version changes it."""
+
+    message: Name
+    again: bool = False
+
+
+class Beat(LinkMessage, frozen=True):
+    """Shows that the receiver is there; `stamp` is its clock, in nanoseconds."""
+
+    stamp: Count
+
+
+DRAFT_TO_RECEIVER = Direction(LINK_VERSION, msgspec.msgpack.Decoder(Offer | Joined | Published))
+RECEIVER_TO_DRAFT = Direction(
+    LINK_VERSION,
+    msgspec.msgpack.Decoder(
+        Terms
+        | TargetVocabulary
+        | NotAccepted
+        | Beat
+        | Admit
+        | Outcomes
+        | Launched
+        | Retune
+        | Release
+        | Rehearse
+        | Rejoin
+    ),
+)
+
+
+# -- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
+    """Returns a hash of a vocabulary, empty where there is none. Equal vocabularies have equal ones everywhere."""
+    if vocabulary is None:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+# -- the draft's board ------------------------------------------------------------------------------------------------
+
+
+class LinkBoard(DraftBoard):
+    """A draft's board that is sent. `send` is called by `flush`, in order.
+
+    There is no `clear` to send: the receiver clears a slot when it tells the draft of an outcome."""
+
+    def __init__(self, send: Callable[[Published], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._entries: list[Entry] = []
+        self._counted: Counter[str] = Counter()
+
+    def publish(
+        self,
+        slot: int,
+        entries: Sequence[int],
+        keys: Sequence[Key],
+        chains: Sequence[Sequence[int]],
+        places: Sequence[Place] = (),
+    ) -> None:
+        for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
+            self._entries.append(Entry(*key[1:], *place, list(chain)))
+
+    def expect(self, trunk: Trunk) -> None:
+        """Say which trunk later entries of a request fork from."""
+        if self._entries:
+            self.flush()
+        self._send(Published(trunks=[trunk]))
+
+    def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
+        self._counted.update(progress=progress, steps=steps, nanoseconds=nanoseconds, grown=grown)
+
+    def flush(self) -> None:
+        """Send what has come since the last call; nothing if nothing has."""
+        entries, counted, self._entries, self._counted = self._entries, self._counted, [], Counter()
+        for start in range(0, len(entries), ENTRIES):
+            self._send(Published(entries[start : start + ENTRIES]))
+        if counted:
+            self._send(
+                Published(
+                    progress=counted["progress"],
+                    steps=counted["steps"],
+                    nanoseconds=counted["nanoseconds"],
+                    grown=counted["grown"],
+                )
+            )

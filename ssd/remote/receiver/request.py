@@ -1,0 +1,195 @@
+"""What the receiver knows of one request, and which speculations are of use to it now. Pure: no socket, no board.
+
+A speculation that arrives is about a verification that may be over. It is kept as a *path*: tokens that follow a place
+of the text. A path that agrees with the tokens that came since says what comes next, however late it is. The longest
+path that the draft itself believes in is what is *expected* to come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.ipc.board import TRUNK, Place
+from ssd.ipc.messages import Admit, Launch, Verified
+from ssd.remote.link import Entry, Trunk
+from ssd.speculation.prefix import common_prefix_length
+
+_MOST_PATHS = 256
+_MOST_ROUNDS = 64  # that are remembered: what is about an older one is of no use
+_ALONE = Place(1, 1)
+_TRUNK = -1, -1  # the key of the path that is the draft's trunk
+
+
+class Shown(NamedTuple):
+    """An entry for the board: it answers the outcome (`accepted`, `token`) of `round`, begun at length `base`."""
+
+    entry: int
+    round: int
+    base: int
+    accepted: int
+    token: int
+    place: Place
+    ids: list[int]
+
+
+class Begun(NamedTuple):
+    """A verification: it began at length `base`; the draft expected the tokens `trunk` from there."""
+
+    base: int
+    trunk: list[int]
+
+
+@dataclass
+class Path:
+    """`ids` follow the first `start` tokens of the text. From place `fork` of the text on they are the draft's own
+    choice; there it prepared for another token than the expected one, unless it is `sure` of that one too."""
+
+    start: int
+    fork: int
+    sure: bool
+    ids: list[int]
+    place: Place
+
+
+class Request:
+    """One request as the target and its draft see it.
+
+    `text` are the committed tokens; `flight` the draft tokens that are verified now, None while the target waits for
+    those of a backup. `expected` are the likeliest next tokens; they begin with those in flight. `shown` is on the
+    board, by what it answers. What is shown is never taken back or changed, only made longer: the target may have read
+    it."""
+
+    def __init__(self, admit: Admit) -> None:
+        self.slot, self.round = admit.slot, admit.round
+        self.text = list(admit.token_ids)
+        self.flight: list[int] | None = []
+        self.expected: list[int] = []
+        self.shown: dict[tuple[int, int, int], Shown] = {}
+        self._paths: dict[tuple[int, int], Path] = {}  # by fork and the token there
+        self._rounds = {self.round: Begun(len(self.text), [])}
+        self._answer: tuple[int, int, int, int] | None = None
+
+    # -- what the target says ---------------------------------------------------------------------------------------
+
+    def outcome(self, row: Verified) -> bool:
+        """Note an outcome; what was shown is out of date. Returns False if it does not follow from what is known."""
+        flight = self.flight
+        if flight is None or row.round != self.round or row.accepted > len(flight):
+            return False
+        taken = self.shown.get((row.round, row.accepted, row.token))
+        if row.in_flight > 0 and (taken is None or row.in_flight > len(taken.ids)):
+            return False
+        self._answer = (row.round, len(self.text), row.accepted, row.token)
+        new = [*flight[: row.accepted], row.token]
+        self.text += new
+        self.expected = self.expected[len(new) :] if self.expected[: len(new)] == new else []
+        self.round, self.shown = row.round + 1, {}
+        self._rounds[self.round] = Begun(len(self.text), [])
+        self._rounds.pop(self.round - _MOST_ROUNDS, None)
+        self.flight = None if row.in_flight < 0 else list(taken.ids[: row.in_flight]) if taken is not None else []
+        return True
+
+    def launched(self, row: Launch) -> bool:
+        """Note what the target verifies after it has waited. Returns False if that does not follow."""
+        if self.flight is not None or row.round != self.round or self._answer is None:
+            return False
+        answer = self.shown.get((self._answer[0], *self._answer[2:]))
+        ids = row.tokens or ([] if answer is None else answer.ids)
+        if row.in_flight > len(ids):
+            return False
+        self.flight = list(ids[: row.in_flight])
+        return True
+
+    # -- what the draft says ----------------------------------------------------------------------------------------
+
+    def expects(self, trunk: Trunk) -> list[Shown] | None:
+        """Note what the draft expects; returns what that brings to the board, None if it is of no use."""
+        begun = self._rounds.get(trunk.round)
+        if begun is None or trunk.base != begun.base:
+            return None
+        self._rounds[trunk.round] = begun._replace(trunk=trunk.ids)
+        path = Path(begun.base, begun.base, True, trunk.ids, _ALONE)
+        if not self._holds(path):
+            return []
+        self._paths[_TRUNK] = path
+        return self._shows([], self._expect([path]))
+
+    def heard(self, entry: Entry) -> list[Shown] | None:
+        """Returns what an entry of the draft brings to the board; None if it is of no use."""
+        begun, accepted = self._rounds.get(entry.round), entry.accepted
+        if begun is None or entry.base != begun.base or accepted > len(begun.trunk):
+            return None
+        fork, place = begun.base + accepted, Place(entry.rank, entry.fan_out)
+        ids = [*begun.trunk[:accepted], entry.token, *entry.ids]
+        before = self._paths.pop((fork, entry.token), None)
+        if before is not None and before.start == begun.base and before.ids[: len(ids)] == ids:
+            ids = before.ids
+        path = Path(begun.base, fork, accepted == len(begun.trunk) and entry.rank <= 1, ids, place)
+        if not self._holds(path):
+            return []
+        self._paths[fork, entry.token] = path
+        if len(self._paths) > _MOST_PATHS:
+            del self._paths[next(iter(self._paths))]
+        more = self._expect([path])
+        return self._shows([path], more)
+
+    def useful(self) -> list[Shown]:
+        """Returns what all paths say after the text or the flight has changed. Those that went wrong are dropped."""
+        self._paths = {key: path for key, path in self._paths.items() if self._holds(path)}
+        self._expect(self._paths.values())
+        return self._shows(self._paths.values(), True)
+
+    def _holds(self, path: Path) -> bool:
+        """True if the text says nothing else than the path, and less."""
+        since = len(self.text) - path.start
+        return len(path.ids) > since and path.ids[:since] == self.text[path.start :]
+
+    def _expect(self, paths: Iterable[Path]) -> bool:
+        """Expect what is in flight, and what paths say that follow it: paths whose fork is behind, or that say what is
+        likeliest there. Returns whether more is expected than before."""
+        flight, before = self.flight or [], self.expected
+        if self.expected[: len(flight)] != flight:
+            self.expected = list(flight)
+        settled = len(self.text) + len(flight)
+        for path in paths:
+            if path.sure or path.fork < settled:
+                rest = path.ids[len(self.text) - path.start :]
+                if len(rest) > len(self.expected) and rest[: len(self.expected)] == self.expected:
+                    self.expected = rest
+        return self.expected is not before
+
+    def _shows(self, paths: Iterable[Path], expected: bool) -> list[Shown]:
+        """What paths bring to the board, and what is `expected`. Of later breaks nothing can be said yet."""
+        if self.flight is None:
+            waits = expected and self._answer is not None and self.expected
+            found = [self._show(TRUNK, *self._answer, _ALONE, self.expected)] if waits and self._answer else []
+        else:
+            settled, length = len(self.text) + len(self.flight), len(self.text)
+            found = [self._answering(p.ids[length - p.start :], p) for p in paths if p.fork <= settled]
+            found += [self._answering(self.expected, None)] if expected else []
+        return [shown for shown in found if shown is not None]
+
+    def _answering(self, rest: list[int], path: Path | None) -> Shown | None:
+        """Tokens that follow the text, as the speculation for the outcome that they make of the flight."""
+        assert self.flight is not None
+        accepted = common_prefix_length(rest, self.flight)
+        if accepted == len(rest):
+            return None
+        place = path.place if path is not None and path.fork == len(self.text) + accepted else _ALONE
+        where = self.round, len(self.text), accepted, rest[accepted]
+        return self._show(len(self.shown), *where, place, rest[accepted + 1 :])
+
+    def _show(
+        self, entry: int, round: int, base: int, accepted: int, token: int, place: Place, ids: list[int]
+    ) -> Shown | None:
+        before, ids = self.shown.get((round, accepted, token)), ids[:MAX_LOOKAHEAD]
+        if before is not None:
+            if len(ids) <= len(before.ids) or ids[: len(before.ids)] != before.ids:
+                return None
+            entry, place = before.entry, before.place
+        elif entry >= MAX_CHAINS and self.flight is not None:  # the last entry is for answers to a target that waits
+            return None
+        shown = self.shown[round, accepted, token] = Shown(entry, round, base, accepted, token, place, ids)
+        return shown

@@ -1,0 +1,161 @@
+"""The requests of a session: what the draft is told of them, and what of its speculations gets onto the board."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ssd.config.params import MAX_CHAINS, Speculation
+from ssd.ipc.board import BoardWriter, Key
+from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
+from ssd.ipc.public import Message
+from ssd.remote.link import Entry, Trunk
+from ssd.remote.receiver.request import Request, Shown
+from ssd.tuning.ahead import chain_length, trunk_length
+from ssd.tuning.learner import Mean
+
+log = logging.getLogger("ssd.receiver")
+
+# Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
+_SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
+# A draft's debt: so much for each row whose draft tokens were verified, less the accepted ones
+# (`ssd.verifier.breaker`).
+_VERIFIED = 0.125
+MOST_DEBT = 3.0
+"""A draft that owes so much is of no use."""
+LATE = " of an earlier round"
+
+
+class Requests:
+    """Follows the target's messages, and writes `board`, whose entries are those of `epoch`."""
+
+    def __init__(self, board: BoardWriter, epoch: int, vocab_size: int) -> None:
+        self._board, self._epoch, self._vocab_size = board, epoch, vocab_size
+        self._known: dict[int, Request] = {}
+        self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
+        self._outcomes_at = 0.0
+        self._rtt = 0.0
+        self.tokens = 0  # that were committed with a draft
+        self.debt = 0.0
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._known.clear()
+
+    # -- what the target says ---------------------------------------------------------------------------------------
+
+    def told(self, message: Message, rtt: float) -> list[Message]:
+        """Note what the target says; returns what to tell the draft instead. `rtt`: the link's, in seconds,
+        with what it may be longer than usual.
+
+        The draft need not know what was on the board: it is told which tokens are verified."""
+        self._rtt = rtt
+        if isinstance(message, Admit):
+            self._known[message.request] = Request(message)
+            self._board.clear(message.slot)
+            return [replace(message, speculation=self._deeper(message.speculation))]
+        if isinstance(message, Retune):
+            return [Retune([(request, self._deeper(speculation)) for request, speculation in message.rows])]
+        if isinstance(message, Outcomes):
+            return self._outcomes(message.rows)
+        if isinstance(message, Launched):
+            return [Launched([self._launch(row.request) for row in message.rows if self._launched(row)])]
+        if isinstance(message, Release):
+            for request in message.requests:
+                self._known.pop(request, None)
+        elif isinstance(message, Rejoin):
+            self.clear()
+        return [message]
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens are committed while speculations are on their way."""
+        return round(self._rtt / self._round_s.value * self._round_tokens.value)
+
+    def _deeper(self, speculation: Speculation) -> Speculation:
+        """What the draft is asked for: longer chains, and more of them, the longer they are on their way."""
+        if speculation.mode != "ssd":
+            return speculation
+        longest = chain_length(speculation.num_speculative_tokens, self.ahead)
+        budget = min(MAX_CHAINS, speculation.budget + 2 * self.ahead)
+        return replace(speculation, num_speculative_tokens=longest, budget=budget)
+
+    def _outcomes(self, rows: Sequence[Verified]) -> list[Message]:
+        now = time.monotonic()
+        if now - self._outcomes_at < _PAUSE_S:
+            self._round_s.note(now - self._outcomes_at)
+            self._round_tokens.note(1 + sum(row.accepted for row in rows) / max(1, len(rows)))
+        self._outcomes_at = now
+        followed = [row for row in rows if self._outcome(row)]
+        self.tokens += sum(1 + row.accepted for row in followed)
+        lost = [row.request for row in rows if row.request not in self._known]
+        launches = [self._launch(row.request) for row in followed if row.in_flight >= 0]
+        told = [replace(row, in_flight=-1) for row in followed]
+        messages: list[Message] = [Outcomes(told)] if told else []
+        return messages + ([Launched(launches)] if launches else []) + ([Release(lost)] if lost else [])
+
+    def _outcome(self, row: Verified) -> bool:
+        """Note an outcome, and show what is known of the round that it begins; False for one that does not follow."""
+        request = self._known.get(row.request)
+        if request is None:
+            return False
+        self.debt = max(0.0, self.debt + _VERIFIED * bool(request.flight) - row.accepted)
+        if not request.outcome(row):
+            log.warning("request %d goes on without a draft: %r does not follow", row.request, row)
+            del self._known[row.request]
+            return False
+        self._board.clear(request.slot)
+        self._show(row.request, request.useful())
+        return True
+
+    def _launched(self, row: Launch) -> bool:
+        """Do the same for a launch after a wait."""
+        request = self._known.get(row.request)
+        if request is None or not request.launched(row):
+            return False
+        self._show(row.request, request.useful())
+        return True
+
+    def _launch(self, number: int) -> Launch:
+        """What a request verifies now, in tokens, and how far the draft should look ahead."""
+        request = self._known[number]
+        flight = request.flight or []
+        return Launch(number, request.round, trunk_length(len(flight), self.ahead), flight)
+
+    # -- what the draft says ----------------------------------------------------------------------------------------
+
+    def publish(self, entry: Entry) -> str:
+        """Show what an entry of the draft says, if it passes the checks; returns what it was, for the log."""
+        request = self._known.get(entry.request)
+        if request is None:
+            return "entries of no request"
+        if max(entry.token, *entry.ids, 0) >= self._vocab_size:
+            return "entries outside the vocabulary"
+        shown = request.heard(entry)
+        if shown is None:
+            return "entries of no use"
+        late = "" if entry.round == request.round else LATE
+        self._show(entry.request, shown)
+        return ("entries" if shown else "entries that bring nothing") + late
+
+    def expect(self, trunk: Trunk) -> str:
+        """Note which trunk the draft has for a request; returns what that was, for the log."""
+        request = self._known.get(trunk.request)
+        if request is None or max(trunk.ids, default=0) >= self._vocab_size:
+            return "trunks of no use"
+        shown = request.expects(trunk)
+        if shown is None:
+            return "trunks of no use"
+        self._show(trunk.request, shown)
+        return "trunks"
+
+    def _show(self, number: int, entries: Sequence[Shown]) -> None:
+        """Put entries of a request on the board."""
+        if entries:
+            keys = [Key(self._epoch, number, *entry[1:5]) for entry in entries]
+            ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
+            slot = self._known[number].slot
+            self._board.publish(slot, [entry.entry for entry in entries], keys, ids, places)

@@ -1,0 +1,168 @@
+"""The drafts that are connected, and which of them drafts for which request. Pure: no socket, no board of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune
+from ssd.ipc.public import Message
+from ssd.remote.receiver.requests import Requests
+
+MOST_SESSIONS = 64
+DRAFT_RATE = 2000.0
+"""Frames a second of a draft that are looked at."""
+
+
+@dataclass
+class Allowance:
+    """Bounds what is done: `rate` times a second, and as often at once after a pause."""
+
+    rate: float
+    left: float = 0.0
+    at: float = 0.0
+
+    def taken(self) -> bool:
+        """Take one, if there is one left."""
+        now = time.monotonic()
+        self.left, self.at = min(self.rate, self.left + self.rate * (now - self.at)), now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass
+class Session:
+    """A draft that is connected: its `peer` on the socket, its `key` (empty without keys) and the `client` whose it is.
+
+    `joined`: the target knows of it. `rtt` is the mean round trip in seconds, `jitter` its mean deviation."""
+
+    peer: bytes
+    key: str
+    name: str
+    number: int
+    requests: Requests
+    client: str = ""
+    joined: bool = False
+    rtt: float = 0.0
+    jitter: float = 0.0
+    heard_ns: int = 0
+    unclaimed_ns: int = 0
+    allowance: Allowance = field(default_factory=lambda: Allowance(DRAFT_RATE))
+
+    def worked(self, nanoseconds: int, now_ns: int) -> int:
+        """Returns the time that a draft says it has computed, at most what has gone by."""
+        if self.heard_ns:
+            self.unclaimed_ns += now_ns - self.heard_ns
+        found = min(nanoseconds, self.unclaimed_ns)
+        self.heard_ns, self.unclaimed_ns = now_ns, self.unclaimed_ns - found
+        return found
+
+    def measured(self, seconds: float) -> None:
+        """Note a round trip: means of it and of its deviation, as TCP keeps them (RFC 6298)."""
+        if self.rtt == 0:
+            self.rtt, self.jitter = seconds, seconds / 2
+        else:
+            self.jitter += (abs(seconds - self.rtt) - self.jitter) / 4
+            self.rtt += (seconds - self.rtt) / 8
+
+
+class Sessions:
+    """All sessions by their peers, and the session of each request.
+
+    A request belongs to the draft of the client that brought it, else to the draft with the fewest. `own`: it belongs
+    to no other draft than its client's."""
+
+    def __init__(self, own: bool) -> None:
+        self._own = own
+        self._by_peer: dict[bytes, Session] = {}
+        self._homes: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_peer)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_peer.values()))
+
+    @property
+    def joined(self) -> list[Session]:
+        return [session for session in self if session.joined]
+
+    @property
+    def readers(self) -> list[str] | None:
+        """Names of the clients whose requests may be read; None: all."""
+        return sorted({session.client for session in self.joined} - {""}) if self._own else None
+
+    def of(self, peer: bytes) -> Session | None:
+        return self._by_peer.get(peer)
+
+    def rival(self, peer: bytes, key: str) -> Session | None:
+        """The session that an offer of a peer with a `key` replaces."""
+        same = (session for session in self if session.peer == peer or (key and session.key == key))
+        return next(same, None)
+
+    def add(self, session: Session) -> None:
+        self._by_peer[session.peer] = session
+
+    def remove(self, session: Session) -> list[int]:
+        """Forget a session; returns the requests that it had."""
+        del self._by_peer[session.peer]
+        lost = [request for request, home in self._homes.items() if home is session]
+        for request in lost:
+            del self._homes[request]
+        return lost
+
+    def clear(self) -> None:
+        """Forget whose the requests are."""
+        self._homes.clear()
+
+    def routed(self, message: Message) -> list[tuple[Session, Message]]:
+        """Returns which session hears what of a message of the target to its draft."""
+        if isinstance(message, Admit):
+            return self._admitted(message)
+        if isinstance(message, Outcomes | Launched):
+            return self._rows(message.rows, lambda row: row.request, type(message))
+        if isinstance(message, Retune):
+            return self._rows(message.rows, lambda row: row[0], Retune)
+        if isinstance(message, Release):
+            found = self._rows(message.requests, lambda request: request, Release)
+            for request in message.requests:
+                self._homes.pop(request, None)
+            return found
+        if isinstance(message, Rehearse):
+            return [(session, message) for session in self.joined[:1]]
+        return [(session, message) for session in self.joined]
+
+    def _admitted(self, admit: Admit) -> list[tuple[Session, Message]]:
+        found: list[tuple[Session, Message]] = []
+        before, home = self._homes.pop(admit.request, None), self._home(admit.owner)
+        if before is not None and before is not home:
+            found.append((before, Release([admit.request])))
+        if home is not None:
+            self._homes[admit.request] = home
+            found.append((home, replace(admit, owner="")))
+        return found
+
+    def _home(self, owner: str) -> Session | None:
+        """The session for a request of a client."""
+        mine = [session for session in self.joined if owner and session.client == owner]
+        able = mine or ([] if self._own else self.joined)
+        loads = Counter(session.number for session in self._homes.values())
+        return min(able, key=lambda session: loads[session.number], default=None)
+
+    def _rows(
+        self, rows: list[Any], request_of: Callable[[Any], int], make: Callable[[list[Any]], Message]
+    ) -> list[tuple[Session, Message]]:
+        """One message for each session, with the rows of its requests."""
+        parts: dict[bytes, list[Any]] = {}
+        for row in rows:
+            home = self._homes.get(request_of(row))
+            if home is not None:
+                parts.setdefault(home.peer, []).append(row)
+        return [(self._by_peer[peer], make(part)) for peer, part in parts.items()]

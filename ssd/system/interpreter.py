@@ -1,0 +1,49 @@
+"""Starts Python processes that take no code from the working directory.
+
+`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path. Whoever can write there, as
+the author of a downloaded model can, could replace any module. Run as a program, this file runs a module of its own
+`ssd`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command of a Python process with `arguments`. Start it with `environment()`."""
+    return [sys.executable, "-P", *arguments]
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """Return the command of a process that runs `module` of this very `ssd`, wherever that was imported from."""
+    return command(__file__, module, *arguments)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without the empty entries of PYTHONPATH."""
+    entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+
+
+def _main() -> None:
+    """Run the module that the first argument names.
+
+    The parent may have found this package only in its working directory. So the package is imported from where it is,
+    and its folder comes last on the path, where it hides nothing."""
+    sys.path.append(str(_PACKAGE.parent))
+    spec = importlib.util.spec_from_file_location("ssd", _PACKAGE / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules["ssd"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

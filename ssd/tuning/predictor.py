@@ -1,0 +1,144 @@
+"""Predicts tokens per second of every plan from measurements. Pure functions.
+
+The speed of a plan is Theorem 7's with the batch term of Corollary 16 (arXiv 2603.03251)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ssd.config.params import DRAFTED, Mode
+from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
+from ssd.tuning.learner import AfterMiss, Measurements
+
+# Plans this close are alike, and the one with the fewest chains is best. Where both models share a memory bus, chains
+# slow the target in a way that no figure here shows: there more counts as alike.
+ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
+# Rounds differ in length: some have room for more tree steps than the mean, some for less.
+_SPREAD = (0.75, 1.0, 1.25)
+
+
+Setting = tuple[Mode, int, int]
+"""Mode, K and the number of chains: what tells plans apart."""
+
+
+class SpeculationPlan(NamedTuple):
+    """A mode, K and F_0..F_K; without a draft K is 0. `speed` is the predicted tokens per second of the whole batch."""
+
+    mode: Mode
+    lookahead: int
+    fan_out: tuple[int, ...]
+    speed: float
+
+    @property
+    def setting(self) -> Setting:
+        return self.mode, self.lookahead, sum(self.fan_out)
+
+
+def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
+    """Tokens per second of `batch` sequences with K = `lookahead` and one fan-out, or F_0..F_K."""
+    chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
+    step = max(1e-6, measured.step.at(batch * chains))  # a clock may see nothing
+    # The time of a verification with one draft token: deeper ones must earn their own time.
+    steps = measured.verify.at(2 * batch) / step
+    # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
+    depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
+    depth = sum(depths) / len(depths)
+    shares = {d: depths.count(d) / len(depths) for d in depths}
+    on_hit = sum(share * measured.tokens(d) for d, share in shares.items())
+    hits = sum(share * _hits(measured, fan_out, d) for d, share in shares.items()) if depth > 0 else 0.0
+    any_miss = 1 - hits**batch
+
+    def speed(missed: AfterMiss) -> float:
+        verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
+        tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
+        return tokens / (measured.verify.at(verified) + any_miss * missed.waited)
+
+    # Missed rows were measured beside hits and took part of their tokens from chains for other outcomes. Where there is
+    # no time for a single step there are no such chains.
+    if measured.missed is not None and depth > 0:
+        return speed(measured.missed)
+    fresh = measured.step.at(batch)
+    return max(speed(AfterMiss(measured.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
+
+
+def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:
+    """The hit rate of rounds with `depth` tokens in flight."""
+    in_flight = round(depth)
+    lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
+    return hit_rate(measured.rate, lists, measured.misses)
+
+
+def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
+    """The same for ordinary speculative decoding: draft K tokens, then verify them."""
+    verify, step = measured.verify_alone or measured.verify, measured.step_alone or measured.step
+    time = verify.at(batch * (1 + lookahead)) + lookahead * step.at(batch)
+    return batch * measured.tokens(lookahead) / time
+
+
+def predicted_plain(measured: Measurements, batch: int) -> float:
+    """The same without a draft: plain decoding, and what prompt lookup adds to it."""
+    gain, verify = measured.lookup, measured.verify_alone or measured.verify
+    more = verify.at(batch * (1 + gain.verified)) - verify.at(batch)
+    return batch * (1 + gain.accepted) / (measured.plain + more)
+
+
+def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
+    """The same for a plan of any mode."""
+    if plan.mode == "ssd":
+        return predicted(measured, batch, plan.lookahead, plan.fan_out)
+    return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)
+
+
+class Choices(NamedTuple):
+    """What may be chosen: `modes`, K among `lookaheads`, and fan-outs.
+
+    `fan_out` is one number or a list if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds that
+    differ by less than the share `alike` count as equal."""
+
+    modes: tuple[Mode, ...]
+    lookaheads: tuple[int, ...]
+    fan_out: tuple[int, ...] = ()
+    chains: int = 32
+    alike: float = ALIKE
+
+
+def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
+    """Returns the best plan of each mode and K, fastest first."""
+    found = []
+    for mode in choices.modes:
+        if mode not in DRAFTED:
+            found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
+        elif mode == "sd":
+            speeds = ((k, predicted_sd(measured, batch, k)) for k in choices.lookaheads)
+            found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
+        else:
+            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads if k < choices.chains]
+    return sorted(found, key=lambda plan: plan.speed, reverse=True)
+
+
+def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead: int) -> SpeculationPlan:
+    """The plan of mode `ssd` with this K and the fewest of equally fast chains."""
+    lists = _fan_outs(measured, choices, lookahead)
+    plans = [SpeculationPlan("ssd", lookahead, f, predicted(measured, batch, lookahead, f)) for f in lists]
+    fastest = max(plan.speed for plan in plans)
+    return min(
+        (plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest), key=lambda plan: sum(plan.fan_out)
+    )
+
+
+def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
+    """The lists worth considering for one K."""
+    if choices.fan_out:
+        return [choices.fan_out]
+    budgets = _budgets(lookahead + 1, choices.chains)
+    lists = [optimal_fan_out(measured.rate, measured.misses[1], lookahead, budget) for budget in budgets]
+    return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
+
+
+def _budgets(fewest: int, most: int) -> Iterator[int]:
+    """Numbers of chains from `fewest` on, each half more than the one before."""
+    budget = fewest
+    while budget <= most:
+        yield budget
+        budget += max(2, budget // 2)

@@ -1,0 +1,142 @@
+"""Decides when a draft is left alone and when it is tried again: a circuit breaker, by a cumulative sum test (Page,
+1954). Pure: it is told of rounds and their times, and reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["closed", "open", "half_open"]
+
+# What a draft in use, or on trial, may cost more than it brings: seconds of waits, or so many verifications where these
+# take longer. No wait in vain takes the first (`ssd.verifier.misses`), so that a lost moment alone opens nothing.
+_COST_S, _TRIAL_COST_S = 0.25, 0.05
+_COST, _TRIAL_COST = 3.0, 0.5
+# What verifying draft tokens is taken to cost, in verifications. Fewer accepted tokens a round never pay.
+_VERIFIED = 0.125
+# Where it is measured what a draft brings: verifications that it may lose against plain decoding while in use, and that
+# it must win, and may lose, on trial. One that does neither is left alone.
+_DEFICIT, _TRIAL_DEFICIT = 8.0, 4.0
+# Seconds without any entry before a draft is of no use.
+UNSEEN_S = 2.0
+# Seconds without progress before a draft is taken for dead. On a busy machine a process gets its turn within tens of
+# milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
+_SILENT_S = 0.25
+# A round counts as no more: one look of a target that was itself away for long proves nothing.
+_ROUND_S = 0.1
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.25, 32.0
+# The next back-off halves when the draft was in use for so many times as long. Otherwise a draft that is late in
+# bursts, as on a busy machine, would be given up and taken back all the time.
+_PROOF = 2
+
+
+@dataclass
+class Seen:
+    """What a round showed of the draft, which tracked `rows` of its outcomes.
+
+    `shown`: the board had something for a row. `ticked`: the draft's progress counter has moved. `reading`: the draft
+    may still compute the text of a request. `lost`: seconds of waiting in vain, or beyond what was expected to pay.
+    `rejected`: something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens
+    were right. `gain`: what was won by the draft against plain decoding, in verifications, where that is measured."""
+
+    rows: int = 0
+    shown: bool = False
+    ticked: bool = False
+    reading: bool = False
+    lost: float = 0.0
+    rejected: bool = False
+    drafted: int = 0
+    accepted: int = 0
+    gain: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """What the draft's tokens cost, less what they brought, in verifications; waiting is not counted."""
+        return self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
+
+
+class Breaker:
+    """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
+
+    The session tells it of every round. `reason` says why it is open. Times are in seconds. Without a draft each
+    verification brings a token for every row."""
+
+    def __init__(self) -> None:
+        self.state: State = "closed"
+        self.reason = ""
+        self._now: float | None = None
+        self._back_off = self._next_back_off = _FIRST_BACK_OFF_S
+        self._try_at = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
+        self._deficit = 0.0  # verifications lost against plain decoding
+
+    @property
+    def patient(self) -> bool:
+        """Whether there is no reason to wait less than usual."""
+        return self.state == "closed" and self._debt == 0
+
+    def admits(self, tracked: int) -> bool:
+        """True if the draft, which tracks `tracked` requests, may be told of another one."""
+        return self.state == "closed" or (self.state == "half_open" and tracked == 0)
+
+    def round(self, seen: Seen, now: float, verify_s: float) -> None:
+        """Note a round that ended at `now`, and change the state by it. A verification takes `verify_s`."""
+        lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
+        self._now = now
+        if self.state == "open":
+            if now >= self._try_at:
+                self.try_again()
+            return
+        self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
+        if seen.rows:
+            self._in_state += lasted
+            self._unseen = 0.0 if seen.shown else self._unseen + lasted
+            self._debt = max(0.0, self._debt + seen.lost + seen.cost * verify_s)
+            self._useless = max(0.0, self._useless + seen.cost)
+            self._deficit -= seen.gain or 0.0
+            if self.state == "closed":
+                self._deficit = max(0.0, self._deficit)
+            if self.state == "half_open" and self._proved(seen):
+                self._enter("closed")
+            elif reason := self._complaint(seen, verify_s):
+                self._open(reason, now)
+            elif self.state == "closed" and self._in_state >= _PROOF * self._next_back_off:
+                self._next_back_off = max(_FIRST_BACK_OFF_S, self._next_back_off / 2)
+                self._in_state = 0.0
+
+    def try_again(self) -> None:
+        """Let the draft show with one request that it is of use again."""
+        self._enter("half_open")
+
+    def _proved(self, seen: Seen) -> bool:
+        """Whether a draft on trial is of use: one token was right, or as much was won as is asked for."""
+        return bool(seen.accepted) if seen.gain is None else self._deficit <= -_TRIAL_DEFICIT
+
+    def _complaint(self, seen: Seen, verify_s: float) -> str:
+        """Why the draft should be left alone; empty if it should not."""
+        trial = self.state == "half_open"
+        most, most_s = (_TRIAL_COST, _TRIAL_COST_S) if trial else (_COST, _COST_S)
+        if self._useless >= most:
+            return "what it writes is not sound" if seen.rejected else "its tokens are not accepted"
+        if self._deficit >= (_TRIAL_DEFICIT if trial else _DEFICIT):
+            return "decoding without it is faster"
+        if self._debt >= max(most_s, most * verify_s):
+            return "waiting for it does not pay"
+        # A draft that reads a text takes long for a step.
+        if self._silent >= (UNSEEN_S if seen.reading else _SILENT_S):
+            return "there is no sign of life"
+        if self._unseen >= UNSEEN_S:
+            return "nothing came from it"
+        if trial and self._in_state >= max(UNSEEN_S, self._back_off):
+            return "nothing came from it" if seen.gain is None else "decoding without it is as fast"
+        return ""
+
+    def _open(self, reason: str, now: float) -> None:
+        self.reason = reason
+        self._back_off = self._next_back_off
+        self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
+        self._try_at = now + self._back_off
+        self._enter("open")
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._deficit = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0

@@ -1,0 +1,403 @@
+"""Decides what a row does after a cache miss: wait for fresh draft tokens, guess without a model, or go on.
+
+A `MissPolicy` decides that for all requests of one `--backup`. `MissedRows` does the waiting."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
+from ssd.execution.meanwhile import Task
+from ssd.ipc.board import Key
+from ssd.ipc.messages import Launch
+from ssd.ipc.trace_ring import State, TraceRing
+from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
+from ssd.speculation.ngram import PromptLookup
+from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for
+from ssd.tuning.learner import Mean
+from ssd.tuning.tuner import Tuning, kind_of
+from ssd.verifier.draft_session import DraftSession
+from ssd.verifier.sequence import Sequence
+
+log = logging.getLogger("ssd.target")
+
+_POLL_S = 20e-6
+# A draft that shows nothing new for so long is not waited for.
+_LONGEST_SILENCE_S = 0.2
+# Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
+_SMOOTHING, _SAMPLES = 0.1, 10
+# The chance of a proposal's first token by its evidence, and of each other one given those before it, before they are
+# known: so much of it for each kind of sampling law (`kind_of`). And how fast old rounds fade.
+_FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
+_WARM = (1.0, 0.7, 0.5)
+# What a token more is worth to a row among others. The row ends a round sooner, but the batch does not: it is smaller
+# by a row then, which saves less than the long-run speed says unless another request waits.
+_AMONG_OTHERS = 0.8
+# Where no proposal can pay, a row still looks up in every 16th round, to learn whether one pays by now.
+_SELDOM = 16
+
+
+def recent(value: float) -> Mean:
+    """A mean of recent rounds that begins at `value`."""
+    return Mean(value, _SMOOTHING, _SAMPLES)
+
+
+class WaitCosts:
+    """What waiting for the draft, and verifying more tokens, takes and brings.
+
+    `ready` has the number of draft tokens of each row that does not wait, `verified` how many tokens the next
+    verification of `batch` rows has so far. `away_s`: the round trip to a draft on another machine."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
+        self.last_verify_s = self.away_s = 0.0
+        self.batch = self.verified = 1
+        self.ready: list[int] = []
+
+    @property
+    def step(self) -> Cost | None:
+        """Seconds of a tree step by its chains, None while unknown."""
+        return self._tuning.costs.of("step_beside")
+
+    def pricing(self) -> Callable[[int], float]:
+        """Returns how many tokens more must come for verifying so many more: those that the whole batch brings in the
+        time that this takes. 0 while unknown."""
+        cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
+        if cost is None:
+            return lambda more: 0.0
+        speed, verified = self._tuning.speed, self.verified
+        if self.batch > 1:
+            speed /= _AMONG_OTHERS
+        present = cost.at(verified)
+        return lambda more: speed * (cost.at(verified + more) - present)
+
+    def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
+        """Returns for each request the draft tokens worth waiting for; 0 if waiting does not pay.
+
+        A row that does not wait brings `otherwise` tokens."""
+        longest = max((sequence.lookahead for sequence in rows), default=0)
+        verify = self._tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
+        worth = depth_worth_waiting_for(
+            self.ready,
+            len(rows),
+            longest,
+            self.acceptance.value,
+            verify,
+            self.token_s.value,
+            otherwise,
+            self._tuning.speed,
+            self.away_s,
+        )
+        return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
+
+
+class MissPolicy:
+    """The backup of requests: what a row does after a miss. This one is `none`: it goes on with its bonus token alone.
+
+    One instance serves all requests of its name. A plugin subclasses `JustInTime` or this in one file, overrides what
+    differs, and registers the class under the entry-point group `ssd.backups`; then `--backup NAME` chooses it. The
+    whole batch waits for its methods, and they must not raise."""
+
+    uses_draft = True  # False: the target works without a draft, and K is no bound
+    uses_cache = True  # False: outcomes are not looked up, as the draft works in turn with the target
+    decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        """Returns by request how many fresh draft tokens the missed rows wait for."""
+        return {}
+
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        """True if the row should neither wait nor propose in this round; only asked of one that decides later."""
+        return False
+
+    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
+        """Returns tokens to verify for a row that got none from the draft. Called at the launch."""
+        return []
+
+    def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
+        """Learn what came after `propose`: the round verified `drafted` of its tokens, and brought `tokens`."""
+
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+
+
+class JustInTime(MissPolicy):
+    """`jit`: waits for as many draft tokens as raise the tokens per second of the batch."""
+
+    decides_later = True
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        return costs.depths(rows)
+
+
+class WaitForK(MissPolicy):
+    """Mode `sd`: every outcome is a miss, and waits for K draft tokens."""
+
+    uses_cache, decides_later = False, True
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        return {sequence.request: sequence.lookahead for sequence in rows}
+
+
+@dataclass
+class _Guesser:
+    """A sequence's speculator, None once it has failed, the kind of its sampling law, how many tokens the speculator
+    was given, and what it guessed last."""
+
+    speculator: Speculator | None
+    kind: int = 0
+    known: int = 0
+    guess: Items[int] = ()
+
+    @property
+    def evidence(self) -> int:
+        return min(max(0, int(getattr(self.speculator, "evidence", 0))), MOST_EVIDENCE)
+
+
+class ModelFree(MissPolicy):
+    """`ngram` and plugins' speculators: verifies what the speculator proposes, without waiting.
+
+    `make` returns a new speculator, which learns the text of one sequence when it is first asked. A request whose
+    speculator raises goes on without it. Tokens that a grammar forces come first: they are always right."""
+
+    decides_later = True
+
+    def __init__(self, make: Callable[[], Speculator] | None) -> None:
+        self._make = make
+        self._guessers: dict[int, _Guesser] = {}
+        self._chances = [
+            [
+                [
+                    Mean(warm * (_NEXT if depth else first), _CHANCE_SMOOTHING, _SAMPLES)
+                    for depth in range(AUTO_LOOKAHEAD)
+                ]
+                for first in _FIRST
+            ]
+            for warm in _WARM
+        ]
+        self.tokens = recent(1.5)  # that a row brings which verifies a proposal
+
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        """True if one token costs more than the best proposal brings. Now and then False, to learn if it still does."""
+        if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
+            return False
+        return costs.pricing()(1) >= max(
+            chances[0].value for chances in self._chances[kind_of(sequence.law.temperature)]
+        )
+
+    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
+        """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
+        try:
+            if sequence.request not in self._guessers:
+                kind = kind_of(sequence.law.temperature)
+                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, kind)
+            guesser = self._guessers[sequence.request]
+            if forced := _forced(sequence):
+                guesser.guess = ()  # it says nothing of the speculator
+                return forced
+            if guesser.speculator is None:
+                return []
+            known, guesser.known = guesser.known, len(sequence.tokens)
+            guesser.speculator.extend(sequence.tokens[known:])
+            lookahead = sequence.asked.num_speculative_tokens
+            longest = min(lookahead or AUTO_LOOKAHEAD, sequence.acceptable)
+            guesser.guess = found = guesser.speculator.propose(longest)[:longest]
+            return found if lookahead else found[: self._worth(guesser, len(found), costs)]
+        except Exception:
+            log.exception("a speculator failed; request %d goes without it", sequence.request)
+            self._guessers[sequence.request] = _Guesser(None)
+            return []
+
+    def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
+        """Learn how often guesses are right; also of those that were not verified, as far as the tokens are known."""
+        guesser = self._guessers[request]
+        if drafted:
+            self.tokens.note(len(tokens))
+        chances = self._chances[guesser.kind][guesser.evidence]
+        for chance, guess, token in zip(chances, guesser.guess, tokens, strict=False):
+            chance.note(float(guess == token))
+            if guess != token:
+                break
+
+    def forget(self, request: int) -> None:
+        self._guessers.pop(request, None)
+
+    def _worth(self, guesser: _Guesser, most: int, costs: WaitCosts) -> int:
+        """How many of `most` tokens to verify: those that bring the most tokens beyond their price.
+
+        With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
+        price, reached, brought, best, depth = costs.pricing(), 1.0, 0.0, 0.0, 0
+        for count, chance in enumerate(self._chances[guesser.kind][guesser.evidence][:most], 1):
+            reached *= chance.value
+            brought += reached
+            gain = brought - price(count)
+            if gain > best:
+                best, depth = gain, count
+            elif gain + reached * (most - count) <= best:
+                break  # more tokens cost more, and bring no more than this
+        return depth
+
+
+def _forced(sequence: Sequence) -> list[int]:
+    """The next tokens, where the sequence's grammar leaves no choice: they are right, whatever the model says."""
+    if sequence.grammar is None:
+        return []
+    most = min(MAX_LOOKAHEAD, sequence.acceptable)
+    return sequence.grammar.forced(sequence.tokens[sequence.prompt_length :])[:most]
+
+
+class Auto(ModelFree):
+    """`auto`: waits where that brings more tokens per second than prompt lookup has brought (Theorem 17)."""
+
+    def __init__(self) -> None:
+        super().__init__(PromptLookup)
+
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
+        return False  # it may wait
+
+    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+        ideas = {s.request for s in rows if self.propose(s, costs)}
+        without = costs.depths([s for s in rows if s.request not in ideas])
+        return without | costs.depths([s for s in rows if s.request in ideas], self.tokens.value)
+
+
+class Lookup(ModelFree):
+    """Mode `ngram`: the target works without a draft, and verifies what prompt lookup proposes."""
+
+    uses_cache = uses_draft = False
+
+    def __init__(self) -> None:
+        super().__init__(PromptLookup)
+
+
+def load_policy(mode: Mode, backup: str) -> MissPolicy:
+    """Returns a new policy for a mode, or for `--backup` in mode `ssd`. A plugin that fails becomes `none`."""
+    if mode in ("sd", "ngram"):
+        return WaitForK() if mode == "sd" else Lookup()
+    built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
+    try:
+        make = built_in.get(backup) or load(BACKUPS, backup)
+        return make() if make else ModelFree(load(SPECULATORS, backup))
+    except Exception:
+        log.exception("the backup %s failed; requests go without it", backup)
+        return MissPolicy()
+
+
+class MissedRow(NamedTuple):
+    """A row without draft tokens, the key under which the draft will answer it, and the round it will verify."""
+
+    sequence: Sequence
+    key: Key
+    round: int
+    policy: MissPolicy
+
+
+class MissedRows:
+    """The rows of a round that missed, from their outcomes to their launch. The proposer calls it.
+
+    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; the policy that was asked to
+    `propose` tokens for a row."""
+
+    def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
+        self._session, self._costs, self._trace = session, costs, trace
+        self.rows: dict[int, MissedRow] = {}
+        self.waited: dict[int, float] = {}
+        self.asked: dict[int, MissPolicy] = {}
+
+    def forget(self, request: int) -> None:
+        """A request has ended or lost its pages."""
+        for known in (self.rows, self.waited, self.asked):
+            known.pop(request, None)
+
+    def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
+        """Wait as long as it pays; returns what the missed rows of the running `sequences` verify now."""
+        depths = self._depths(sequences)
+        if depths and not self._session.stalled:
+            self._trace.enter(State.WAIT_FOR_DRAFT)
+            meanwhile()
+            self._wait(depths, began)
+            self._trace.enter(State.OTHER)
+        self.waited |= dict.fromkeys(self.rows, time.perf_counter() - began)
+        launches = [self._launch(row) for row in self.rows.values()]
+        self.rows.clear()
+        return launches
+
+    def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
+        """How many tokens each row waits for; empty when waiting does not pay."""
+        costs, tracked = self._costs, self._session.tracked
+        costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
+        costs.verified = len(sequences) + sum(costs.ready)
+        link = self._session.board.link()
+        costs.away_s = 0.0 if link is None else link.rtt / 1e9
+        missed: dict[MissPolicy, list[Sequence]] = {}
+        for row in self.rows.values():
+            if tracked.worth_waiting(row.sequence.request):
+                missed.setdefault(row.policy, []).append(row.sequence)
+        depths: dict[int, int] = {}
+        for policy, rows in missed.items():
+            depths |= policy.depths(rows, costs)
+        step = costs.step
+        if missed and step is not None and not any(depths.values()):
+            # Without waiting nothing is measured. So one slow answer fades, towards the time that a draft step takes.
+            costs.token_s.note(step.at(sum(map(len, missed.values()))))
+        return {request: depth for request, depth in depths.items() if depth > 0}
+
+    def _wait(self, depths: dict[int, int], began: float) -> None:
+        """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
+        costs, deepest = self._costs, max(depths.values())
+        patience = costs.verify_s.value
+        if self._session.patient:
+            patience = max(patience, 4 * deepest * costs.token_s.value)
+        patience = min(patience + costs.away_s, _LONGEST_SILENCE_S)
+        waiting = [(self.rows[request], depth) for request, depth in depths.items()]
+        arrived = began
+        while True:
+            done = True
+            for row, wanted in waiting:
+                before = len(row.sequence.proposal)
+                if before < wanted:
+                    self._session.find(row.sequence, row.key, wanted)
+                    if len(row.sequence.proposal) > before:
+                        arrived = time.perf_counter()
+                    done = done and len(row.sequence.proposal) >= wanted
+            now = time.perf_counter()
+            if done or now >= arrived + patience:
+                break
+            time.sleep(_POLL_S)
+        got = max(len(row.sequence.proposal) for row, _ in waiting)
+        costs.token_s.note(max(0.0, arrived - began - costs.away_s) / got if got else patience / deepest)
+        self._judge([row for row, _ in waiting], got, began)
+
+    def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
+        """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
+        session, costs, seconds = self._session, self._costs, time.perf_counter() - began
+        if not got:
+            seconds = min(seconds, _LONGEST_SILENCE_S)  # what is beyond was the target's own delay
+        for row in waiting:
+            if row.sequence.request in session.tracked:  # one that is given up may show that all are
+                session.showed(row.sequence.request, bool(row.sequence.proposal), seconds)
+        # A wait that brings something was asked for (mode `sd`) or expected to pay: its time beyond one verification is
+        # lost. Rows that work in turn with the draft always wait, and of a new request the draft computes the text.
+        ahead = all(row.key.round > 0 and row.policy.uses_cache for row in waiting)
+        paid = 0.0 if not got else max(costs.verify_s.value, costs.last_verify_s) if ahead else seconds
+        session.note_wait(max(0.0, seconds - paid), in_vain=not got)
+
+    def _launch(self, row: MissedRow) -> Launch:
+        """What a row verifies now: what the draft has brought, else what its policy proposes."""
+        sequence, own = row.sequence, list[int]()
+        if not sequence.proposal:
+            vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
+            found = row.policy.propose(sequence, self._costs)[:most]
+            # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
+            own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
+            self._costs.verified += len(own)
+            self.asked[sequence.request] = row.policy
+            sequence.proposal = own
+        return Launch(sequence.request, row.round, len(sequence.proposal), own)

@@ -1,0 +1,200 @@
+"""The target process: sockets around `TargetEngine`. Single-threaded; requests are read between steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+import zmq
+
+from ssd.execution.core_team import CoreTeam
+from ssd.execution.runner import Runner
+from ssd.ipc import sockets
+from ssd.ipc.arenas import TargetArenas
+from ssd.ipc.board import BoardReader
+from ssd.ipc.draft_probs import DraftProbsArena
+from ssd.ipc.features import FeatureArena
+from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Readers, Step, Submit
+from ssd.ipc.process import IDLE_MS, Child
+from ssd.ipc.public import Message
+from ssd.ipc.trace_ring import State
+from ssd.layers.ranks import SINGLE
+from ssd.system import failpoints
+from ssd.verifier.engine import TargetEngine
+from ssd.verifier.loading import load
+from ssd.verifier.overlap import overlapped
+from ssd.verifier.proposer import BoardProposer, NoProposer, Proposer
+from ssd.verifier.ranks import Leader, follow, meet
+from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
+from ssd.verifier.verification import FeatureExport, PlainVerification
+
+log = logging.getLogger("ssd.target")
+
+# How long a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
+# comes later is measured while there is no request.
+_DRAFT_LOADS_S = 5.0
+_CALL_AGAIN_S = 0.25  # after which the supervisor is told again that a draft is wanted: the last one may just be ending
+
+
+def main(child: Child) -> None:
+    """Load, say ready, serve until the supervisor ends this process."""
+    torch.set_grad_enabled(False)
+    failpoints.arm_from_environment(child.config.failpoints)
+    if child.start.rank:
+        follow(child)
+        return
+    socket = sockets.router(child.context, child.address(sockets.ENGINE))
+    parallel = child.config.tensor_parallel_size > 1
+    ranks, tell = (meet(child), Leader(child).tell) if parallel else (SINGLE, None)
+    loaded = load(child.config, ranks, tell, child.loading)
+    Target(child, socket, loaded).serve()
+
+
+def messages(step: Step) -> list[Step]:
+    """A step cut into messages: one, unless several prompts have log-probabilities, which may half fill a message."""
+    scored = [emission for emission in step.emissions if emission.prompt_logprobs]
+    if len(scored) < 2:
+        return [step]
+    others = [emission for emission in step.emissions if not emission.prompt_logprobs]
+    return [Step([emission], step.load) for emission in scored] + ([Step(others, step.load)] if others else [])
+
+
+class Target:
+    """The loop over a `TargetEngine`. Frontend and draft connect to `socket`."""
+
+    def __init__(self, child: Child, socket: zmq.Socket[Any], loaded: tuple[Runner, frozenset[int]]) -> None:
+        self._child, self._socket = child, socket
+        self._frontend, self._draft = b"", b""
+        self._draft_epoch = 0
+        self._load, self._orphaned = Load(), False
+        self._emissions: list[Emission] | None = None
+        config, (runner, stops) = child.config, loaded
+        draft_probs, hidden = DraftProbsArena.of(child.start), FeatureArena.of(child.start, writable=True)
+        self._arenas = TargetArenas(config, (draft_probs, hidden), runner.model.device)
+        features = FeatureExport(hidden, config.features.layers) if hidden and config.features else None
+        plain = PlainVerification(runner, child.trace, features)
+        proposer: Proposer = NoProposer()
+        self._board: BoardProposer | None = None
+        self._team: CoreTeam | None = None
+        self._experience: Experience | None = None
+        self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
+        reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
+        if config.has_draft or config.speculation.mode != "ar":
+            self._team = CoreTeam(*config.core_counts("target")) if config.elastic_cores else None
+            self._experience = Experience(config)
+            tuning, remote = self._experience.tuning, config.link is not None
+            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, self._team, remote)
+            self._board = proposer
+        verification = overlapped(plain, config, reader, proposer.asks)
+        self.engine = TargetEngine(config, verification, proposer, stops)
+        self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
+
+    def serve(self) -> None:
+        if self._experience is not None:
+            self._await_draft(self._experience)
+            self._prepare(self._experience)
+            self._experience.tuning.prepare(self._child.config.speculation)
+        self.engine.prepare()
+        self._child.ready()
+        self._used_at = time.monotonic()
+        while True:
+            self.turn()
+
+    def _await_draft(self, experience: Experience) -> None:
+        """Wait a while for a draft that must be measured."""
+        deadline = time.monotonic() + (_DRAFT_LOADS_S if self._child.config.draft is not None else 0.0)
+        while experience.wanting and not self._draft and time.monotonic() < deadline:
+            self._child.beat()
+            self._socket.poll(IDLE_MS)
+            self._read()
+
+    def _prepare(self, experience: Experience) -> None:
+        """Use a time without requests: measure what is wanting, until a request comes; write what was learned."""
+        if experience.wanting and self._draft and self._board is not None:
+            board = self._board.session.board
+            for _ in rehearse(self._rehearsal, experience.tuning.costs, self._to_draft, board, self._team):
+                self._child.beat()
+                self._read()
+                if self.engine.busy:
+                    return
+            experience.measured()
+        experience.save()
+
+    def turn(self) -> None:
+        """Read what has arrived and take a step; without work, wait a moment for it."""
+        self._child.beat()
+        if not self.engine.busy:
+            self._child.trace.enter(State.IDLE)
+            if self._experience is not None:
+                self._prepare(self._experience)
+            self._socket.poll(IDLE_MS)
+        self._read()
+        if self._board is not None and self._child.config.parks_draft:
+            self._park_or_call(self._board)
+        if self.engine.busy:
+            self._child.trace.enter(State.OTHER)
+        failpoints.reach("target.step")
+        self._emissions = self.engine.step(self._deliver)
+        if not self.engine.busy:
+            self._deliver()
+        if self._orphaned:
+            self.engine.abort_all()
+            self._orphaned = False
+
+    def _park_or_call(self, board: BoardProposer) -> None:
+        """End the process of a draft without use; have another one started once it is wanted."""
+        now, is_measured = time.monotonic(), self._experience is None or not self._experience.wanting
+        if board.wants_draft(self.engine.scheduler.running):
+            self._used_at = now
+            if board.state == "parked" and now >= self._call_at:
+                self._child.want_draft()
+                self._call_at = now + _CALL_AGAIN_S
+        elif is_measured and now >= self._used_at + self._child.config.idle_draft_s:
+            board.session.park()
+
+    def _deliver(self) -> None:
+        """Tell the frontend of the step before, unless that is done. If it has died, nobody waits for its requests."""
+        if self._emissions is None:
+            return
+        step, self._emissions = Step(self._emissions, self.engine.load()), None
+        if step.emissions:
+            sent = (sockets.deliver(self._socket, m, self._child.epoch, self._frontend) for m in messages(step))
+            self._orphaned |= not all(sent)
+        elif step.load != self._load:
+            sockets.send(self._socket, step, self._child.epoch, self._frontend)  # figures may be lost
+        self._load = step.load
+
+    def _read(self) -> None:
+        """Handle every message that is there. Only the frontend that said hello last may ask for anything."""
+        for peer, epoch, message in sockets.drained(self._socket, PEER_TO_TARGET):
+            if isinstance(message, Hello):
+                self._hello(peer, epoch, message)
+            elif isinstance(message, Readers):
+                if peer == self._draft and self._board is not None:
+                    self._board.session.change(message.reads, message.lost)
+            elif peer != self._frontend:
+                log.warning("dropped a message of %r, which is not the frontend", peer)
+            elif isinstance(message, Submit):
+                failpoints.reach("target.submit")
+                self.engine.submit(message)
+            elif isinstance(message, Abort):
+                self.engine.abort(message.request)
+
+    def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
+        if not hello.imports and epoch >= self._draft_epoch:
+            self._arenas.withdraw()
+        if not self._child.answer_hello(self._socket, peer, hello, self._arenas.handles):
+            return
+        if hello.role == "frontend":
+            if peer != self._frontend:
+                self._deliver()
+                self.engine.abort_all()
+                self._orphaned = False
+            self._frontend = peer
+        elif self._board is not None and self._board.join(epoch, hello.reads):
+            self._draft, self._draft_epoch = peer, epoch
+
+    def _to_draft(self, message: Message) -> bool:
+        return sockets.send(self._socket, message, self._draft_epoch, self._draft)

@@ -1,0 +1,153 @@
+"""The ranks of a target over several processes: rank 0 decides what is run next, the others run it.
+
+There is one message a forward: the rows, and what is new in their page tables. Only rank 0 knows of requests, of a
+draft, and of preemptions; the others see pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ssd.errors import SsdError
+from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
+from ssd.ipc import meeting, sockets
+from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
+from ssd.ipc.process import Child
+from ssd.ipc.public import BadFrame
+from ssd.layers.ranks import SINGLE, Ranks, connect
+from ssd.speculation.sampling import Law
+from ssd.system import failpoints
+from ssd.verifier.loading import device_of_rank, load
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_IDLE_MS = 100
+
+
+def meet(child: Child) -> Ranks:
+    """Wait for the other ranks of this target."""
+    config, rank = child.config, child.start.rank
+    if config.tensor_parallel_size == 1:
+        return SINGLE
+    address = {"address": meeting.own_address(child.start.meeting)} if child.start.meeting else {}
+    return connect(rank, config.tensor_parallel_size, device_of_rank(config, rank), _store(child), **address)
+
+
+def _store(child: Child) -> Store:
+    """Where the ranks of this group find each other: a file in the run directory, or for several machines a store that
+    the supervisor keeps."""
+    from torch.distributed import FileStore, PrefixStore
+
+    if child.start.meeting:
+        return PrefixStore(f"ranks/{child.start.group}", meeting.connect(child.start.meeting))
+    file = Path(child.start.run_directory) / f"ranks-{child.start.group}"
+    return FileStore(str(file), child.config.tensor_parallel_size)
+
+
+class PageTables:
+    """The page table of every slot, as the other ranks know it."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._tables: dict[int, list[int]] = {}
+
+    def news(self, row: Row) -> RowStep:
+        """The message for a row, with what is new in its page table. From now on that is known."""
+        pages = list(row.pages[: -(-row.stop // self._page_size)])
+        known = self._tables.get(row.slot, [])
+        both = min(len(known), len(pages))
+        kept = both if pages[:both] == known[:both] else 0
+        self._tables[row.slot] = pages
+        return RowStep(row.slot, row.start, list(row.token_ids), row.outputs, kept, pages[kept:])
+
+    def row(self, step: RowStep) -> Row:
+        """The row of a message that another rank receives. Raises SsdError if the tables do not agree."""
+        known = self._tables.get(step.slot, [])
+        if step.kept > len(known):
+            raise SsdError(f"rank 0 knows of {step.kept} pages of slot {step.slot} where there are {len(known)}")
+        pages = self._tables[step.slot] = [*known[: step.kept], *step.pages]
+        return Row(step.token_ids, step.start, pages, step.outputs, step.slot)
+
+
+def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> RankStep:
+    """The message for a forward of `rows`, or for samples of them under `laws`, to ranks that know the same tables."""
+    wanted = None if laws is None else [(law.temperature, law.seed) for law in laws]
+    return RankStep([known.news(row) for row in rows], wanted)
+
+
+def run(step: RankStep, runner: Runner, known: PageTables) -> None:
+    """Run a step of rank 0 at another rank."""
+    rows = [known.row(row) for row in step.rows]
+    if step.laws is None:
+        runner.forward(rows)
+    else:
+        runner.sample(rows, [Law(temperature, seed=seed) for temperature, seed in step.laws])
+
+
+class Leader:
+    """Sends rank 0's messages to the other ranks."""
+
+    def __init__(self, child: Child) -> None:
+        self._epoch, self._known = child.epoch, PageTables(child.config.page_size)
+        here, size = child.config.ranks, child.config.tensor_parallel_size
+        addresses = [_address(child, rank) for rank in here[1:]]
+        if size > len(here):
+            store = _store(child)  # the others have written there before they met
+            addresses += [store.get(f"address/{rank}").decode() for rank in range(len(here), size)]
+        self._sockets = [sockets.dealer(child.context, address) for address in addresses]
+
+    def tell(self, rows: Items[Row], laws: Items[Law] | None) -> None:
+        """Say what is run next. Raises SsdError if a rank reads nothing."""
+        step = step_of(rows, laws, self._known)
+        for socket in self._sockets:
+            if not sockets.send(socket, step, self._epoch):
+                raise SsdError("another rank of the target reads nothing")
+
+
+def _address(child: Child, rank: int) -> str:
+    return child.address(f"rank-{rank}.sock")
+
+
+def _listen(child: Child) -> zmq.Socket[Any]:
+    """The socket for rank 0's messages, from this machine or another."""
+    rank = child.start.rank
+    if not child.start.meeting:
+        return sockets.router(child.context, _address(child, rank))
+    socket = sockets.router(child.context, f"tcp://{meeting.own_address(child.start.meeting)}:*")
+    _store(child).set(f"address/{rank}", socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    return socket
+
+
+def follow(child: Child) -> None:
+    """Load this rank's part of the model, then run what rank 0 says until the supervisor ends this process."""
+    socket = _listen(child)
+    runner, _ = load(child.config, meet(child), progress=child.loading)
+    known = PageTables(child.config.page_size)
+    child.ready()
+    while True:
+        child.beat()
+        socket.poll(_IDLE_MS)
+        while (step := _received(child, socket)) is not None:
+            failpoints.reach("rank.step")
+            run(step, runner, known)
+            child.beat()
+
+
+def _received(child: Child, socket: zmq.Socket[Any]) -> RankStep | None:
+    """The next step that rank 0 of this group has sent, if there is one. Raises SsdError for anything else."""
+    try:
+        received = sockets.receive(socket, RANK_STEP)
+    except BadFrame as error:
+        raise SsdError(f"from rank 0: {error}") from None
+    if received is None:
+        return None
+    _, epoch, step = received
+    if epoch != child.start.group:
+        raise SsdError(f"a step of the target {epoch} has come to a rank of {child.start.group}")
+    assert isinstance(step, RankStep)
+    return step

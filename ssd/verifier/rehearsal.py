@@ -1,0 +1,201 @@
+"""Measures what forwards take on this machine, before the first request: of the target and the draft, in turn and
+together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from ssd.config.engine import EngineConfig
+from ssd.execution.batch import Row
+from ssd.execution.core_team import CoreTeam
+from ssd.execution.pages import OutOfPages, PagePool, PageTable
+from ssd.execution.runner import Runner
+from ssd.ipc.board import BoardReader
+from ssd.ipc.messages import Rehearse
+from ssd.ipc.public import Message
+from ssd.kernels import build
+from ssd.speculation.sampling import Law, argmax
+from ssd.tuning.costs import Costs, CostTable, Situation
+from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write
+from ssd.tuning.learner import DraftTelemetry
+from ssd.tuning.tuner import Tuning
+
+_CONTEXT = 256  # tokens that a measured row sees
+_ROW = 8  # tokens of a measured row
+_ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+_BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+_CHAINS = (1, 2, 4, 8, 16)
+_USUAL_CHAINS = 4
+_LOOKS = 2  # passes over all sizes; the lesser time of each size counts
+# Sizes beyond one that takes so long are not measured: the last two tell the slope.
+_LONGEST_S = 0.06
+# Tree steps that are counted, and how long they may take before the draft is not waited for.
+_STEPS, _PATIENCE_S = 3, 0.5
+_POLL_S = 1e-4
+_SAVE_EVERY_S = 10.0
+_ATTEMPTS = 2  # to measure a draft that does not answer
+
+
+class Experience:
+    """What is known of this pair on this machine: read at the start, measured if it is missing, written when idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config, self._file = config, file_of(config, str(build.library()))
+        known = read(self._file, Knowledge)
+        prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE, Knowledge)
+        # Where nothing was measured yet, plans are tried out.
+        tried = known is not None and (known.tables or known.errors)
+        self.tuning = Tuning(config.one_bus, None if tried else Random())
+        self.tuning.recall(known or Knowledge(), prior)
+        self._left = _ATTEMPTS if self._unknown else 0  # what later rounds deny is for the next process
+        self._written, self._due = -1 if self.wanting else 0, 0.0
+
+    @property
+    def wanting(self) -> bool:
+        """Whether forwards must be measured before the tuner can choose."""
+        return self._left > 0 and self._config.has_draft and self._config.speculation.auto and self._unknown
+
+    @property
+    def _unknown(self) -> bool:
+        costs = self.tuning.costs
+        return costs.disturbed or not all(table.known for table in costs.tables.values())
+
+    def measured(self) -> None:
+        """An attempt to measure has ended: save what it found. Where it was disturbed, the next process tries again."""
+        self._written, self._due = -1, 0.0
+        ended = self.tuning.costs.disturbed or not self._unknown
+        self._left = 0 if ended else self._left - 1
+
+    def save(self) -> None:
+        """Write what is known, if it is more than before. Called while nothing runs, and now and then at most."""
+        now = time.monotonic()
+        if self.tuning.rounds > self._written and now >= self._due:
+            write(self._file, self.tuning.knowledge())
+            self._written, self._due = self.tuning.rounds, now + _SAVE_EVERY_S
+
+
+class TargetRehearsal:
+    """Runs verifications of made-up tokens on `runner`, over pages of `pool` that nobody uses."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, pool: PagePool) -> None:
+        self._runner, self._pool = runner, pool
+        self._most = config.max_num_seqs * _ROW
+        self._length = min(_CONTEXT, runner.model.shape.max_position // 2, pool.count * pool.size // 2)
+
+    def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the sizes that a batch may have."""
+        return tuple(size for size in sizes if size <= self._most)
+
+    def verify(self, tokens: int) -> float:
+        """Returns the seconds of a verification of `tokens` tokens, samples included. Raises OutOfPages."""
+        table = PageTable(self._pool)
+        try:
+            table.grow(self._length + _ROW)
+            counts = [min(_ROW, tokens - done) for done in range(0, tokens, _ROW)]
+            rows = [Row([0] * n, self._length, table.pages, n, slot) for slot, n in enumerate(counts)]
+            began = time.perf_counter()
+            context = self._runner.prepare(rows)
+            if self._runner.sample(rows, [Law()] * len(rows), context) is None:
+                argmax(self._runner.forward(rows, context))
+            return time.perf_counter() - began
+        finally:
+            table.free()
+
+
+def rehearse(
+    target: TargetRehearsal, costs: Costs, tell: Callable[[Message], object], board: BoardReader, team: CoreTeam | None
+) -> Iterator[None]:
+    """Fill `costs`, a measurement at a time: the caller goes on between any two, and may stop there.
+
+    The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty. `costs` are
+    marked as disturbed unless two looks at everything agree."""
+    looks = [Costs() for _ in range(_LOOKS)]
+    costs.disturbed = True
+
+    def rest() -> None:
+        """The draft rests, and the target has all cores."""
+        tell(Rehearse(0))
+        if team is not None:
+            team.use(all_cores=True)
+
+    try:
+        for look in looks:
+            rest()
+            yield from _verifications(target, _ALONE, look.tables["verify"])
+            yield from _in_turn(look, tell, board)
+            yield from _together(target, look, tell, board, team)
+        costs.disturbed = not looks[0].agrees(looks[1])
+    except OutOfPages:
+        pass
+    finally:
+        for look in looks:
+            for situation, table in look.tables.items():
+                for size, seconds in table.seconds.items():
+                    costs.tables[situation].set(size, seconds)
+        for table in costs.tables.values():
+            table.smooth()
+        rest()
+
+
+def _verifications(target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable) -> Iterator[None]:
+    """Fill a table with a time of each size."""
+    for size in target.sizes(sizes):
+        table.set(size, target.verify(size))
+        yield
+        if table.seconds[size] > _LONGEST_S:
+            break
+
+
+def _in_turn(costs: Costs, tell: Callable[[Message], object], board: BoardReader) -> Iterator[None]:
+    for rows in _CHAINS:
+        tell(Rehearse(rows, in_turn=True))
+        steps = _Steps(board)
+        while not steps.enough:
+            time.sleep(_POLL_S)
+            yield
+        steps.note(costs, "step")
+
+
+def _together(
+    target: TargetRehearsal, costs: Costs, tell: Callable[[Message], object], board: BoardReader, team: CoreTeam | None
+) -> Iterator[None]:
+    for rows in _CHAINS:
+        tell(Rehearse(rows))
+        if team is not None:
+            team.use(all_cores=False)
+        steps = _Steps(board)
+        if rows == _USUAL_CHAINS:
+            yield from _verifications(target, _BESIDE, costs.tables["verify_beside"])
+        while not steps.enough:
+            target.verify(1)
+            yield
+        steps.note(costs, "step_beside")
+
+
+class _Steps:
+    """The tree steps that the draft takes from now on, but the first, which may belong to what it did before."""
+
+    def __init__(self, board: BoardReader) -> None:
+        self._board, self._deadline = board, time.perf_counter() + _PATIENCE_S
+        self._first = board.telemetry().steps + 1
+        self._begun: DraftTelemetry | None = None
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough steps were seen, or none come."""
+        now = self._board.telemetry()
+        if self._begun is None and now.steps >= self._first:
+            self._begun = now
+        seen = 0 if self._begun is None else now.steps - self._begun.steps
+        return seen >= _STEPS or time.perf_counter() > self._deadline
+
+    def note(self, costs: Costs, situation: Situation) -> None:
+        """Put the mean step into a table, if there was one."""
+        now, before = self._board.telemetry(), self._begun
+        if before is not None and now.steps > before.steps:
+            steps = now.steps - before.steps
+            rows = max(1, round((now.grown - before.grown) / steps))
+            costs.tables[situation].set(rows, (now.step_seconds - before.step_seconds) / steps)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from ssd.system.files import cache_dir, read_bounded
+
+
+def test_the_tests_have_a_cache_folder_of_their_own() -> None:
+    assert cache_dir().name.startswith("ssd-tests-") and not (cache_dir() / "tables").is_symlink()
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("SSD_CACHE", "/s")
+    assert cache_dir() == Path("/s")
+    monkeypatch.delenv("SSD_CACHE")
+    assert cache_dir() == Path("/x/ssd")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "ssd"
+
+
+def test_a_bound_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "small"
+    file.write_bytes(b"x" * 3_000_000)
+    tracemalloc.start()
+    try:
+        assert read_bounded(file, 2**30) == b"x" * 3_000_000
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,68 @@
+"""A checkout that was only unpacked, without metadata of an installation, has all its parts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.config import parsers
+from ssd.models import registry
+from ssd.speculation import backups as speculators
+from ssd.system import registered
+
+ROOT = Path(__file__).parents[2]
+ASK = """
+import importlib.metadata, json
+importlib.metadata.entry_points = lambda **_: []
+from ssd.cli.main import main
+from ssd.config import parsers
+from ssd.models import registry
+from ssd.speculation import backups as speculators
+import ssd, tools.gpu_report.__main__
+found = [registry.families(), parsers.names(parsers.TOOLS), parsers.names(parsers.REASONING), speculators.names()]
+family, parser = registry._entries()["qwen3"].load().__name__, parsers.load(parsers.TOOLS, "hermes").__name__
+print(json.dumps([ssd.__file__, *found, family, parser]))
+"""
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, without = tmp_path_factory.mktemp("unpacked"), shutil.ignore_patterns("builtin", "__pycache__")
+    for part in ("ssd", "tools"):
+        shutil.copytree(ROOT / part, folder / part, ignore=without)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_an_unpacked_checkout_has_its_families_parsers_and_tools(unpacked: Path) -> None:
+    command = [sys.executable, "-c", ASK]
+    done = subprocess.run(command, cwd=unpacked, env={"PYTHONPATH": str(unpacked)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    where, families, tools, reasoning, backups, family, parser = json.loads(done.stdout)
+    assert Path(where).is_relative_to(unpacked) and (family, parser) == ("Qwen3", "Hermes")
+    assert families.items() >= {name: said for name, said in registry.families().items() if said == "built in"}.items()
+    assert len(families) >= 12 and set(tools) <= set(parsers.names(parsers.TOOLS)) and len(tools) >= 4
+    assert set(reasoning) <= set(parsers.names(parsers.REASONING)) and {"ngram", "auto"} <= set(backups)
+    assert set(backups) <= set(speculators.names())
+
+
+OTHER = """
+[project]
+name = "another"
+[project.entry-points."ssd.models"]
+x = "y:Z"
+"""
+
+
+@pytest.mark.parametrize("text", [None, "[", OTHER], ids=["none", "broken", "another"])
+def test_another_project_beside_the_package_is_not_read(text: str | None, tmp_path: Path, monkeypatch: Any) -> None:
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(registered, "_PROJECT", tmp_path / "pyproject.toml")
+    assert registered._own.__wrapped__("ssd.models") == []

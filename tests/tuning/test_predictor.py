@@ -1,0 +1,204 @@
+"""The tuner against worlds whose best setting is known: times and rates in, the setting out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.theory import LinearCost
+from ssd.tuning.learner import AfterMiss, Learner, LinearFit, LookupGain, Measurements
+from ssd.tuning.predictor import (
+    ALIKE,
+    ALIKE_ON_ONE_BUS,
+    Choices,
+    SpeculationPlan,
+    predicted,
+    predicted_plain,
+    predicted_sd,
+    ranked_plans,
+    speed_of,
+)
+
+MS = 1e-3
+K = tuple(range(1, 9))
+ANY = Choices(("ngram", "ssd"), K)
+# Two cores: a verification of 55 ms and a little more for each token, tree steps of 17 ms however many chains.
+CPU = Measurements(LinearCost(55 * MS, 1 * MS), LinearCost(17 * MS, 0.05 * MS), 55 * MS, (0.55,), 0.55, (0.5, 0.7))
+# The paper's pair: 18 ms, a step 2 ms.
+GPU = Measurements(LinearCost(18 * MS, 0.02 * MS), LinearCost(2 * MS, 0.002 * MS), 18 * MS, (0.85,), 0.85, (0.25, 0.6))
+
+
+def best_plan(measured: Measurements, batch: int, choices: Choices = ANY) -> SpeculationPlan:
+    return ranked_plans(measured, batch, choices)[0]
+
+
+def test_speed_by_hand() -> None:
+    """K = 1, F = 1, 1; a token takes no time of its own, a step little of a verification: depth 1. a = .5, c = .5."""
+    measured = Measurements(LinearCost(0.1, 0.0), LinearCost(0.02, 0.0), 0.1, (0.5,), 0.5, (0.5, 1.0))
+    # hit: 1.5 tokens in .1 s, half of the rounds; a miss goes at once: 1 token in .1, or waits: 1.5 in .15.
+    with_misses = replace(measured, missed=AfterMiss(1.2, 0.01, 0.0))
+    assert predicted(with_misses, 1, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
+    going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
+    assert predicted(measured, 1, 1, (1, 1)) == pytest.approx(max(going, waiting))
+
+
+def test_draft_tokens_of_missed_rows_take_time_too() -> None:
+    """As above, but each token takes 10 ms: a hit verifies 2, a miss 4 of which it keeps as many."""
+    measured = Measurements(
+        LinearCost(0.1, 0.01), LinearCost(0.02, 0.0), 0.11, (0.5,), 0.5, (0.5, 1.0), AfterMiss(1.5, 0.0, 3.0)
+    )
+    assert predicted(measured, 1, 1, (1, 1)) == pytest.approx(1.5 / (0.1 + 0.01 * (0.5 * 2 + 0.5 * 4)))
+
+
+def test_where_misses_cost_little_no_budget_is_chosen_that_leaves_time_for_no_step() -> None:
+    """Seen on two cores at batch 4: with all chains at once nothing would be hit, and every row be like the missed ones
+    of other plans, which had chains to take from."""
+    verify, step = LinearCost(0.0586, 0.00242), LinearCost(0.0185, 0.000635)
+    measured = Measurements(verify, step, 0.0683, (0.6, 0.67, 0.87), 0.6, (0.51, 0.83), AfterMiss(1.73, 0.0028, 1.4))
+    assert 4 * sum(best_plan(measured, 4, ANY).fan_out) <= 64
+
+
+def test_tokens_between_two_depths() -> None:
+    measured = replace(GPU, acceptance=(0.5, 0.4))
+    assert [measured.tokens(d) for d in (0, 1, 2, 3)] == pytest.approx([1, 1.5, 1.7, 1.78])
+    assert measured.tokens(1.5) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("measured", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_no_setting_that_was_not_tried_is_much_better(measured: Measurements, batch: int) -> None:
+    """Uniform lists and random ones, of any K."""
+    found = best_plan(measured, batch, ANY)
+    dice = Random(0)
+    for _ in range(300):
+        lookahead = dice.randint(1, 8)
+        other = [dice.randint(1, 5) for _ in range(lookahead + 1)]
+        if sum(other) <= 32:
+            assert predicted(measured, batch, len(other) - 1, other) <= found.speed * 1.02
+
+
+def test_a_useless_draft_is_left_alone() -> None:
+    assert best_plan(replace(CPU, acceptance=(0.02,), rate=0.02), 1, ANY).lookahead == 0
+
+
+def test_a_draft_as_slow_as_the_target_is_left_alone() -> None:
+    assert best_plan(replace(CPU, step=LinearCost(80 * MS, 0)), 1, ANY).lookahead == 0
+
+
+def test_where_tokens_cost_what_they_bring_nothing_is_drafted() -> None:
+    """A large batch on a processor that computes at its limit."""
+    assert best_plan(replace(CPU, verify=LinearCost(1 * MS, 20 * MS), plain=321 * MS), 16, ANY).lookahead == 0
+
+
+def test_a_better_draft_looks_further_ahead() -> None:
+    depths = [best_plan(replace(GPU, acceptance=(a,), rate=a), 1, ANY).lookahead for a in (0.3, 0.6, 0.9)]
+    assert depths == sorted(depths) and depths[0] < depths[-1]
+
+
+def test_only_what_may_be_chosen_is() -> None:
+    ahead = ("ssd",)
+    for choices in (
+        Choices(ahead, (4,)),
+        Choices(("sd", "ssd"), (1, 2), (3,)),
+        Choices(ahead, (3,), (4, 3, 2, 1)),
+        Choices(ahead, (2, 5), (), 7),
+    ):
+        for plan in ranked_plans(GPU, 1, choices):
+            assert plan.mode in choices.modes and plan.lookahead in choices.lookaheads
+            assert len(plan.fan_out) == (len(choices.fan_out) or plan.lookahead + 1)
+            assert not choices.fan_out or set(plan.fan_out) == set(choices.fan_out)
+            assert choices.fan_out or sum(plan.fan_out) <= choices.chains
+    useless = replace(GPU, acceptance=(0.0,), rate=0.0)
+    assert best_plan(useless, 1, Choices(ahead, (4,))).lookahead == 4
+
+
+def test_plans_come_fastest_first_and_each_k_once() -> None:
+    plans = ranked_plans(CPU, 1, Choices(("ngram", "sd", "ssd"), K))
+    assert [plan.speed for plan in plans] == sorted((speed_of(CPU, 1, plan) for plan in plans), reverse=True)
+    assert len({(plan.mode, plan.lookahead) for plan in plans}) == len(plans) == 17
+
+
+def test_plain_decoding_by_hand() -> None:
+    """Prompt lookup brings .5 tokens a row for .8 verified ones, which take 1 ms each; two rows."""
+    measured = replace(CPU, lookup=LookupGain(0.5, 0.8))
+    assert predicted_plain(CPU, 2) == pytest.approx(2 / CPU.plain)
+    assert predicted_plain(measured, 2) == pytest.approx(2 * 1.5 / (CPU.plain + 2 * 0.8 * MS))
+    alone = replace(measured, verify_alone=LinearCost(30 * MS, 0.5 * MS))
+    assert predicted_plain(alone, 2) == pytest.approx(2 * 1.5 / (CPU.plain + 2 * 0.8 * 0.5 * MS))
+
+
+def test_in_turn_by_hand() -> None:
+    """K = 2, a = .5: 1.75 tokens in 20 ms of verification and two steps of 2 ms."""
+    measured = replace(GPU, verify=LinearCost(20 * MS, 0.0), step=LinearCost(2 * MS, 0.0), acceptance=(0.5,), rate=0.5)
+    assert predicted_sd(measured, 1, 2) == pytest.approx(1.75 / 0.024)
+    found = best_plan(measured, 1, Choices(("sd",), K))
+    assert found.speed == pytest.approx(max(predicted_sd(measured, 1, k) for k in K))
+    in_turn = replace(measured, verify_alone=LinearCost(10 * MS, 0.0), step_alone=LinearCost(1 * MS, 0.0))
+    assert predicted_sd(in_turn, 1, 2) == pytest.approx(1.75 / 0.012)
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.001, 0.1), st.floats(0, 0.01), st.lists(st.integers(1, 40), min_size=5, max_size=60))
+def test_a_straight_line_is_found(fixed: float, each: float, sizes: list[int]) -> None:
+    fit = LinearFit()
+    for size in sizes:
+        fit.note(size, fixed + each * size)
+    mean = sum(sizes) / len(sizes)
+    assert fit.cost().each >= 0
+    if max(sizes) - min(sizes) > 3:
+        assert fit.cost().at(mean) == pytest.approx(fixed + each * mean, rel=1e-6)
+        assert fit.cost().each == pytest.approx(each, rel=1e-6, abs=1e-9)
+
+
+def test_ranks_become_the_power_law() -> None:
+    learner, dice = Learner(), Random(3)
+    for _ in range(4000):
+        u = dice.random()
+        learner.looked_up(8, next((f for f in range(1, 9) if u > 0.5 * f**-0.7), None))
+    misses = learner.misses()
+    assert misses[0] == pytest.approx(0.5, abs=0.15)
+    assert misses[1] == pytest.approx(0.7, abs=0.3)
+    assert hit_rate(0.5, (8, 8), misses) == pytest.approx(hit_rate(0.5, (8, 8), (0.5, 0.7)), abs=0.06)
+
+
+def test_what_was_learned_is_recalled_and_gives_way_to_another_text() -> None:
+    learner, later = Learner(), Learner()
+    for _ in range(500):
+        learner.outcome(3, 2)
+        learner.looked_up(2, 1)
+    later.recall(*learner.agreement())
+    assert later.acceptance[:3] == pytest.approx((1.0, 1.0, 0.0))
+    assert later.rate == pytest.approx(2 / 3, abs=0.01)
+    for _ in range(60):
+        learner.outcome(1, 0)
+        later.outcome(1, 0)
+    assert later.acceptance[0] < learner.acceptance[0] < 1
+
+
+def test_where_a_bus_is_shared_fewer_chains_are_as_good() -> None:
+    few, many = (best_plan(CPU, 1, ANY._replace(alike=alike)) for alike in (ALIKE_ON_ONE_BUS, ALIKE))
+    assert sum(few.fan_out) < sum(many.fan_out)
+    assert (1 - ALIKE_ON_ONE_BUS) * many.speed <= few.speed <= many.speed
+
+
+@pytest.mark.parametrize(("spread", "each"), [(1.0, 0.001), (0.1, 0.02)])
+def test_no_slope_is_read_from_sizes_that_hardly_differ(spread: float, each: float) -> None:
+    """One chain more takes a hundredth more, until sizes have varied enough; then it takes what was seen."""
+    fit = LinearFit(spread=spread)
+    for size in (4, 5) * 50:
+        fit.note(size, 0.1 + 0.02 * (size - 4.5))
+    assert fit.cost().each == pytest.approx(each)
+    assert fit.cost().at(4.5) == pytest.approx(0.1)
+
+
+def test_in_turn_there_is_one_chain_whatever_the_budget() -> None:
+    good = replace(GPU, acceptance=(0.95,), rate=0.95)
+    assert best_plan(good, 1, Choices(("sd",), K, chains=3)).lookahead == 8
+    assert best_plan(good, 1, Choices(("sd",), (6,), chains=3)).lookahead == 6
