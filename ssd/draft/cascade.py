@@ -1,9 +1,8 @@
-"""The draft models: one decides what is published, and smaller ones guess for it (a cascade).
+"""The draft models: the largest decides what is published, and smaller ones guess for it (a cascade).
 
-The smaller draft guesses what the larger one will say at its frontiers, the ends of paths and chains. The larger one
-verifies the guesses in the forward that it takes anyway, so that only the time of its own tokens changes
-(`ssd.draft.gains`). A smaller draft's memory of a sequence is a cache: it computes again whatever no longer
-fits."""
+A smaller draft guesses the next tokens of the larger one at its frontiers, the ends of paths and chains. The larger one
+verifies the guesses in its next forward, so a cascade changes when tokens are drafted, never which (`ssd.draft.gains`).
+A smaller draft's keys and values are a cache: it recomputes tokens that no longer match."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from ssd.tuning.learner import LinearFit, Mean
 
 log = logging.getLogger("ssd.draft")
 
-# Path tokens computed in one forward: bounds how long a prompt keeps the larger draft waiting.
+# Path tokens that one forward computes at most, so that a long prompt does not delay the larger draft.
 _CHUNK = 128
-# A forward that computes more path tokens than this, for each sequence, does not show what a guess costs.
+# A forward with more path tokens than this for each sequence is not used to measure the time of a guess.
 _USUAL = 8
-# A smaller draft that does not pay guesses one token once in so many steps: it may begin to pay.
+# Steps after which a smaller draft that does not pay guesses one token again, since it may pay now.
 _PROBE_EVERY = 32
 _REPORT_EVERY = 256
 _ACCEPTANCE = 0.5  # until it is known
@@ -39,7 +38,8 @@ _ACCEPTANCE = 0.5  # until it is known
 @dataclass
 class Frontier:
     """The end of a path, or of the chain in `cell`, where at most `most` tokens may be guessed.
-    `tokens` follow the path, or in a chain its first `fork` trunk tokens; the `guessed` tokens follow them."""
+
+    `tokens` follow the path, or in a chain its first `fork` trunk tokens. The `guessed` tokens follow `tokens`."""
 
     tree: Tree
     tokens: list[int]
@@ -58,7 +58,7 @@ class Frontier:
 
 
 class Cascade:
-    """All drafters, smallest first: the last one decides, the others guess for it. One drafter alone is no cascade."""
+    """Owns all drafters, smallest first: the last one decides, the others guess for it. It may be a single drafter."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         *smaller, self.drafter = drafters
@@ -68,7 +68,7 @@ class Cascade:
 
     @property
     def _below(self) -> SmallerDraft | None:
-        """The largest of the smaller drafts."""
+        """Return the largest of the smaller drafts; None without any."""
         return self.smaller[-1] if self.smaller else None
 
     def forward(
@@ -79,15 +79,16 @@ class Cascade:
         meanwhile: Task = nothing,
         depths: int = 1,
     ) -> tuple[list[list[Guess]], int]:
-        """Run the rows of paths and the last token of each growing chain; does `meanwhile` while a device computes.
-        Returns, in this order, the guesses for each path's outputs and for each chain's last token, and one more for
-        each right guess of the smaller draft; and how many forwards ran one after the other, at most `depths`. Each
-        but the first adds a guess where one is wanted."""
+        """Compute path rows and the last token of each growing chain; return guesses and the number of forwards.
+
+        The guesses are those for each path's outputs, then for each chain's last token. Each right guess of the smaller
+        draft adds one, and so does each forward after the first where a guess is wanted. At most `depths` forwards run,
+        one after the other; `meanwhile` runs while a device computes."""
         outputs = [row.outputs for _, row in paths] + [1 for _, chains in growing for _ in chains]
         frontiers = [self._path_frontier(path) for path in paths]
         frontiers += [self._chain_frontier(tree, chain) for tree, chains in growing for chain in chains]
         if self.smaller:
-            meanwhile()  # their forwards come first
+            meanwhile()  # the forwards of smaller drafts come first
             self.smaller[-1].propose(trees, frontiers)
             paths = [_guessed_row(*pair) for pair in zip(paths, frontiers, strict=False)]
         more = [min(depths - 1, frontier.most) for frontier in frontiers]
@@ -105,7 +106,7 @@ class Cascade:
         return _verified(self.drafter, self._below, paths, chains, work, meanwhile), 1
 
     def promote(self, tree: Tree, winner: Chain) -> None:
-        """Make the winning chain's keys and values the path's, as far as they are there. Raises OutOfPages."""
+        """Copy the winning chain's computed keys and values to the path. Raises OutOfPages."""
         if tree.recurrent or winner.cell is None or not winner.computed:
             return
         tree.table.grow(tree.computed + winner.computed)
@@ -115,7 +116,7 @@ class Cascade:
             draft.promote(tree, winner.cell, winner.tokens)
 
     def forget_chains(self, cells: Sequence[int]) -> None:
-        """Other chains will use these cells."""
+        """Forget the chains in these cells, which other chains will use."""
         for draft in self.smaller:
             draft.forget_chains(cells)
 
@@ -125,7 +126,9 @@ class Cascade:
             draft.release(request)
 
     def _path_frontier(self, path: PathRow) -> Frontier:
-        """The end of the trunk, past the token that this forward adds to it; guesses only if the target waits."""
+        """Return the end of the trunk, after the token that this forward adds to it.
+
+        No guesses are wanted there unless the target waits for the trunk."""
         tree, row = path
         length = len(tree.trunk)
         extends = tree.in_flight is None and row.stop == tree.base + length
@@ -140,7 +143,7 @@ class Cascade:
 
 
 def _room(path: PathRow, more: int) -> int:
-    """Make room for `more` tokens behind a path's row; returns how many have it, all or none."""
+    """Reserve pages for `more` tokens behind a path's row; return `more`, or 0 without pages."""
     try:
         path.tree.table.grow(path.row.stop + more)
     except OutOfPages:
@@ -149,7 +152,7 @@ def _room(path: PathRow, more: int) -> int:
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
-    """The row with the guesses behind its tokens; without pages for them the guesses are dropped."""
+    """Append the guesses to the row, as outputs; drop them if there are no pages for them."""
     (tree, row), guessed = path, frontier.guessed
     del guessed[_room(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]
@@ -157,7 +160,7 @@ def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
 
 
 def _chain_rows(tree: Tree, growing: Iterable[tuple[Chain, Frontier]]) -> ChainRows:
-    """The last token of each chain and the guesses behind it."""
+    """Return rows of each chain's last token and the guesses after it."""
     tokens = ChainTokens(tree.table.pages, tree.base)
     for chain, frontier in growing:
         assert chain.cell is not None, "a chain without a cell does not grow"
@@ -173,9 +176,10 @@ def _verified(
     work: Sequence[tuple[int, list[int]]],
     meanwhile: Task = nothing,
 ) -> list[list[Guess]]:
-    """One forward of `drafter`, which verifies what `below` guessed.
-    `work` has for each frontier, in the order of the rows, its own outputs and the guessed tokens behind them; returns
-    for each the guesses that hold."""
+    """Verify the guesses of `below` in one forward of `drafter`; return the guesses that hold, by frontier.
+
+    `work` has for each frontier, in the order of the rows, the number of its own outputs and the guessed tokens after
+    them."""
     began, found = time.perf_counter(), list[list[Guess]]()
     guesses = drafter.forward(paths, chains, meanwhile)
     seconds = time.perf_counter() - began
@@ -190,7 +194,7 @@ def _verified(
 
 
 class _Path:
-    """What a smaller draft has computed of one sequence: the first `tokens` have keys and values."""
+    """The pages of one sequence in a smaller draft, and the `tokens` whose keys and values they hold."""
 
     def __init__(self, table: PageTable, tree: Tree) -> None:
         self.table = table
@@ -198,13 +202,13 @@ class _Path:
         self._sure, self._lost = 0, False
 
     def agreed(self, tree: Tree, tokens: Sequence[int]) -> int:
-        """How many leading tokens are those of `tokens`, which begin with the path of `tree`."""
+        """Return how many leading tokens are also those of `tokens`, which begin with the path of `tree`."""
         found = common_prefix_length(self.tokens, tokens, self._sure)
         self._sure = min(found, tree.base)  # committed tokens stay
         return found
 
     def grow(self, length: int) -> bool:
-        """Make room for `length` tokens. Once that has failed, the path stays without pages."""
+        """Reserve pages for `length` tokens; return True on success. After a failure the path stays without pages."""
         if not self._lost:
             try:
                 self.table.grow(length)
@@ -215,7 +219,7 @@ class _Path:
 
 
 class _Chunk(NamedTuple):
-    """What the next forward computes of a path and what follows it: `context` from `start` to `stop`."""
+    """The tokens of a path that the next forward computes: `context[start:stop]`."""
 
     tree: Tree
     path: _Path
@@ -225,12 +229,14 @@ class _Chunk(NamedTuple):
 
 
 class SmallerDraft:
-    """`drafter` guesses for the next larger draft; `below`, if any, guesses for it. All use the same cell numbers."""
+    """A draft model that guesses for the next larger one; `below`, if any, guesses for it.
+
+    All drafts use the same cell numbers."""
 
     def __init__(self, drafter: Drafter, below: SmallerDraft | None = None) -> None:
         self.drafter, self.below = drafter, below
         self._paths: dict[int, _Path] = {}
-        self._chains: dict[int, list[int]] = {}  # by cell: the chain tokens that have keys and values
+        self._chains: dict[int, list[int]] = {}  # by cell, chain tokens with keys and values
         self._acceptance, self._token_s = Mean(_ACCEPTANCE), Mean(0.0)
         self._forward = LinearFit()  # the larger draft's
         self._calls = 0
@@ -238,7 +244,9 @@ class SmallerDraft:
     # -- for the larger draft ---------------------------------------------------------------------------------------
 
     def propose(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
-        """Guess as many tokens at each frontier as pay. Those of paths come first, and all in the order of `trees`."""
+        """Guess as many tokens at each frontier as pay.
+
+        Frontiers of paths come first, and all are in the order of `trees`."""
         growing = [frontier for frontier in frontiers if frontier.most > 0]
         length = self._worthwhile(growing)
         if length:
@@ -251,7 +259,7 @@ class SmallerDraft:
             self._acceptance.note_outcome(guessed, accepted)
 
     def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
-        """Copy the chain in `cell`, which has become the last committed token and the trunk, to the path."""
+        """Copy the winning chain in `cell`, now the last committed token and the trunk, to the path."""
         path, start = self._paths.get(tree.request), tree.base - 1
         count = common_prefix_length(self._chains.get(cell, []), tokens)
         if path is not None and count and path.agreed(tree, tree.tokens) >= start and path.grow(start + count):
@@ -259,7 +267,7 @@ class SmallerDraft:
             path.tokens[start:] = tokens[:count]
 
     def forget_chains(self, cells: Sequence[int]) -> None:
-        """Other chains will use these cells."""
+        """Forget the chains in these cells, which other chains will use."""
         for cell in cells:
             self._chains.pop(cell, None)
 
@@ -269,7 +277,7 @@ class SmallerDraft:
             self._paths.pop(request).table.free()
 
     def _worthwhile(self, frontiers: Sequence[Frontier]) -> int:
-        """How many guesses per frontier pay, by what was measured."""
+        """Return how many guesses per frontier pay, by measured times and acceptance."""
         self._calls += 1
         if not (frontiers and self._forward.known and self._token_s.count):
             return 1
@@ -277,12 +285,12 @@ class SmallerDraft:
         length = best_length(*figures, max(frontier.most for frontier in frontiers))
         if self._calls % _REPORT_EVERY == 0:
             log.info("cascade: %d guesses; acceptance %.2f, forward %s, chains %d, guess %.5f s", length, *figures)
-        return length or int(self._calls % _PROBE_EVERY < 2)  # the second time, paths have caught up
+        return length or int(self._calls % _PROBE_EVERY < 2)  # twice: at the first, paths may have to be computed
 
     # -- guessing ---------------------------------------------------------------------------------------------------
 
     def _guess(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
-        """Guess what each frontier wants; less, or nothing, if its path is not computed yet or cannot be."""
+        """Guess the wanted tokens of each frontier; fewer or none if its path is not computed yet or has no pages."""
         while True:
             began, before = time.perf_counter(), sum(len(frontier.guessed) for frontier in frontiers)
             caught_up, grown = self._step(trees, frontiers)
@@ -294,8 +302,9 @@ class SmallerDraft:
                 return
 
     def _step(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> tuple[int, list[Frontier]]:
-        """One forward: paths catch up, and a frontier moves if its path is complete.
-        Returns how many path tokens were computed, and the frontiers that moved."""
+        """Run one forward: compute missing path tokens, and guess at frontiers whose path is complete.
+
+        Returns the number of path tokens computed, and the frontiers with new guesses."""
         chunks = self._chunks(trees, frontiers)
         whole = {request for request, chunk in chunks.items() if chunk.stop == len(chunk.context)}
         moving = [frontier for frontier in frontiers if frontier.tree.request in whole and self._fits(frontier)]
@@ -312,7 +321,7 @@ class SmallerDraft:
             path.tokens = context[:stop]
             path.table.share_computed(tree.tokens, min(stop, tree.base))
         for (frontier, behind), count, guesses in zip(work, skipped, found, strict=True):
-            # Wrong guesses have keys and values, too. They are listed, so that `agreed` finds that they do not fit.
+            # Wrong guesses have keys and values, too. They are listed, so that `agreed` finds the difference.
             if frontier.cell is None:
                 self._paths[frontier.tree.request].tokens += behind
             else:
@@ -321,26 +330,27 @@ class SmallerDraft:
         return sum(chunk.stop - chunk.start for chunk in chunks.values()), moving
 
     def _fits(self, frontier: Frontier) -> bool:
-        """True for a path, and for a chain that fits into this model's context."""
+        """Return True for a path, and for a chain that fits into this model's context."""
         longest = frontier.tree.base + frontier.fork + len(frontier.text) + frontier.left
         return frontier.cell is None or longest <= self.drafter.max_position
 
     def _guesses_below(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> list[list[int]]:
-        """What the next smaller draft guesses at each frontier; this one adds a token of its own."""
+        """Return the next smaller draft's guesses at each frontier, one less than wanted: this draft adds its own."""
         lower = [Frontier(f.tree, f.text, f.left - 1, f.fork, f.cell) for f in frontiers]
         if self.below is not None:
             self.below.propose(trees, lower)
         return [frontier.guessed for frontier in lower]
 
     def _chunks(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> dict[int, _Chunk]:
-        """By request, how far each path is computed now, its own frontier included.
+        """Return, by request, the tokens of each path to compute now, those of its frontier included.
+
         A path without pages is left out."""
         growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
         chunks, budget = {}, _CHUNK
         for tree in trees:
             path, frontier = self._path(tree), growing.get(tree.request)
             context = tree.path[: tree.wanted] if frontier is None else tree.path + frontier.text
-            # At least the last token of a path that is to grow: its row says what follows.
+            # A path that is to grow computes at least its last token, which predicts the next.
             start = min(path.agreed(tree, context), len(context) - (frontier is not None))
             stop = min(len(context), start + budget)
             length = stop if frontier is None else stop + frontier.left
@@ -355,7 +365,7 @@ class SmallerDraft:
         return self._paths[tree.request]
 
     def _path_rows(self, chunks: dict[int, _Chunk], growing: dict[int, list[int]]) -> list[PathRow]:
-        """Rows of the paths; `growing` are the guesses from below behind those that are to grow."""
+        """Return rows of the paths; `growing` has the guesses from below by request, for paths that are to grow."""
         rows = []
         for request, chunk in chunks.items():
             tokens = chunk.context[chunk.start : chunk.stop] + growing.get(request, [])
@@ -376,6 +386,6 @@ class SmallerDraft:
         return list(chains.values())
 
     def _start(self, frontier: Frontier) -> int:
-        """The first token of a chain that must be computed, at the latest its last one."""
+        """Return the index of the first chain token to compute, at the latest the last one."""
         assert frontier.cell is not None
         return min(common_prefix_length(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)

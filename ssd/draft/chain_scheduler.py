@@ -1,4 +1,4 @@
-"""Which outcomes get a chain, and which chains the next step grows (by `ssd.draft.gains`)."""
+"""Chooses the outcomes that get a chain, and the chains that the next step grows (by `ssd.draft.gains`)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.speculation.forks import forks
 from ssd.tuning.learner import Learner, LinearFit, Mean
 
-# The lead of a joint allocation: its first value, the number of outcomes that this counts as, and how fast old outcomes
-# fade. At temperature 0 texts repeat themselves, which makes it better with most pairs. One of `_COMPARED` outcomes
-# is compared.
+# The lead of a joint allocation: its initial value, the samples this counts as, and its smoothing. At temperature 0
+# texts repeat themselves, so that a joint allocation is better for most pairs. One of `_COMPARED` outcomes is compared.
 _LEAD, _LEAD_SAMPLES, _LEAD_SMOOTHING, _COMPARED = 0.02, 8, 0.02, 3
-_NEXT = -1  # an entry of the board that is still to be given
+_NEXT = -1  # of a chain that has no board entry yet
 
 
 class Growing(NamedTuple):
-    """Chains of one sequence."""
+    """Growing chains of one sequence."""
 
     tree: Tree
     chains: list[Chain]
@@ -32,8 +31,9 @@ class Growing(NamedTuple):
 
 class ChainScheduler:
     """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
-    With fan-outs the chances of outcomes are those of Theorem 12's laws, in a joint allocation `ssd.draft.chances`.
-    `forget` hears of cells that are taken from a chain and given to another. A sequence has at most `most` chains."""
+
+    Probabilities of outcomes come from Theorem 12's laws with fan-outs, from `ssd.draft.chances` in a joint allocation.
+    `forget` is called with cells that a chain loses to another. A sequence has at most `most` chains."""
 
     def __init__(
         self,
@@ -44,23 +44,23 @@ class ChainScheduler:
     ) -> None:
         self._chain_cache, self._max_position, self._forget, self._most = chain_cache, max_position, forget, most
         self._learner, self._chances, self._step = Learner(), Chances(), LinearFit(slope=0.0)
-        # By whether requests are greedy: how much more often a joint allocation would have hit than the list.
+        # For greedy and other requests: hit rate of a joint allocation minus the hit rate of lists.
         self._lead = {
             greedy: Mean(_LEAD if greedy else -_LEAD, _LEAD_SMOOTHING, _LEAD_SAMPLES) for greedy in (True, False)
         }
         self._outcomes = 0
 
     def note_step(self, chains: int, seconds: float) -> None:
-        """Learn that a step which grew so many chains, and did nothing else, took so long."""
+        """Learn that a step that grew `chains` chains, and did nothing else, took `seconds`."""
         self._step.note(chains, seconds)
 
     def note_bonus(self, prepared: Sequence[int], token: int) -> None:
-        """Learn that the bonus token was `token` where these, best first, were prepared."""
+        """Learn that the bonus token was `token`, when `prepared` bonus tokens, best first, had chains."""
         if prepared:
             self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
 
     def note_outcome(self, nodes: Mapping[int, Node], accepted: int, token: int) -> None:
-        """Learn that `accepted` trunk tokens were right and then `token` came; `nodes` are by accepted length."""
+        """Learn that `accepted` trunk tokens were right and `token` followed; `nodes` are by accepted length."""
         for fork, node in nodes.items():
             if fork == accepted:
                 self._chances.learn(node, token)
@@ -68,13 +68,14 @@ class ChainScheduler:
                 self._chances.learn(node, node.in_flight)
 
     def jointly(self, tree: Tree) -> bool:
-        """True if a joint allocation would have hit at least as often as lists, for requests of this kind."""
+        """Return True if a joint allocation would have hit at least as often as lists, for requests of this kind."""
         return self._lead[tree.law.temperature == 0.0].value >= 0
 
     def compare(self, tree: Tree, accepted: int, token: int) -> None:
-        """Note which allocation would have prepared the outcome of the verification that `tree` is about.
+        """Learn which allocations would have prepared the outcome of the verification of `tree`.
 
-        Both are computed from what the draft knew, whichever was in force; every few outcomes, as it takes 0.2 ms."""
+        Both are computed from the draft's knowledge before the outcome. It takes 0.2 ms, so only one outcome of
+        `_COMPARED` is compared."""
         self._outcomes += 1
         if accepted not in tree.nodes or self._outcomes % _COMPARED:
             return
@@ -89,7 +90,7 @@ class ChainScheduler:
         self._lead[tree.law.temperature == 0.0].note(hits)
 
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
-        """The chains that the next step makes longer: those that are worth its time."""
+        """Choose the chains that the next step makes longer: those worth its time."""
         wanting = [(gain, tree.request, chain.entry) for gain, tree, chain in self._placed(trees) if gain > 0]
         if not wanting:
             return []
@@ -100,7 +101,7 @@ class ChainScheduler:
         return [growing for growing in found if growing.chains]
 
     def fork(self, trees: Collection[Tree]) -> list[Growing]:
-        """Start a chain for every outcome that has become predictable, likeliest first; returns the new ones."""
+        """Start a chain for every outcome that has become predictable, likeliest first; return the new ones."""
         found = [(tree, chain) for tree in trees for chain in self._new_chains(tree)]
         if not found:
             return []
@@ -116,7 +117,7 @@ class ChainScheduler:
         return list(new.values())
 
     def _new_chains(self, tree: Tree) -> list[Chain]:
-        """Chains for the new outcomes, without cells."""
+        """Return chains for the new outcomes, without cells."""
         found = self._likeliest(tree) if tree.joint else self._listed(tree)
         if not found:
             return []
@@ -129,7 +130,7 @@ class ChainScheduler:
         return found
 
     def _listed(self, tree: Tree) -> list[Chain]:
-        """So many outcomes of each accepted length."""
+        """Return chains for the F_k likeliest new outcomes of each accepted length k."""
         outcomes = tree.new_forks()
         if not outcomes:
             return []
@@ -141,8 +142,9 @@ class ChainScheduler:
         return found
 
     def _likeliest(self, tree: Tree) -> list[Chain]:
-        """The outcomes that are among the `budget` likeliest of the whole trunk, likeliest first.
-        Older chains that are no longer among them give up their cells, those without a token also their entries. Under
+        """Return chains for the new outcomes among the `budget` likeliest of the whole trunk, likeliest first.
+
+        Older chains not among these lose their cells, and without a computed token their board entries, too. Under
         the ratio rule chains with a token stay: there are draft probabilities for `budget` entries alone."""
         new = [Chain(fork, [token], None, _NEXT, chance) for fork, token, chance in tree.new_outcomes(self._chances)]
         if not new:
@@ -166,9 +168,9 @@ class ChainScheduler:
         return found
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
-        """A function that gives a cell to a chain: a free one, or that of a less likely chain.
-        It is called with falling probabilities. A chain that loses its cell stays as long as it is, and its tokens stay
-        on the board."""
+        """Return a function that takes a cell for a chain: a free one, or that of a less likely chain.
+
+        Call it with falling probabilities. A chain that loses its cell stops growing; its tokens stay on the board."""
         losers: list[Chain] | None = None
 
         def cell(probability: float) -> int | None:
@@ -190,14 +192,15 @@ class ChainScheduler:
         return cell
 
     def _placed(self, trees: Collection[Tree]) -> list[tuple[float, Tree, Chain]]:
-        """The chains that have a cell, and what another token of each is worth."""
+        """Return (gain of another token, tree, chain) for the chains that have a cell."""
         return [
             (self._gain(tree, chain), tree, chain) for tree in trees for chain in tree.chains if chain.cell is not None
         ]
 
     def _gain(self, tree: Tree, chain: Chain) -> float:
-        """What another token is worth; 0 for a chain that is long enough. A chain gets one token more than the
-        lookahead: if it wins, the candidates after all of it are known."""
+        """Return the gain of another token of a chain; 0 for a chain that is long enough.
+
+        A chain grows by one token more than the lookahead: if it wins, the candidates after all of it are known."""
         if chain.computed > tree.lookahead or tree.base + chain.fork + chain.computed >= self._max_position:
             return 0.0
         return gain(chain.probability, chain.computed, tree.acceptance.value)

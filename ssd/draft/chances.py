@@ -1,4 +1,4 @@
-"""How likely each candidate is the target's next token: scores turned into probabilities by what came true before."""
+"""Turns candidates' scores into probabilities of the target's next token, calibrated by earlier outcomes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 from ssd.speculation.ngram import Copied
 from ssd.tuning.learner import Mean
 
-# Log-odds of the predictions of which a calibration learns how often they came true: 1 apart, for `_place`.
+# Points of a calibration, in log-odds of the prediction; `_place` needs them 1 apart.
 _POINTS = range(-6, 6)
-# How many samples a first belief counts as, and how fast old samples fade.
+# Samples that an initial value counts as, and the smoothing.
 _SAMPLES, _SMOOTHING = 16, 0.005
-# What a repetition of so many tokens is worth at first: (the draft's best candidate is another token, is this one).
+# Initial probability that a repetition continues, by its length: (if the draft's best candidate differs, if it agrees).
 _COPIED = {2: (0.3, 0.75), 3: (0.4, 0.85), 4: (0.45, 0.85), 5: (0.55, 0.9), 6: (0.7, 0.9)}
 
 
 class Node(NamedTuple):
-    """What is known of the token after some trunk tokens.
+    """The draft's knowledge of the token after a number of trunk tokens.
 
-    `candidates` are ranked by `scores`, best first: logits at temperature 0, else what `sampling.perturbed` makes of
-    them, or under the ratio rule logits over temperature. `in_flight` is the trunk token there, if the target verifies
-    one. `copied` is what followed the same words earlier in the text."""
+    `candidates` are ranked by `scores`, best first: logits at temperature 0, else their `sampling.perturbed`, or under
+    the ratio rule logits over temperature. `in_flight` is the trunk token there, if the target verifies one. `copied`
+    is the token that followed an earlier occurrence of the last tokens."""
 
     candidates: Sequence[int]
     scores: Sequence[float]
@@ -34,28 +34,28 @@ class Node(NamedTuple):
 
     @property
     def first(self) -> int | None:
-        """The token that decides first: the draft's best, or under the ratio rule the one that is tested."""
+        """Return the token whose probability comes first: the draft's best; under the ratio rule the tested one."""
         return self.in_flight if self.ratio_rule else self.candidates[0]
 
 
 class Calibration:
-    """Turns predicted probabilities into frequencies: straight lines between twelve points in log-odds.
+    """Maps predicted probabilities to frequencies, linearly between twelve points in log-odds.
 
-    Predictions are believed at first. Below the lowest point frequencies fall in proportion."""
+    At first it is the identity. Below the lowest point frequencies are proportional to predictions."""
 
     def __init__(self) -> None:
         self._rates = [_probability(point) for point in _POINTS]
         self._counts = [float(_SAMPLES)] * len(_POINTS)
 
     def __call__(self, predicted: float) -> float:
-        """How often such a prediction comes true."""
+        """Return how often such a prediction comes true."""
         if predicted <= _LEAST:
             return self._rates[0] * predicted / _LEAST
         index, share = _place(predicted)
         return self._rates[index] * (1 - share) + self._rates[index + 1] * share
 
     def note(self, predicted: float, true: bool) -> None:
-        """Learn whether a prediction above the lowest point came true. The points beside it share the sample."""
+        """Learn if a prediction came true. The two points beside it share the sample."""
         index, share = _place(predicted)
         for point, weight in ((index, 1 - share), (index + 1, share)):
             self._counts[point] += weight
@@ -71,7 +71,7 @@ _LEAST, _MOST = _probability(_POINTS[0]), _probability(_POINTS[-1])
 
 
 def _place(predicted: float) -> tuple[int, float]:
-    """The point at or below a prediction, not the last one, and the share of the way to the next point."""
+    """Return the index of the point at or below a prediction, never the last, and the fraction beyond it."""
     predicted = min(max(predicted, _LEAST), _MOST)
     above = math.log(predicted / (1 - predicted)) - _POINTS[0]
     index = min(len(_POINTS) - 2, max(0, int(above)))
@@ -79,7 +79,7 @@ def _place(predicted: float) -> tuple[int, float]:
 
 
 class _Law:
-    """What is learned of one way to sample: of the token that decides first, of the others, of repetitions."""
+    """The calibrations of one way to sample: of the first token, of the others, and of repetitions."""
 
     def __init__(self) -> None:
         self.first, self.others = Calibration(), Calibration()
@@ -91,16 +91,16 @@ class _Law:
 
 
 class Chances:
-    """Learns from all sequences of a draft. Greedy, coupled and rejection sampling are learned apart."""
+    """Learns from all sequences of a draft, separately for greedy, coupled and rejection sampling."""
 
     def __init__(self) -> None:
         self._laws = defaultdict[tuple[bool, bool], _Law](_Law)
 
     def of(self, node: Node) -> dict[int, float]:
-        """The chance of each token to come next: of the one in flight to be accepted, of others to be the bonus.
+        """Return each token's probability to come next: the one in flight as accepted, others as the bonus token.
 
-        The first token is right with its calibrated share of the softmax over the candidates; if it is wrong, each
-        other one is right with its calibrated share of the rest."""
+        The first token has its calibrated share of the softmax over the candidates. If it is wrong, each other one has
+        its calibrated share of the rest."""
         law = self._law(node)
         share, others = _split(_shares(node), node.first)
         found = {} if node.first is None else {node.first: law.first(share)}
@@ -112,15 +112,17 @@ class Chances:
         return found
 
     def outcomes(self, node: Node, reached: float, acceptance: float) -> tuple[dict[int, float], float]:
-        """The chance of each bonus token there, where all trunk tokens before are right with the chance `reached`; and
-        the chance that the one in flight is right as well, `acceptance` where it is no candidate."""
+        """Return the probability of each bonus token at a node, and the probability of reaching the next node.
+
+        `reached` is the probability that all trunk tokens before are right. The next node is reached if the token in
+        flight is right, too; `acceptance` is its probability if it is no candidate."""
         likely = self.of(node)
-        # A token of the target's own need not be a candidate.
+        # A token in flight that the target proposed itself need not be a candidate.
         accepted = acceptance if node.in_flight is None else likely.pop(node.in_flight, acceptance)
         return {token: reached * chance for token, chance in likely.items() if chance > 0}, reached * accepted
 
     def learn(self, node: Node, token: int) -> None:
-        """Note which token came after all."""
+        """Learn which token came."""
         law, first = self._law(node), node.first
         share, others = _split(_shares(node), first)
         if first is not None:
@@ -137,7 +139,7 @@ class Chances:
 
 
 def _shares(node: Node) -> dict[int, float]:
-    """Softmax over the candidates' scores. Nothing for scores that are no numbers."""
+    """Return the softmax over the candidates' scores; {} if the best is not finite."""
     best = node.scores[0]
     weights = [math.exp(score - best) for score in node.scores] if math.isfinite(best) else []
     total = sum(weights)
@@ -145,20 +147,20 @@ def _shares(node: Node) -> dict[int, float]:
 
 
 def _split(shares: dict[int, float], first: int | None) -> tuple[float, dict[int, float]]:
-    """The share of the first token, and those of the others once it is wrong."""
+    """Return the share of the first token, and the shares of the others if it is wrong."""
     share = 0.0 if first is None else shares.pop(first, 0.0)
     rest = max(1 - share, 1e-9)
     return share, {token: other / rest for token, other in shares.items()}
 
 
 def _kind(node: Node) -> tuple[int, bool]:
-    """What a repetition's chance depends on: how long it is, and whether the draft says the same."""
+    """Return the key of a repetition's probability: its length, and if the draft's best candidate agrees."""
     assert node.copied is not None
     return node.copied.matching, node.copied.token == node.candidates[0]
 
 
 def _raise(chances: dict[int, float], token: int, chance: float) -> None:
-    """Give a token at least this chance, at the expense of all others."""
+    """Raise a token's probability to at least `chance`, at the expense of all others."""
     before = chances.get(token, 0.0)
     if chance > before:
         for other in chances:

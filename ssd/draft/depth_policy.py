@@ -1,4 +1,4 @@
-"""How many depths of the tree a step computes before its tokens are read."""
+"""Chooses how many depths of the tree a step computes before the host reads its tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _ROUNDS = 8
 class DepthPolicy:
     """Chooses the depths of each step of a draft on a device.
 
-    More depths save the host's work between two of them. But tokens are published, and the target is heard, only after
-    the last. So a step ends before the next outcome may come: a round is as long as the shortest of the last eight, and
-    a depth takes what it took beside a verification. On one GPU that is several times its time alone."""
+    More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
+    reads the target's messages. So a step should end before the next outcome comes: a round is expected to be
+    as short as the shortest of the last eight. A depth is expected to take its mean time beside a verification, on one
+    GPU several times its time alone."""
 
     def __init__(self) -> None:
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
@@ -27,20 +28,20 @@ class DepthPolicy:
         self._alone = False  # the target waits, so nothing else computes
 
     def note_outcome(self, now: float) -> None:
-        """A verification has ended."""
+        """Learn that a verification has ended."""
         if self._began > -math.inf:
             self._rounds.append(now - self._began)
         self._began = now
 
     def note_step(self, seconds: float, depths: int) -> None:
-        """A step that read no prompt took so long."""
+        """Learn that a step without prompt tokens took `seconds` for `depths` depths."""
         if not self._alone:
             self._depth_s.note(seconds / depths)
 
     def depths(self, trees: Collection[Tree], now: float) -> int:
-        """Returns how many depths the next step should compute, at least 1.
+        """Return how many depths the next step should compute, at least 1.
 
-        A target that waits takes whole trunks in `sd`, and otherwise as few tokens as pay."""
+        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens."""
         waiting = [tree for tree in trees if tree.answers is not None]
         self._alone = bool(waiting)
         if waiting:

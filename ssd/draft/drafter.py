@@ -1,4 +1,4 @@
-"""One draft model: its memory, its forward, and the sampler that turns its logits into guesses."""
+"""Runs one draft model: its pages and chain cache, its forward, and the sampler that turns logits into guesses."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class ChainRows(NamedTuple):
 
 
 class LogitRows(NamedTuple):
-    """Rows of logits of one sequence: the absolute `positions` that they are about.
-    `nodes` says how many draft tokens of the speculation come before each. `drafts` are the draft tokens after the
-    committed ones, if the sequence has a grammar; None where they are not known."""
+    """The rows of logits of one sequence: each predicts the token at its absolute position in `positions`.
+
+    `nodes` has the number of draft tokens before each. If the sequence has a grammar, `drafts` has these draft tokens;
+    None where they are not known."""
 
     tree: Tree
     positions: Sequence[int]
@@ -54,9 +55,10 @@ class LogitRows(NamedTuple):
 
 
 class Drafter:
-    """A draft model with its page pool and chain cache.
-    Guesses are below `vocab_size`, the target's. All drafters of one device share `noise`; one that predicts a short
-    list of ids has its own. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: it has `several`."""
+    """Owns a draft model with its page pool and chain cache.
+
+    Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
+    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: it implements `several`."""
 
     recurrent = goes_on = False
 
@@ -79,17 +81,18 @@ class Drafter:
         self._step: GuessStep | None = getattr(model, "guess_step", None)
 
     def blank_guess(self) -> Guess:
-        """A guess that says nothing, for chains to fork from."""
+        """Return a guess without information, from which chains can fork."""
         return Guess(0, [0])
 
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
-        """As many of the next path tokens as the next forward can compute."""
+        """Return as many of the next path `tokens` as the next forward can compute."""
         return tokens
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
     ) -> Iterator[Guess]:
-        """A guess for every output of the paths' rows, then for every token of the chains.
+        """Run a forward; return a guess for every output of the paths' rows, then for every token of the chains.
+
         Calls `meanwhile` while the device computes, if the runner overlaps, else afterwards."""
         context = self._context(paths, chains)
         tokens = [token for _, row in paths for token in row.token_ids]
@@ -112,15 +115,17 @@ class Drafter:
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
     ) -> list[list[Guess]] | None:
-        """Hook for drafters that go on without the host: the guesses after each path, and after the one token of each
-        chain, with those of as many `more` tokens, each the last guess's; None if this step cannot."""
+        """Run several forwards, one after the other, without the host; return None if this step cannot.
+
+        A hook. Returns the guesses for each path's outputs, and for the one token of each chain. After the last of each
+        follow `more` guesses: the next forward computes the token of the guess before."""
         return None
 
     def _guesses(
         self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task
     ) -> list[Guess]:
-        """The guesses of `forward` by single calls."""
-        texts = self.vocabulary.texts([own.tree for own in rows])  # before the launches, which a copy would wait for
+        """Compute the guesses of `forward` without the kernel of a whole step."""
+        texts = self.vocabulary.texts([own.tree for own in rows])  # before the launches: a copy would wait for them
         counts = [len(own.positions) for own in rows]
 
         def logits() -> Tensor:
@@ -132,11 +137,11 @@ class Drafter:
     def _placed(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows]
     ) -> tuple[Sequence[PathRow], Sequence[ChainRows]]:
-        """Hook for drafters that have tokens at other positions."""
+        """Move rows to other positions; a hook for drafters that need that."""
         return paths, chains
 
     def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
-        """Hook for drafters that read features of the tokens before: those of all rows, part after part."""
+        """Return the features of the token before each token of the rows, in parts; a hook for EAGLE-3 heads."""
         return []
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
@@ -144,29 +149,29 @@ class Drafter:
         return TreeContext(self.runner.context(rows), tokens, self.runner.cache, self.chain_cache, self.runner.paged)
 
     def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
-        """Hook for drafters that keep what a forward `made` of its tokens; `wanted` are the indices of the guesses'."""
+        """Add to the guesses the features that a forward `made` of their tokens, at the indices `wanted`; a hook."""
         return guesses
 
     def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:
-        """Copy the first `count` tokens of a chain into a path, which has room, from position `start` on."""
+        """Copy the first `count` tokens of a chain to a path from position `start` on; its pages must be there."""
         slots = self.runner.cache.slots(table.pages, start, start + count)
         self.chain_cache.promote(cell, count, self.runner.cache, slots)
 
 
 def cells(config: EngineConfig) -> int:
-    """How many chains the chain cache holds."""
+    """Return how many chains the chain cache holds."""
     return config.max_num_seqs * config.speculation.chains
 
 
 def wanted_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[int]:
-    """The indices of the tokens of a forward that a guess is wanted after."""
+    """Return the indices of a forward's tokens after which a guess is wanted."""
     rows = [row for _, row in paths]
     first = sum(len(row.token_ids) for row in rows)
     return [*output_indices(rows), *range(first, first + sum(len(own.tokens) for _, own in chains))]
 
 
 def logit_rows(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[LogitRows]:
-    """What the guesses of a forward are about, sequence by sequence."""
+    """Return the positions and draft tokens of a forward's guesses, sequence by sequence."""
     rows = [
         LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted], _path_drafts(tree, row))
         for tree, row in paths
@@ -178,12 +183,12 @@ def logit_rows(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Lo
 
 
 def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
-    """How many tokens a forward computes."""
+    """Return how many tokens a forward computes."""
     return sum(len(row.token_ids) for _, row in paths) + sum(len(own.tokens) for _, own in chains)
 
 
 def _path_drafts(tree: Tree, row: Row) -> list[list[int] | None]:
-    """The draft tokens before each output of a path's row; empty without a grammar."""
+    """Return the draft tokens before each output of a path's row; [] without a grammar."""
     if tree.grammar is None:
         return []
     known = max(0, row.start - tree.base)
@@ -194,7 +199,7 @@ def _path_drafts(tree: Tree, row: Row) -> list[list[int] | None]:
 
 
 def _chain_drafts(tree: Tree, own: ChainTokens) -> list[list[int] | None]:
-    """The draft tokens up to each token of the chains; empty without a grammar."""
+    """Return the draft tokens up to each token of the chains; [] without a grammar."""
     if tree.grammar is None:
         return []
     found: list[list[int] | None] = []
@@ -212,33 +217,34 @@ def _chain_drafts(tree: Tree, own: ChainTokens) -> list[list[int] | None]:
 
 
 def candidates_of(trees: Iterable[Tree]) -> int:
-    """How many candidates a guess needs: the largest fan-out and one more, which may be in flight."""
+    """Return how many candidates a guess needs: the largest fan-out, and one more since one may be in flight."""
     return 1 + max(most_candidates(() if tree.either else tree.speculation.fan_out) for tree in trees)
 
 
 def _ranked_guesses(
     ids: Sequence[list[int]], scores: Sequence[list[float]], features: Sequence[Tensor] = ()
 ) -> list[Guess]:
-    """Guesses that go on with the best of the `ids` of each row; `features`: of each, if there are any."""
+    """Return a guess for each row, with the best of its `ids` as token and its feature, if there are any."""
     rows = zip_longest(ids, scores, features)
     return [Guess(own[0], own, feature=feature, scores=best) for own, best, feature in rows]
 
 
 class DraftSampler:
-    """Turns logits into guesses: the token to go on with, and the candidates for a bonus token.
-    Noise is that of the target's draws: chains, rounds and drafters share it."""
+    """Turns logits into guesses: the next token, and the candidates for a bonus token.
+
+    It uses the noise of the target's draws, which chains, rounds and drafters share."""
 
     def __init__(self, vocabulary: DraftVocabulary) -> None:
         self._vocabulary, self._noise = vocabulary, vocabulary.noise
 
     def only_ranks(self, rows: Sequence[LogitRows]) -> bool:
-        """True if guesses need no more of the logits than the best, over the temperature and with noise."""
+        """Return True if guesses need only the best logits, over the temperature and with noise."""
         trees = [own.tree for own in rows]
         full = any(tree.ratio_rule or tree.law.filters or tree.grammar is not None for tree in trees)
         return not (full or outcome.NEEDS_PROBABILITIES)
 
     def asks(self, rows: Sequence[LogitRows]) -> tuple[list[Ask], int]:
-        """What one call of our kernels is to rank, a row each, and how many candidates it is to find."""
+        """Return an `Ask` to our kernels for each row of logits, and how many candidates they should find."""
         self._prepare(rows)
         found: list[Ask] = []
         for own in rows:
@@ -254,8 +260,9 @@ class DraftSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor] = ()) -> list[Guess]:
-        """A guess for each row of `logits` (`DraftVocabulary.logits`); `rows` say, sequence by sequence, what they are
-        about, and `texts` the ids of their texts, or nothing if there are none."""
+        """Return a guess for each row of `logits` (`DraftVocabulary.logits`).
+
+        `rows` and `texts` are by sequence: positions of its logits, and ids of its text; no `texts` if it has none."""
         if not len(logits):
             return []  # prompt chunks only
         own_texts = [*texts] if texts else [None] * len(rows)
@@ -294,13 +301,13 @@ class DraftSampler:
         return min(candidates_of(own.tree for own in rows), self._vocabulary.listed)
 
     def _prepare(self, rows: Sequence[LogitRows]) -> None:
-        """Make the noise that the rows share with the target."""
+        """Compute the noise that the rows share with the target."""
         shared = [own for own in rows if own.tree.law.temperature > 0 and not own.tree.ratio_rule]
         if shared:
             self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
 
     def _noise_of(self, text: Tensor | None, width: int) -> Noise:
-        """The noise of the columns of `DraftVocabulary.logits` [n, width]."""
+        """Return the noise for the `width` columns of `DraftVocabulary.logits`."""
 
         def noise(seed: int, position: int) -> Tensor:
             listed = self._noise(seed, position)[:width]
@@ -312,7 +319,7 @@ class DraftSampler:
         return noise
 
     def _masked(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor | None]) -> Tensor:
-        """`logits` without the tokens that grammars forbid; the very same where there is no grammar."""
+        """Return `logits` with -inf for tokens that grammars forbid; the same tensor if no grammar is known."""
         start, masked = 0, logits
         for own, text in zip(rows, texts, strict=True):
             stop = start + len(own.positions)
@@ -326,8 +333,9 @@ class DraftSampler:
         return masked
 
     def _scores(self, logits: Tensor, rows: LogitRows, text: Tensor | None) -> Tensor:
-        """The scores that rank bonus tokens.
-        They are the target's own, noise included, or under the ratio rule the draft's filtered logits over
+        """Return the scores that rank bonus tokens.
+
+        They are computed like the target's, noise included; under the ratio rule they are filtered logits over
         temperature."""
         law = rows.tree.law
         if rows.tree.ratio_rule:
@@ -335,7 +343,7 @@ class DraftSampler:
         return perturbed(logits, law, rows.positions, self._noise_of(text, logits.shape[-1]))
 
     def _drawn(self, scaled: Tensor, rows: LogitRows, text: Tensor | None, guesses: Sequence[Guess]) -> list[Guess]:
-        """The guesses with tokens drawn by Saguaro sampling, and the draft probabilities of each."""
+        """Return the guesses with tokens drawn by Saguaro sampling and with their draft probabilities."""
         tree = rows.tree
         fan_out = tree.speculation.fan_out or (max(1, tree.speculation.budget // (tree.lookahead + 1)),)
         fan_outs = [fan_out_at(node, tree.lookahead, fan_out) for node in rows.nodes]
@@ -346,7 +354,7 @@ class DraftSampler:
             [[max(place, 0)] for place in places], [text] * len(places) if text is not None else []
         )
         probs = self._vocabulary.expanded(torch.softmax(lowered, dim=-1), text)
-        # A row that is not numbers has no sample; the target will refuse its probabilities.
+        # A row with NaN has no sample; the target will refuse its probabilities.
         return [
             guess._replace(token=guess.candidates[0] if place < 0 else token, draft_probs=row)
             for place, (token,), guess, row in zip(places, named, guesses, probs, strict=True)
@@ -354,7 +362,7 @@ class DraftSampler:
 
 
 def possible(guess: Guess) -> Guess:
-    """The guess with the candidates that grammar and filters leave, or else the first."""
+    """Return the guess with the candidates that grammar and filters allow, or else with the first one."""
     count = max(1, sum(score > -math.inf for score in guess.scores))
     cut = {name: getattr(guess, name)[:count] for name in ("candidates", "scores", "probabilities")}
     return guess._replace(**cut)

@@ -1,8 +1,8 @@
-"""A drafter that is an EAGLE-3 head: each token's row also needs the features of the token before it.
+"""Runs an EAGLE-3 head as a drafter: each token's row also needs the features of the token before it.
 
-Features of committed tokens are the target's (`ssd.ipc.features`); beyond them the head continues from its own. So one
-forward computes a path up to the last committed token, and then a forward computes one token. What was computed from
-the head's own features is computed again from the target's once the tokens are committed (`Tree.outcome`).
+Features of committed tokens are the target's (`ssd.ipc.features`); for draft tokens the head uses its own. So one
+forward computes a path up to the last committed token, and each later forward one token. Rows computed from the head's
+own features are computed again from the target's once their tokens are committed (`Tree.outcome`).
 
 The first token of a text has no token before it, and no row. The row of token p lies at position p - 1."""
 
@@ -33,7 +33,7 @@ from ssd.speculation.noise import NoiseCache
 
 
 class HeadContext(TreeContext):
-    """See `ssd.models.eagle3.FeatureContext`; `made` keeps the features that the head makes of the tokens."""
+    """The context of a head's forward (`ssd.models.eagle3.FeatureContext`); `made` keeps the head's features."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class HeadContext(TreeContext):
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The features of all tokens, [n, width]."""
+    """Join parts, [n, width] or [width], to the features of all tokens, [n, width]."""
     return torch.cat([part if part.dim() == 2 else part[None] for part in parts])
 
 
 def warm_up(runner: Runner, rows: int) -> None:
-    """`Runner.warm_up` of a head, from hidden states that are zero."""
+    """Do `Runner.warm_up` for a head, from hidden states that are zero."""
     head = cast(Eagle3, runner.model)
     chain_cache = ChainCache.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
@@ -73,7 +73,7 @@ def warm_up(runner: Runner, rows: int) -> None:
 
 
 class HeadDrafter(Drafter):
-    """An EAGLE-3 head with its memory. `features` is where the target shows its hidden states."""
+    """Owns an EAGLE-3 head with its pages and chain cache. In `features` the target publishes its hidden states."""
 
     recurrent = True
 
@@ -89,7 +89,7 @@ class HeadDrafter(Drafter):
         super().__init__(config, runner, noise, vocab_size, chain_cache)
         self._features = features
         self._head = cast(Eagle3, runner.model)
-        self._read: dict[int, Tensor] = {}  # by request, the target's features that the next forward needs
+        self._read: dict[int, Tensor] = {}  # by request, the target's features for the next forward
 
     def blank_guess(self) -> Guess:
         hidden = torch.zeros(1, self._head.fused, dtype=self._head.dtype, device=self._head.device)
@@ -117,14 +117,14 @@ class HeadDrafter(Drafter):
         return rows, moved
 
     def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
-        """The features of the token before each token of the rows, one part after the other."""
+        """Return the features of the token before each token of the rows, one part after the other."""
         parts = [self._before(tree, row) for tree, row in paths]
         parts += [part for tree, own in chains for part in _own(tree, own)]
         self._read.clear()
         return parts
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
-        """The features of the tokens before those of a path's row, as a part."""
+        """Return the features of the token before each token of a path's row, as one part."""
         if row.start < tree.base:
             return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
         return _feature(tree.guesses[row.start - tree.base])
@@ -135,7 +135,7 @@ class HeadDrafter(Drafter):
 
 
 def _own(tree: Tree, tokens: ChainTokens) -> list[Tensor]:
-    """The features of the tokens before those of chains, all of them the head's own."""
+    """Return the features of the token before each chain token; all are the head's own."""
     chains = {chain.cell: chain for chain in tree.chains}
     rows = zip(tokens.forks, tokens.cells, tokens.depths, strict=True)
     before = [chains[cell].guesses[depth - 1] if depth else tree.guesses[fork] for fork, cell, depth in rows]

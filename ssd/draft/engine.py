@@ -1,4 +1,4 @@
-"""The draft's loop: compute paths, fork chains, run one forward, publish what it brings at once."""
+"""The draft's step: compute paths, fork chains, run one forward, publish its tokens at once."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ from ssd.system import failpoints
 
 log = logging.getLogger("ssd.draft")
 
-# Prompt tokens computed beside other sequences' chains in one step: bounds how long those wait.
+# Path tokens that one step computes at most, so that a long prompt does not delay other sequences' chains.
 _PREFILL_CHUNK = 128
-# A forward with more tokens than this for each sequence and chain reads a text.
+# A forward with more tokens than this for each sequence and chain counts as a prefill.
 _USUAL_ROWS = 4
 
 
 class DraftEngine:
-    """The trees of all sequences, the models that grow them, and the board that they are published on.
+    """Owns the trees of all sequences and the drafters that grow them; publishes their tokens on the board.
+
     The draft's process passes it the target's messages (`handle`) and calls `step` until there is nothing to do. It
-    never waits for the target, and whatever it holds can be built again from the committed tokens."""
+    must never wait for the target. Its state can always be built again from the committed tokens."""
 
     tree_type: type[Tree] = Tree
     most_chains = MAX_CHAINS
@@ -63,9 +64,10 @@ class DraftEngine:
         trace: TraceRing = NO_TRACE,
         team: CoreTeam | None = None,
     ) -> None:
-        """`runners`: smallest first; the last one decides what is published. `team`: given if both models share cores.
-        `vocab_size`: the target's. `draft_probs` is for the ratio rule, `features` for a draft that is an EAGLE-3
-        head."""
+        """Take `runners`, smallest first; the last one decides what is published.
+
+        `vocab_size`: the target's. `draft_probs`: given for the ratio rule. `features`: given if the draft is an
+        EAGLE-3 head. `team`: given if both models share cores."""
         self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
@@ -75,7 +77,7 @@ class DraftEngine:
         self._depths = DepthPolicy()
         self._rehearsal: Rehearsal | None = None
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
-        self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains with tokens to publish
+        self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains to publish
         self._scheduler = ChainScheduler(
             self.drafter.chain_cache,
             self.drafter.max_position,
@@ -84,13 +86,15 @@ class DraftEngine:
         )
 
     def prepare(self) -> None:
-        """Load what the first grammar would need; called before there are requests."""
+        """Load the tokenizer for grammars; call it before there are requests."""
         self._grammars.prepare()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def handle(self, message: Admit | Outcomes | Launched | Retune | Release | Rehearse) -> None:
-        """Apply a message. One that contradicts what is known drops its sequence: the target goes on without it."""
+        """Apply a message; drop each sequence whose tree it contradicts.
+
+        The target continues such a sequence without a draft."""
         if self._rehearsal is not None:
             self._rehearsal.close()
             self._rehearsal = None
@@ -147,7 +151,7 @@ class DraftEngine:
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
-        # The draft may have published a chain for this outcome before it heard of it: the target would find that first.
+        # A chain for this outcome may be on the board: the target would find it before the trunk that answers its miss.
         self._board.clear(tree.slot)
         self._publish_trunk(tree)
 
@@ -157,7 +161,7 @@ class DraftEngine:
         tree.chains = []
 
     def _give_back(self, chains: Sequence[Chain]) -> None:
-        """Free the cells of chains that nobody wants any more."""
+        """Free the cells of chains that are no longer needed."""
         cells = [chain.cell for chain in chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
         self.cascade.forget_chains(cells)
@@ -172,7 +176,7 @@ class DraftEngine:
     # -- work -------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run a forward, or several, for all that can use it; False if there is nothing to do before a message."""
+        """Run one or more forwards for all trees; return False if there is nothing to do before the next message."""
         began = time.perf_counter()
         if self._rehearsal is not None:
             rows = self._rehearsal.step()
@@ -194,14 +198,15 @@ class DraftEngine:
         return True
 
     def _use_cores(self, in_turn: bool) -> None:
-        """Compute on all cores if the target waits for this side's work, else on this side's own."""
+        """Compute on all cores if the models work in turn, else on the draft's own."""
         if self._team is not None:
             self._team.use(all_cores=in_turn)
 
     def _prefill(self) -> list[PathRow]:
-        """Rows over the next path tokens without keys and values, of each sequence that has some.
-        The sequence with the fewest comes first, so that one the target waits for does not wait for a long prompt. A
-        sequence without pages for them is dropped."""
+        """Return rows over each sequence's next path tokens without keys and values.
+
+        The sequence with the fewest comes first, so that a long prompt does not delay a sequence whose target waits. A
+        sequence is dropped if there are no pages for its tokens."""
         rows, budget = list[PathRow](), _PREFILL_CHUNK
         for tree in sorted(self.trees.values(), key=lambda tree: tree.wanted - tree.computed):
             tokens = self.drafter.ready(tree, tree.pending(budget))
@@ -220,19 +225,19 @@ class DraftEngine:
         return rows
 
     def _fork(self) -> list[Growing]:
-        """Start chains for the outcomes that have become predictable; returns all chains that this step grows."""
+        """Start chains for the outcomes that have become predictable; return all chains that this step grows."""
         for tree, chains in self._scheduler.fork(self.trees.values()):
-            # Without a token yet: an outcome that comes before its chain's first token counts as foreseen.
+            # Posted without tokens: an outcome counts as a hit even if it comes before its chain's first token.
             self._post_chains(tree, chains)
         return self._scheduler.growing(self.trees.values())
 
     def _publish(self, paths: Sequence[PathRow], growing: Sequence[Growing], found: Sequence[list[Guess]]) -> None:
-        """Extend paths and chains by the guesses of a forward, and publish what the target can use."""
+        """Extend paths and chains by the guesses of a forward, and publish the tokens that the target can use."""
         rest = iter(found)
         for (tree, row), guesses in zip(paths, rest, strict=False):
             grew = tree.extended(len(row.token_ids), guesses[: row.outputs])
             for before, guess in pairwise(guesses[row.outputs - 1 :]):
-                if tree.trunk[-1] != before.token:  # corrected: what the smaller draft guessed after it is void
+                if tree.trunk[-1] != before.token:  # corrected: the smaller draft's later guesses are void
                     break
                 grew = tree.extended(1, [guess]) or grew
             if grew:
@@ -256,7 +261,7 @@ class DraftEngine:
             self._post_chains(tree, news)
 
     def _note_step(self, seconds: float, depths: int, paths: Sequence[PathRow], found: Sequence[list[Guess]]) -> None:
-        """Learn what a step takes, and tell the target by how much it deepened the chains, or else the paths."""
+        """Learn the time of a step; report it on the board with the mean tokens added to chains, else to paths."""
         chains = found[len(paths) :]
         if chains and not paths:
             self._scheduler.note_step(len(chains), seconds / depths)
@@ -264,7 +269,7 @@ class DraftEngine:
         extra = extra or [len(guesses) - path.row.outputs for path, guesses in zip(paths, found, strict=True)]
         rows = sum(len(path.row.token_ids) for path in paths) + sum(map(len, chains))
         if rows > _USUAL_ROWS * len(found) * depths:
-            self._board.tick()  # a prompt: its time says nothing of a tree step
+            self._board.tick()  # a prefill: its time does not count as a tree step's
         else:
             self._depths.note_step(seconds, depths)
             self._board.tick(seconds, 1 + sum(extra) / len(extra), rows)
@@ -272,7 +277,7 @@ class DraftEngine:
     # -- the board --------------------------------------------------------------------------------------------------
 
     def _publish_trunk(self, tree: Tree) -> None:
-        """Offer the trunk to a target that waits for it."""
+        """Publish the trunk if the target waits for it."""
         if tree.answers is not None and tree.trunk:
             trunk = [tree.guesses[index] for index in range(min(len(tree.trunk), tree.lookahead))]
             self._write_probs(tree, TRUNK, tree.answers, 0, trunk)
@@ -280,13 +285,13 @@ class DraftEngine:
             self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]])
 
     def _post_chains(self, tree: Tree, chains: Sequence[Chain]) -> None:
-        """Publish the tokens of chains that the target can use: at once, or while a device computes the next ones."""
+        """Publish the tokens of chains at once, or if the runner overlaps, while it computes the next ones."""
         self._unposted.setdefault(tree.request, {}).update((chain.entry, chain) for chain in chains)
         if not self.drafter.runner.overlaps:
             self._post()
 
     def _post(self) -> None:
-        """Publish what has not been published yet."""
+        """Publish all tokens that are not published yet."""
         if self._unposted:
             self._show_probs()
         for request, own in self._unposted.items():
@@ -299,21 +304,21 @@ class DraftEngine:
         self._board.flush()
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
-        """Write the draft probabilities of an entry's tokens from the `start`-th on, for the ratio rule."""
+        """Write the draft probabilities of an entry's tokens from the `start`-th on, under the ratio rule."""
         if self._draft_probs is not None and tree.ratio_rule:
             tokens = [guess.token for guess in guesses]
             probs = [guess.draft_probs for guess in guesses if guess.draft_probs is not None]
             self._draft_probs.write(tree.slot, entry, key, start, tokens, probs)
 
     def _show_probs(self) -> None:
-        """Make written draft probabilities visible; the tokens that they belong to are published after them."""
+        """Make written draft probabilities visible; call this before their tokens are published."""
         if self._draft_probs is not None:
             self._draft_probs.show()
 
 
-@lru_cache(1)  # an engine that begins anew after a lost target needs the same
+@lru_cache(1)  # a new engine after a lost target needs the same
 def _compiler(config: EngineConfig) -> GrammarCompiler:
-    """The target's grammars."""
+    """Return the compiler of grammars over the target's vocabulary."""
     checkpoint = inspect(Path(config.target), weights=False)
     return GrammarCompiler(checkpoint.directory, config.vocab_size, stop_token_ids(checkpoint))
 
@@ -332,7 +337,7 @@ def _drafter(
 
 
 def _busy_with(paths: Sequence[PathRow], growing: Sequence[Growing]) -> tuple[State, int]:
-    """The trace state of a step: a prefill and its tokens, or the deepest depth that it brings."""
+    """Return the trace state of a step: a prefill and its tokens, or the deepest depth that it computes."""
     if any(len(row.token_ids) > tree.lookahead + 1 for tree, row in paths):
         return State.PREFILL, sum(len(row.token_ids) for _, row in paths)
     depths = [chain.computed + 1 for _, chains in growing for chain in chains]

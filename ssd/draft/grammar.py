@@ -1,4 +1,4 @@
-"""What the draft knows of a sequence's grammar. It may know nothing: then its guesses are as free as any."""
+"""The draft's copy of a sequence's grammar. Without it, the sequence's guesses are not restricted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("ssd.draft")
 
 
 class DraftGrammar:
-    """The grammar of the tokens after the first `prompt_length` ones of a sequence, once it is `compiled`."""
+    """The grammar of a sequence's tokens after the first `prompt_length`; it applies once it is `compiled`."""
 
     def __init__(self, compiled: Future[Grammar], prompt_length: int) -> None:
         self._compiled: Future[Grammar] | None = compiled
@@ -26,9 +26,9 @@ class DraftGrammar:
         self._state: GrammarState | None = None
 
     def possible(self, tokens: Sequence[int], drafts: Sequence[Sequence[int] | None]) -> Tensor | None:
-        """Return what may come after the committed `tokens` and each of the `drafts`: bool [n, V] on the CPU.
+        """Return the tokens possible after the committed `tokens` and each draft: bool [n, V] on the CPU.
 
-        All tokens may where nothing is known, as after a draft that is not possible itself. None: of no row anything is
+        A row is all True if nothing is known of it, as after a draft that is impossible itself. None: no row is
         known."""
         state = self._ready()
         if state is None:
@@ -46,7 +46,7 @@ class DraftGrammar:
         return torch.from_numpy(state.unpacked(np.stack([free if bits is None else bits for bits in found])))
 
     def allows(self, tokens: Sequence[int], draft: Sequence[int], token: int) -> bool:
-        """True unless `token` is known to be impossible after the committed `tokens` and `draft`."""
+        """Return True unless `token` is known to be impossible after the committed `tokens` and `draft`."""
         row = self.possible(tokens, [draft])
         return row is None or (token < row.shape[1] and bool(row[0, token]))
 

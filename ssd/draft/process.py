@@ -45,26 +45,27 @@ log = logging.getLogger("ssd.draft")
 
 _IDLE_MS = 100
 _WARM_UP_TOKENS = 16
-# Forwards that choose the weight format: those of a chain alone and of a usual tree. A slow format is timed less often.
+# Timing of a weight format: tokens of the larger forward, and samples; fewer, but at least the third number, once the
+# fourth number of seconds has passed.
 _TIMED_TOKENS, _TIMED_FORWARDS, _LEAST_SAMPLES, _TIMED_S = 8, 8, 3, 0.5
 
 
 def main(child: Child) -> None:
-    """Load, join the target, speculate until the target needs no draft or the supervisor ends this process."""
+    """Load, join the target, and draft until the target needs no draft or the supervisor ends this process."""
     torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config, child.loading)
     take_memory(runners)
-    gc.freeze()  # a collection between two steps need not look at what stays
+    gc.freeze()  # garbage collection between two steps skips lasting objects
     board = BoardWriter(child.start.board_fd, child.config.max_num_seqs)
     socket = sockets.dealer(child.context, child.address(sockets.ENGINE), b"draft-%d" % child.epoch)
     _Draft(child, socket, runners, board).serve()
 
 
 def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabulary | None = None) -> list[Runner]:
-    """Load the draft models, smallest first, each with its own cache; tell `progress` how far it is.
+    """Load the draft models, smallest first, each with its own KV cache, and report to `progress`.
 
-    `vocabulary`: the target's, where `config.target` may have another one."""
+    `vocabulary`: the target's, if `config.target` may have another one."""
     assert config.draft is not None
     directories = [Path(directory) for directory in (*config.cascade, config.draft)]
 
@@ -76,14 +77,14 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
 
 
 def take_memory(runners: Sequence[Runner]) -> None:
-    """Write the caches in the host's memory once: used pages stay, so they would grow with what is answered."""
+    """Write all caches in host memory once, so that the process has its full size before the first request."""
     for cache in (runner.cache for runner in runners if runner.model.device.type == "cpu"):
         cache.keys.zero_()
         cache.values.zero_()
 
 
 def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
-    """Return the least seconds of a forward of one token and one of `_TIMED_TOKENS`, on the draft's own cores."""
+    """Return the least seconds of forwards of one and of `_TIMED_TOKENS` tokens, on the draft's own cores."""
     team = CoreTeam(*config.core_counts("draft")) if config.elastic_cores else None
     if team is not None:
         team.use(all_cores=False)
@@ -125,7 +126,7 @@ def _load(
     if checkpoint.translation is not None:
         log.warning("%s and its target have other vocabularies: %s", directory, checkpoint.translation.words)
     dtype, device = getattr(torch, weights.dtype), device_of(config.draft_device)
-    # A path runs ahead of the committed tokens by a trunk and a chain.
+    # A path may be longer than the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     int8 = weights.quantize == "int8"
     inputs: Activations = "int8" if int8 else "float32"
@@ -148,7 +149,7 @@ def _load(
 
 
 class _Draft:
-    """The process's loop: read the target's messages, take a step, beat."""
+    """The process's loop: reads the target's messages, runs a step, and tells the supervisor that it is alive."""
 
     def __init__(self, child: Child, socket: zmq.Socket[Any], runners: list[Runner], board: BoardWriter) -> None:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board
@@ -168,7 +169,7 @@ class _Draft:
         busy, trace = False, self._child.trace
         while not self._leaves:
             self._child.beat()
-            # Messages are read between any two steps: a new outcome ends work on the old ones at once.
+            # Messages are read between any two steps, so that a new outcome ends work on old ones at once.
             if not busy:
                 trace.enter(State.WAIT_FOR_TARGET if self._engine.trees else State.IDLE)
                 if self._socket.poll(_IDLE_MS):

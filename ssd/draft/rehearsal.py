@@ -1,4 +1,4 @@
-"""Tree steps of a made-up sequence: what the target measures before the first request."""
+"""Runs tree steps of a made-up sequence, which the target measures before the first request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ssd.execution.pages import OutOfPages, PageTable
 from ssd.ipc.messages import Admit
 
 _CONTEXT = 256
-"""Tokens before the made-up chains, if the caches hold so many."""
+"""Tokens before the made-up chains, if pages and context suffice."""
 
 
 class Rehearsal:
-    """`rows` chains of one token each, computed again in every `step`. Holds cells and pages until `close`."""
+    """Owns `rows` chains of one token each, which every `step` computes again. Holds cells and pages until `close`."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         self._drafter = drafter
@@ -35,7 +35,7 @@ class Rehearsal:
         self._rows = [ChainRows(self._tree, tokens)]
 
     def step(self) -> int:
-        """Run a forward, if there was room; returns how many chains it computed."""
+        """Run a forward; return how many chains it computed, 0 if there was no room for any."""
         if self._cells:
             list(self._drafter.forward([], self._rows))
         return len(self._cells)

@@ -1,10 +1,10 @@
-"""Draft steps in a few static shapes, so that on a GPU a whole step is one launch of a CUDA graph.
+"""Runs draft steps in a few static shapes, so that on a GPU a whole step is one launch of a CUDA graph.
 
-The graph holds the forward, the noise of the target's draws, and the ranking of candidates. Shapes and padding are as
-in `ssd.execution.static`; a step that fits no shape, above all a prompt chunk, runs as it is. Everything but the
-capture also runs on a CPU.
+The graph holds the forward, the noise of the target's draws, and the ranking of candidates. Shapes are padded like
+those of `ssd.execution.static`. A step that fits no shape, such as a prefill chunk, runs without padding. Everything
+but the capture also runs on a CPU.
 
-A step may go on for several tokens: the same graph runs again for the likeliest tokens, which stay on the device."""
+A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, war
 
 
 class _RankedStep:
-    """A step in one shape.
-    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`: what tokens
-    are drawn by. If those are the logits, these also go to the first rows of `kept`. `hidden` [tokens, width] is what
-    the model makes of the tokens."""
+    """A step in one shape; `run` launches it.
+
+    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`. `hidden`
+    [tokens, width] are the hidden states of the tokens. A greedy step also copies its logits to the first rows of
+    `kept`."""
 
     def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, drawing: Drawing) -> None:
         self._runner, self._batch, self._kept, self._drawing = runner, batch, kept, drawing
@@ -61,7 +62,7 @@ class _RankedStep:
 
 
 class _ShapeSteps:
-    """The tensors of one shape, and its steps, which read them."""
+    """The tensors of one shape, and the steps that read them."""
 
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
         self.batch = TreeTensors(*shape.sizes, runner.model)
@@ -69,9 +70,10 @@ class _ShapeSteps:
 
 
 class TreeRunner(Runner):
-    """A draft's runner whose steps have static shapes, captured if `capture` and if there is a GPU.
-    The draft predicts `guessed` ids that the target knows, too: `ids`, or the first ones. Ids of texts have no logits
-    here. The next step overwrites the logits."""
+    """A draft's runner whose steps have static shapes, captured on a GPU if `capture`.
+
+    The draft predicts `guessed` ids that are in the target's vocabulary: `ids`, or the first ones. Ids of a sequence's
+    text (`ssd.draft.vocabulary`) get no logits here. The next step overwrites the logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: str = "auto", *, capture: bool = True) -> None:
         sizes = cells(config), MAX_LOOKAHEAD + 1
@@ -85,7 +87,7 @@ class TreeRunner(Runner):
         shapes = draft_shapes(config.max_num_seqs, cells(config))
         most = max(shape.tokens for shape in shapes)
         self._kept = torch.zeros(most, model.shape.outputs, dtype=model.dtype, device=model.device)
-        # Of a step of several forwards, for all shapes: what they read, and what they find.
+        # For steps of several forwards, in any shape: the inputs of later forwards, and the results of all.
         columns = len(TreeTensors.columns) - 1
         self._next = Upload((MAX_LOOKAHEAD * columns * most,), torch.int64, model.device)
         found = MAX_LOOKAHEAD + 1, most, 1 + MAX_FAN_OUT
@@ -94,7 +96,7 @@ class TreeRunner(Runner):
         self._steps = {shape: _ShapeSteps(self, shape, self._kept) for shape in shapes}
 
     def rows(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int] = ()) -> list[TreeRow]:
-        """The rows of a step. `more`: how many tokens follow the last one of each path and each token of chains."""
+        """Return the rows of a step; `more` tokens follow the last one of each path, and each token of chains."""
         each, cache = iter(more or repeat(0)), self.tree_cache
         rows = [cache.path(tree, row, next(each)) for tree, row in paths]
         for tree, own in chains:
@@ -102,16 +104,18 @@ class TreeRunner(Runner):
         return rows
 
     def shape(self, rows: Sequence[TreeRow]) -> GraphShape | None:
-        """The shape that a step takes; None if it fits none."""
+        """Return the shape of a step; None if it fits none."""
         return smallest_fitting([len(row.token_ids) for row in rows], self._steps)
 
     @torch.inference_mode()
     def ranked(
         self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = (), meanwhile: Task = nothing
     ) -> list[tuple[Ranked, Tensor | None]]:
-        """Run a step: the likeliest ids after each token, best first, and what an EAGLE-3 head makes of the tokens,
-        [tokens, width]. `parts`: the features that it reads. Then the same for the tokens that follow (`TreeRow.more`),
-        forward by forward; the host reads none of them before all are launched."""
+        """Run a step; return for each of its forwards the likeliest ids after each token, best first.
+
+        An EAGLE-3 head also returns the features that it makes of the tokens, [tokens, width]; `parts` are those that
+        it reads. Later forwards compute the tokens that follow (`TreeRow.more`). All are launched before the host reads
+        any."""
         drawing = drawing_of(row.tree.law for row in rows)
         step, count, made = self._run(rows, shape, drawing, parts)
         meanwhile()
@@ -127,22 +131,25 @@ class TreeRunner(Runner):
         return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=True)]
 
     def _read(self, ids: Tensor) -> Any:
-        """Ids as lists. Raises SsdError, which ends the draft, for one that the target does not know."""
+        """Return ids as lists.
+
+        Raises SsdError, which ends the draft, for an id outside of the target's vocabulary."""
         return read_ids(ids, self._vocab_size, refuse=True)
 
     def _keep(self, step: _RankedStep, index: int) -> None:
-        """Keep what forward number `index` of a step has found: the next one overwrites it."""
+        """Copy the results of forward number `index` of a step, which the next one overwrites."""
         for kept, found in zip(self._found(step), (step.ids, step.scores), strict=True):
             kept[index].copy_(found)
 
     def _found(self, step: _RankedStep) -> tuple[Tensor, Tensor]:
-        """What the forwards of a step have found: ids and scores [forwards, tokens, count]."""
+        """Return the kept results of a step's forwards: ids and scores [forwards, tokens, count]."""
         rows, count = step.ids.shape
         return self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count]
 
     def _again(self, step: _RankedStep, batch: TreeTensors, index: int) -> Tensor | None:
-        """Keep what forward number `index` has found, and run the next one for the likeliest tokens; returns what an
-        EAGLE-3 head makes of them."""
+        """Keep the results of forward number `index`, and run the next one for the likeliest tokens.
+
+        Returns the features that an EAGLE-3 head makes of them; None for other drafts."""
         self._keep(step, index)
         size = (len(batch.columns) - 1) * batch.tokens
         batch.go_on(step.ids[:, 0], self._next.device[index * size :][:size])
@@ -157,14 +164,14 @@ class TreeRunner(Runner):
     def logits(
         self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Run a step: the logits [tokens, outputs], and what an EAGLE-3 head makes of the tokens."""
+        """Run a step; return its logits [tokens, outputs] and, for an EAGLE-3 head, the features that it makes."""
         _, count, made = self._run(rows, shape, Drawing.GREEDY, parts)
         return self._kept[:count], made
 
     def _run(
         self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]
     ) -> tuple[_RankedStep, int, Tensor | None]:
-        """Launch a step; returns it with the number of its tokens and, for a head, what it makes of them."""
+        """Launch a step; return it, the number of its tokens and, for an EAGLE-3 head, the features that it makes."""
         batch, step = self._steps[shape].batch, self._steps[shape].ranked[drawing]
         count = sum(len(row.token_ids) for row in rows)
         if batch.features is not None:
@@ -176,13 +183,13 @@ class TreeRunner(Runner):
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
-        """Run, and capture, every static shape; and forwards without one."""
+        """Run, and capture, every static shape; also run forwards without one."""
         if isinstance(self.model, Eagle3):
             eagle3.warm_up(self, rows)
         else:
             super().warm_up(rows)
         captured = GraphPool(self.model.device).capture if self._capture else once
-        # The largest first: the smaller ones fit into its memory.
+        # The largest first: smaller ones fit into its memory.
         for steps in sorted(self._steps.values(), key=lambda steps: -steps.batch.tokens):
             steps.batch.fill_rows([], self.tables, self.tree_cache, warm=True)
             for step in steps.ranked:
@@ -190,7 +197,7 @@ class TreeRunner(Runner):
 
 
 class StaticDrafter(Drafter):
-    """A drafter in static shapes. Grammars and the ratio rule work on the logits outside of the graph."""
+    """A drafter in static shapes. Grammars and the ratio rule use the logits after the graph has run."""
 
     runner: TreeRunner
     goes_on = True
@@ -239,7 +246,7 @@ class StaticDrafter(Drafter):
         shape: GraphShape,
         meanwhile: Task,
     ) -> list[list[Guess]]:
-        """The guesses that are wanted, forward by forward."""
+        """Return the wanted guesses, forward by forward."""
         wanted, laws = wanted_of(paths, chains), [row.tree.law for row in rows]
         count, steps = candidates_of(row.tree for row in rows), list[list[Guess]]()
         for (ids, scores), made in self.runner.ranked(rows, shape, self._parts(paths, chains), meanwhile):
@@ -255,4 +262,4 @@ def _reads_logits(rows: Sequence[TreeRow]) -> bool:
 
 
 class StaticHeadDrafter(StaticDrafter, HeadDrafter):
-    """An EAGLE-3 head in static shapes: the features that it reads are sent before a step, what it makes is kept."""
+    """An EAGLE-3 head in static shapes: it sends the features before a step and keeps those that the step makes."""

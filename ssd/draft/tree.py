@@ -1,11 +1,11 @@
-"""What the draft knows of one sequence: its path, and a chain for each outcome it prepares for.
+"""The draft's tree of one sequence: its path, and a chain for each outcome that it prepares.
 
     committed tokens | trunk: s_1 s_2 ... s_d (in flight) s_{d+1} ... (drafted beyond)
                    ^ node 0    ^ node 1
                          \\ chains fork after node k: t*, c_1, c_2, ...
 
 The path is the committed tokens and the trunk; its keys and values lie in pages, those of chains in the chain cache.
-Plain values only, no tensors but what a guess carries."""
+Plain values only: tensors occur in guesses alone."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.sampling import Law
 from ssd.tuning.learner import Mean
 
-# Acceptance of a sequence: a guess that counts as some samples, and how fast old ones fade.
+# Acceptance rate of a sequence: its initial value, the samples this counts as, and the smoothing.
 _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 
 
 class Guess(NamedTuple):
-    """What may follow a token: the next `token`, and `candidates` for a bonus token, best first, with their `scores`.
-    `draft_probs` [V] are what the token was drawn from, None without the ratio rule. `feature` [width] is what an
-    EAGLE-3 head made of the token before; it goes on from that. `probabilities` are the draft's, of the candidates, if
-    the fan-out policy needs them (`ssd.speculation.forks`). A `token` that the text itself suggested need not be a
-    candidate."""
+    """A prediction after a token: the next `token`, and `candidates` for a bonus token, best first, with `scores`.
+
+    `token` was drawn from `draft_probs` [V]; None without the ratio rule. It need not be a candidate if it repeats
+    earlier text. `feature` [width] is an EAGLE-3 head's feature of the token before it.
+    `probabilities` are the draft's for the candidates, if the fan-out policy reads them (`ssd.speculation.forks`)."""
 
     token: int
     candidates: list[int]
@@ -48,17 +48,19 @@ class Guess(NamedTuple):
 
 
 def confirmed(guesses: Sequence[Guess], guessed: Sequence[int]) -> list[Guess]:
-    """The guesses that hold: one for each leading token of `guessed` that is right, and one more.
-    `guesses[i]` is about what follows the first i of the `guessed` tokens, which come from a smaller draft."""
+    """Return the guesses that hold: one for each leading token of `guessed` that is right, and one more.
+
+    `guesses[i]` predicts the token after the first i of the `guessed` tokens, which come from a smaller draft."""
     return list(guesses[: coupled(guessed, [guess.token for guess in guesses]).accepted + 1])
 
 
 @dataclass
 class Chain:
     """A speculation for the outcome (`fork`, tokens[0]); `tokens` are t*, c_1, c_2, ...
-    The first `computed` tokens have keys and values in `cell` of the chain cache; None once a likelier chain took the
-    cell. `guesses[i]` is about the token after tokens[i]. `entry` is its number on the board, `probability` that of its
-    outcome. t* is the `rank`-th, from 1, of `fan_out` bonus tokens prepared for this fork."""
+
+    The first `computed` tokens have keys and values in `cell` of the chain cache; `cell` is None once a likelier chain
+    took it. `guesses[i]` predicts the token after tokens[i]. `entry` is the number of its board entry, `probability`
+    that of its outcome. t* is the `rank`-th, from 1, of `fan_out` bonus tokens prepared for this fork."""
 
     fork: int
     tokens: list[int]
@@ -72,13 +74,13 @@ class Chain:
 
 
 class Tree:
-    """The outcome tree of one sequence.
+    """Owns the path and the chains of one sequence; `DraftEngine` applies the target's messages to it.
 
-    `trunk` are the draft tokens after the committed ones: what the target verifies now, or waits for after a miss.
-    Chains fork from it. `in_flight` is how many trunk tokens the target verifies; None while it waits for the trunk.
-    `ahead` was drafted to follow them, where the target has told which they are.
-    `guesses[k]` is about the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
-    `acceptance` is how often the sequence's draft tokens are right. `grammar`: what the output must be.
+    `trunk` are the draft tokens after the committed ones: the target verifies them now, or waits for them after a miss.
+    Chains fork from it. `in_flight` is the number of trunk tokens being verified; None while the target waits.
+    `ahead` are draft tokens behind the trunk, where a launch has cut it short (`Launch.tokens`).
+    `guesses[k]` predicts the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
+    `acceptance` is the acceptance rate of the sequence. `grammar` restricts its output.
 
     `recurrent` (an EAGLE-3 head): draft tokens are computed from the head's own states. Once committed, they are
     computed again from the target's features (named by `tags`). The first token has no row."""
@@ -98,26 +100,26 @@ class Tree:
         self.round = admit.round
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the trunk answers
-        self.entries = 0  # how many board entries chains got in this round
-        self.nodes: dict[int, Node] = {}  # by fork, what a joint allocation of this round knows of the next token
-        self.jointly = False  # in this round, where the allocation is `either`
-        self._reached = 1.0  # the chance that the trunk tokens before the next fork are right
+        self.entries = 0  # board entries that chains got in this round
+        self.nodes: dict[int, Node] = {}  # by fork, this round's nodes for a joint allocation
+        self.jointly = False  # this round uses a joint allocation, if `either`
+        self._reached = 1.0  # probability that the trunk tokens before the next fork are right
         self._epoch, self._forked, self._lookup = epoch, 0, PromptLookup()
         self.grammar: DraftGrammar | None = None
 
     @property
     def ratio_rule(self) -> bool:
-        """True if the ratio rule decides about this sequence's tokens."""
+        """Return True if the ratio rule decides about this sequence's tokens."""
         return self.speculation.ratio_rule(self.law.temperature)
 
     @property
     def joint(self) -> bool:
-        """True if the likeliest outcomes of the whole trunk get chains, not so many of each accepted length."""
+        """Return True if chains are allocated jointly: to the likeliest outcomes of the whole trunk, without F_k."""
         return self.speculation.mode == "ssd" and (not self.speculation.fan_out or (self.either and self.jointly))
 
     @property
     def either(self) -> bool:
-        """True if the allocation is the one that would have hit more often (`jointly`)."""
+        """Return True if the draft chooses the allocation that would have hit more often (`jointly`)."""
         return self.speculation.mode == "ssd" and self.speculation.allocation == "either"
 
     @property
@@ -130,26 +132,28 @@ class Tree:
 
     @property
     def verified(self) -> int:
-        """How many trunk tokens the target verifies now, or may verify when it takes up the trunk."""
+        """Return how many trunk tokens the target verifies now, or may verify when it takes the trunk."""
         return len(self.trunk) if self.in_flight is None else self.in_flight
 
     @property
     def wanted(self) -> int:
-        """The length of the path that needs keys, values and guesses.
-        In `sd` no guess is wanted after the last draft token: the next outcome decides what follows."""
+        """Return the length of the path that needs keys, values and guesses.
+
+        In `sd` no guess is wanted after the last draft token: the next outcome decides the token there."""
         most = self.lookahead - 1 if self.speculation.mode == "sd" else self.verified
         return self.base + min(self.verified, most)
 
     def key(self, accepted: int, token: int) -> Key:
-        """The board's key of an outcome of the verification in flight."""
+        """Return the board's key of an outcome of the verification in flight."""
         return Key(self._epoch, self.request, self.round, self.base, accepted, token)
 
-    # -- what the target says ---------------------------------------------------------------------------------------
+    # -- the target's messages --------------------------------------------------------------------------------------
 
     def outcome(self, row: Verified) -> Chain | None:
-        """Commit an outcome; returns the winning chain, if one was prepared.
-        The caller must move its keys and values to the pages before it drops the chains. Raises ValueError for an
-        outcome that does not follow from what this side knows."""
+        """Commit an outcome; return the winning chain, if one was prepared.
+
+        The caller must copy its keys and values to the pages before it drops the chains. Raises ValueError for an
+        outcome of another round, or with more accepted tokens than are in flight."""
         known = self.verified
         if row.round != self.round or row.accepted > known:
             raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
@@ -172,9 +176,9 @@ class Tree:
         return winner
 
     def launched(self, row: Launch) -> list[Chain]:
-        """The target verifies the first trunk tokens now, or tokens of its own, which become the trunk.
+        """Note that the target verifies the first trunk tokens now, or its own tokens, which become the trunk.
 
-        Returns the chains that do not fork from it."""
+        Returns the chains that do not fork from the trunk."""
         if row.round != self.round or self.in_flight is not None:
             return []
         over = self._verifies(row)
@@ -182,7 +186,7 @@ class Tree:
         return over
 
     def _verifies(self, row: Launch) -> list[Chain]:
-        """Take up tokens of a launch that are not the draft's; return the chains that do not fork from them."""
+        """Make tokens of a launch that are not the draft's the trunk; return the chains that do not fork from it."""
         return self._replace_trunk(row.tokens) if row.tokens else []
 
     def _replace_trunk(self, tokens: Sequence[int]) -> list[Chain]:
@@ -195,7 +199,9 @@ class Tree:
         return self._keep_chains(kept)
 
     def _keep_chains(self, kept: int) -> list[Chain]:
-        """Keep the chains that fork after so many trunk tokens at most, unless they say what is in flight there."""
+        """Keep the chains that fork after at most `kept` trunk tokens; return the others.
+
+        A chain whose first token is the one in flight at its fork is not kept, either."""
         next_token = self.trunk[kept] if kept < len(self.trunk) else None
         over = [c for c in self.chains if c.fork > kept or (c.fork == kept and c.tokens[0] == next_token)]
         self.chains = [chain for chain in self.chains if chain not in over]
@@ -213,22 +219,23 @@ class Tree:
         self._grow_trunk()
 
     def foreseen(self, chain: Chain) -> list[int]:
-        """The tokens that were drafted before for the text that a chain continues."""
+        """Return the tokens already drafted (`ahead`) that follow a chain's tokens; [] if there are none."""
         own = len(chain.tokens)
         return self.ahead[own:] if chain.fork == self.in_flight and self.ahead[:own] == chain.tokens else []
 
-    # -- what there is to do ----------------------------------------------------------------------------------------
+    # -- the work to do ---------------------------------------------------------------------------------------------
 
     def pending(self, most: int) -> list[int]:
-        """The next path tokens without keys and values that one forward can compute, at most `most`."""
+        """Return the next path tokens without keys and values that one forward can compute, at most `most`."""
         stop = min(self.wanted, self.computed + most)
         if self.recurrent:
             stop = min(stop, max(self.base, self.computed + 1))
         return self.path[self.computed : stop]
 
     def extended(self, count: int, guesses: list[Guess]) -> bool:
-        """Note that the next `count` path tokens are computed; returns True if the trunk grew.
-        `guesses` are about what follows the last of them."""
+        """Note that the next `count` path tokens are computed; return True if the trunk grew.
+
+        `guesses[-1]` predicts the token after the last of them, the guesses before it those after earlier ones."""
         self.computed += count
         for offset, guess in enumerate(reversed(guesses)):
             node = self.computed - offset - self.base
@@ -240,7 +247,7 @@ class Tree:
         return self._grow_trunk()
 
     def _grow_trunk(self) -> bool:
-        """Append a token if the target waits for the trunk, the last token is computed and K allows it."""
+        """Append a token to the trunk if the target waits for it, its last token is computed and K allows it."""
         length = len(self.trunk)
         if self.in_flight is not None or self.computed < self.base + length or length >= self.lookahead:
             return False
@@ -249,13 +256,14 @@ class Tree:
         return True
 
     def corrected(self, guess: Guess, tokens: Sequence[int]) -> Guess:
-        """The guess about what follows the committed tokens and `tokens`, with the token of a long repetition instead
-        of the draft's: it is right far more often. Under the ratio rule a token stays as it was drawn."""
+        """Return the guess after the committed tokens and `tokens`, with the token of a long repetition, if any.
+
+        That token is right far more often than the draft's. Under the ratio rule the token stays as it was drawn."""
         copied = self._copied(tokens, LONGEST) if self._corrects else None
         return guess if copied is None else guess._replace(token=copied.token)
 
     def corrected_chain(self, chain: Chain, guesses: Sequence[Guess]) -> list[Guess]:
-        """`corrected` guesses about what follows a chain, up to the first that is not the draft's own."""
+        """Return `corrected` guesses after a chain, up to the first that differs from the draft's own."""
         if not self._corrects:
             return list(guesses)
         found, text = list[Guess](), [*self.trunk[: chain.fork], *chain.tokens]
@@ -278,11 +286,11 @@ class Tree:
         return None
 
     def outputs(self, count: int) -> int:
-        """How many of the next `count` path tokens need guesses: the last committed one and those after it."""
+        """Return how many of the next `count` path tokens need guesses: the last committed one and those after it."""
         return max(0, min(count, self.computed + count - self.base + 1))
 
     def new_forks(self) -> list[tuple[int, int]]:
-        """(fork, token) of each outcome that has become predictable and has no chain yet."""
+        """Return (fork, token) of each outcome to prepare by fan-outs, at nodes that have become predictable."""
         found: list[tuple[int, int]] = []
         for fork in self._new_nodes():
             guess, fan_out = self.guesses[fork], self.speculation.fan_out
@@ -293,7 +301,9 @@ class Tree:
         return found
 
     def new_outcomes(self, chances: Chances) -> list[tuple[int, int, float]]:
-        """(fork, token, probability) of each outcome that has become predictable, in a joint allocation."""
+        """Return (fork, token, probability) of each outcome at nodes that have become predictable.
+
+        Used in a joint allocation."""
         found: list[tuple[int, int, float]] = []
         for fork in self._new_nodes():
             outcomes, self._reached = chances.outcomes(self._note_node(fork), self._reached, self.acceptance.value)
@@ -301,7 +311,7 @@ class Tree:
         return found
 
     def _note_node(self, fork: int) -> Node:
-        """Note what is known of the token after `fork` trunk tokens."""
+        """Make the node after `fork` trunk tokens and keep it in `nodes`."""
         guess, in_flight = self.guesses[fork], self.trunk[fork] if fork < self.verified else None
         copied = self._copied(self.trunk[:fork])
         node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.ratio_rule)
@@ -309,7 +319,7 @@ class Tree:
         return node
 
     def _new_nodes(self) -> Iterator[int]:
-        """How many accepted tokens have become predictable and have no chain yet."""
+        """Yield the forks that have become predictable since the last call."""
         if self.in_flight is None or self.speculation.mode != "ssd":
             return
         # A winner that lost its cell has its guesses, but its keys and values are not computed again yet.

@@ -1,6 +1,6 @@
-"""Attention of a draft step: paths over pages, chains over the path they share and their own cell.
+"""Attention of a draft step: paths attend over pages, chains over the shared path and their own cell.
 
-Chains get no pages. Their keys and values lie in the `ChainCache`: small, dense, reused every round."""
+Chains have no pages. Their keys and values lie in the `ChainCache`, which is small, dense and reused every round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from ssd.models.interface import Shape
 
 
 class ChainCache:
-    """Keys and values of chains, [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
+    """Owns keys and values of chains, [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
+
     All cells are free at first. They must hold finite numbers: attention multiplies masked places by 0."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -37,17 +38,17 @@ class ChainCache:
 
     @classmethod
     def new(cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> ChainCache:
-        """A cache with memory of its own."""
+        """Make a cache with memory of its own."""
         size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
         return cls(_zeros(size, dtype, device), _zeros(size, dtype, device))
 
     @cached_property
     def slots(self) -> array[int]:
-        """The numbers of all places, for our kernels: cell after cell."""
+        """Return the slot numbers of all cells, cell after cell, for our kernels."""
         return array("q", range(self.keys.shape[1] * self.keys.shape[2]))
 
     def take(self) -> int | None:
-        """A free cell, or None if all are used."""
+        """Take a free cell; None if all are used."""
         return self._free.pop() if self._free else None
 
     def give_back(self, cells: Sequence[int]) -> None:
@@ -56,13 +57,13 @@ class ChainCache:
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
         """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
         where = uploaded(torch.tensor(slots), self.keys.device)
-        # Copies: cells in static shapes lie in the cache itself, and torch refuses what may overlap.
+        # Cloned: in static shapes the cells lie in the cache itself, and torch refuses a copy that may overlap.
         cache.keys[:, where] = self.keys[:, cell, :count].clone()
         cache.values[:, where] = self.values[:, cell, :count].clone()
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU, pages that were never written take no memory: one sequence uses few cells."""
+    """Return zeros. On a CPU, cells that were never used take no memory."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -71,8 +72,9 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 class ChainTokens:
     """The chain tokens of one sequence in a batch, chain after chain.
-    `pages` hold what all chains share: the path up to the deepest fork, `base` committed tokens first. Of each token
-    `forks` says how many trunk tokens it sees, and `cells` and `depths` where its keys and values go."""
+
+    All chains share the path in `pages`: `base` committed tokens, then trunk tokens up to the deepest fork. By token,
+    `forks` has the number of trunk tokens that it sees, `cells` and `depths` the place of its keys and values."""
 
     def __init__(self, pages: Sequence[int], base: int) -> None:
         self.pages, self.base = pages, base
@@ -90,12 +92,13 @@ class ChainTokens:
 
     @property
     def positions(self) -> list[int]:
-        """The absolute position of each token."""
+        """Return the absolute position of each token."""
         return [self.base + fork + depth for fork, depth in zip(self.forks, self.depths, strict=True)]
 
 
 class TreeContext:
     """The forward context of a draft step: paged rows first, then the chain tokens of every sequence.
+
     A chain token attends to the shared path and to its own chain separately; log-sum-exp merges the two. So the path is
     read once per sequence, not once per chain."""
 
@@ -112,24 +115,24 @@ class TreeContext:
         chain_cache: ChainCache,
         attention: PagedAttention | None = None,
     ) -> None:
-        """`attention` is the backend for the shared paths; without one they are read span by span."""
+        """Take `attention`, the backend for the shared paths; without one they are read span by span."""
         self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
         self._scale, self._chains = cache.keys.shape[-1] ** -0.5, chains
         kernels = bool(chains) and attention is None and cpu.serve(cache.keys)
         self._places = _places(chains, cache, chain_cache) if kernels else None
-        if cache.keys.device.type != "cpu":  # a copy sent after the launches would wait for them
+        if cache.keys.device.type != "cpu":  # now: a copy sent after the launches would wait for them
             self.positions, self._cells, self._depths  # noqa: B018
         self._own_masks: dict[int | None, Tensor] = {}
         self._found: dict[int | None, list[_SharedSpan]] = {}
 
     def _numbers(self, name: str) -> Tensor:
-        """A list of every `ChainTokens`, one after the other, as int64 [chain tokens]."""
+        """Return the lists `name` of all `ChainTokens`, joined, as int64 [chain tokens]."""
         numbers = [number for own in self._chains for number in getattr(own, name)]
         return torch.tensor(numbers, dtype=torch.long, device=self._cache.keys.device)
 
     @cached_property
     def positions(self) -> Tensor:
-        """See `ForwardContext`; the kernels of a whole decoder do not read it."""
+        """Return the positions of all tokens (`ForwardContext`); kernels of a whole decoder do not read them."""
         return torch.cat((self._paged.positions, self._numbers("positions")))
 
     @cached_property
@@ -145,7 +148,7 @@ class TreeContext:
         return max((depth + 1 for own in self._chains for depth in own.depths), default=0)
 
     def _own_mask(self, window: int | None) -> Tensor:
-        """[n, 1, 1, longest]: what tokens see of their own chain in layers with this window."""
+        """Return the mask of tokens over their own chains, [n, 1, 1, longest], in layers with this window."""
         if window not in self._own_masks:
             places = torch.arange(self._longest, device=self._depths.device)
             hidden = places > self._depths[:, None]
@@ -216,7 +219,7 @@ class TreeContext:
 
     @cached_property
     def _shared_rows(self) -> PagedRows:
-        """The shared paths as a backend reads them: a row for the chain tokens of each sequence."""
+        """Return the shared paths for the backend: a row for the chain tokens of each sequence."""
         device, size = self._cache.keys.device, self._cache.page_size
         used = [list(own.pages[: -(-(own.base + max(own.forks)) // size)]) for own in self._chains]
         longest = max(map(len, used))
@@ -235,7 +238,7 @@ class TreeContext:
 
 
 def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCache) -> tuple[KVSpans, KVSpans]:
-    """What the kernels read for each chain token: its sequence's path, and its own chain."""
+    """Return the places that our kernels read for each chain token: its sequence's path, and its own chain."""
     slots, starts = cache.all_slots([own.pages for own in chains], [own.base + max(own.forks) for own in chains])
     begin = [start for start, own in zip(starts, chains, strict=True) for _ in own.forks]
     shared = KVSpans(cache.keys, cache.values, slots, begin, [own.base + fork for own in chains for fork in own.forks])
@@ -246,7 +249,7 @@ def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCac
 
 
 class _SharedSpan(NamedTuple):
-    """A sequence's chain tokens, where the path that they share lies, and the mask over its last keys."""
+    """The number of a sequence's chain tokens, the span of their shared path, and the mask over its last keys."""
 
     tokens: int
     span: Span
@@ -260,7 +263,7 @@ def _shared_span(cache: KVCache, chains: ChainTokens, window: int | None) -> _Sh
     span = cache.span(chains.pages, length)
     if window is None and deepest == 0:
         return _SharedSpan(count, span, None)
-    # A token does not see trunk tokens behind its fork, nor what lies before its window.
+    # A token does not see trunk tokens behind its fork, nor tokens before its window.
     positions = chains.positions
     first = chains.base if window is None else max(0, min(min(positions) + 1 - window, length - 1))
     places = torch.arange(first, length, device=device)

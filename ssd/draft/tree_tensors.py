@@ -1,8 +1,8 @@
-"""What a draft's step in a static shape reads (`ssd.draft.static_shapes`).
+"""The input tensors of a draft's step in a static shape (`ssd.draft.static_shapes`).
 
-Tokens of paths and of chains are alike: each sees some of its sequence's pages and some of one cell of the chain cache;
-path tokens see none. The cells lie behind the pages in the same cache, as pages of another size. So all tokens are
-stored at once, and one backend reads both parts."""
+Path and chain tokens are treated alike: each sees tokens of its sequence's pages and tokens of one cell of the chain
+cache (a path token none of these). The cells lie after the pages in the same cache, as pages of another size. So all
+tokens are stored at once, and one backend reads both parts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from ssd.speculation.noise import halves
 
 
 class TreeRow(NamedTuple):
-    """Tokens of one sequence in a row of a batch.
-    Of each: its position, the slot of its keys and values, how many tokens of `pages` it sees, how many of its `own`
-    cell, and how many `more` tokens follow it in the same step, each the likeliest after the last."""
+    """Tokens of one sequence in a row of a batch, with numbers for each token.
+
+    `positions` and `slots` say where it stands and where its keys and values go. It sees `seen` tokens of `pages` and
+    `own` tokens of its cell in `cells`. `more` tokens follow it in the same step, each the likeliest after the one
+    before."""
 
     tree: Tree
     pages: Sequence[int]
@@ -43,7 +45,8 @@ class TreeRow(NamedTuple):
 
 class TreeCache:
     """The layout of a drafter's `cache`: pages, a dummy page, cells, and a dummy cell.
-    It has `num_pages` pages, and `cells` cells of `depth` tokens. Nobody writes the dummy cell."""
+
+    It has `num_pages` pages, and `cells` cells of `depth` tokens. The dummy cell is never written."""
 
     def __init__(self, cache: KVCache, num_pages: int, cells: int, depth: int) -> None:
         self.cache, self.dummy_page, self.dummy_cell, self.depth = cache, num_pages, cells, depth
@@ -55,11 +58,11 @@ class TreeCache:
 
     @staticmethod
     def pages(num_pages: int, page_size: int, cells: int, depth: int) -> int:
-        """How many pages the cache must have."""
+        """Return how many pages the cache must have."""
         return num_pages + 1 + -(-(cells + 1) * depth // page_size)
 
     def chain_cache(self) -> ChainCache:
-        """The cells, all free."""
+        """Return the cells, all free, as a chain cache."""
         keys, values = (
             kind[:, self._first : self._stop].unflatten(1, (-1, self.depth))[:, : self.dummy_cell]
             for kind in (self.cache.keys, self.cache.values)
@@ -67,12 +70,12 @@ class TreeCache:
         return ChainCache(keys, values)
 
     def own(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of all cells in a layer, each [slots, kv_heads, head_dim]."""
+        """Return keys and values of all cells in a layer, each [slots, kv_heads, head_dim]."""
         where = slice(self._first, self._stop)
         return self.cache.keys[layer, where], self.cache.values[layer, where]
 
     def path(self, tree: Tree, row: Row, more: int = 0) -> TreeRow:
-        """A row of path tokens, with `more` that follow the last."""
+        """Return a row of path tokens; `more` tokens follow the last."""
         count, positions = len(row.token_ids), range(row.start, row.stop)
         slots = self.cache.slots(row.pages, row.start, row.stop)
         seen = range(row.start + 1, row.stop + 1)
@@ -81,7 +84,7 @@ class TreeCache:
         return TreeRow(tree, pages, row.token_ids, positions, slots, seen, *own, [0] * (count - 1) + [more])
 
     def chains(self, tree: Tree, tokens: ChainTokens, longest: int, more: Sequence[int] = ()) -> list[TreeRow]:
-        """Rows of chain tokens, at most `longest` tokens each; `more`: how many follow each."""
+        """Return rows of at most `longest` chain tokens; `more` has how many tokens follow each token."""
         pages = tokens.pages[: -(-(tokens.base + max(tokens.forks)) // self.cache.page_size)]
         seen = [tokens.base + fork for fork in tokens.forks]
         own = [depth + 1 for depth in tokens.depths]
@@ -92,7 +95,7 @@ class TreeCache:
         return [TreeRow(tree, pages, *(column[start : start + longest] for column in columns)) for start in starts]
 
     def next_slots(self, row: TreeRow, index: int) -> list[int]:
-        """Where the tokens after a token of a row are stored."""
+        """Return the slots of the tokens that follow a token of a row."""
         slot, position, count = row.slots[index], row.positions[index] + 1, row.more[index]
         if row.own[index]:
             return list(range(slot + 1, slot + 1 + count))
@@ -100,8 +103,10 @@ class TreeCache:
 
 
 class TreeTensors(BatchTensors):
-    """What a step reads of its rows. `features` [tokens, width]: those of the tokens before, for an EAGLE-3 head, whose
-    rows lie at the position before their token's."""
+    """The tensors of a step's rows in one shape.
+
+    `features` [tokens, width] are those of the tokens before, for an EAGLE-3 head. Its row of a token lies at the
+    position before the token's."""
 
     columns = (*BatchTensors.columns, "seen", "cells", "own")
 
@@ -113,8 +118,9 @@ class TreeTensors(BatchTensors):
             self.features = torch.zeros(tokens, model.width, dtype=model.dtype, device=model.device)
 
     def fill_rows(self, rows: Sequence[TreeRow], tables: Tables, cache: TreeCache, warm: bool) -> None:
-        """Write and send the rows and, if `warm`, the noise keys of the token after each token.
-        Padding is stored on the dummy page and sees the first token of it."""
+        """Write and send the rows and, if `warm`, the noise keys for the token after each token.
+
+        Padding is stored on the dummy page and sees its first token."""
         tables.tell((row.tree.slot, row.pages) for row in rows)
         dummy_slot = cache.dummy_page * cache.cache.page_size
         self.send(
@@ -131,8 +137,10 @@ class TreeTensors(BatchTensors):
         )
 
     def fill_next(self, rows: Sequence[TreeRow], numbers: Upload, cache: TreeCache, warm: bool) -> int:
-        """Write and send to `numbers` what the tokens read that follow those of `fill_rows`: all columns but the ids,
-        forward by forward. Returns the number of forwards. A chain that has ended is stored on the dummy page."""
+        """Write the inputs of the later forwards to `numbers` and send them; return the number of these forwards.
+
+        They are all columns but the ids, forward by forward, for the tokens that follow those of `fill_rows`. A token
+        without followers left is stored on the dummy page."""
         more = np.array([count for row in rows for count in row.more])
         forwards, used, columns = int(more.max()), len(more), len(self.columns) - 1
         numbers.wait()
@@ -157,12 +165,12 @@ class TreeTensors(BatchTensors):
         return forwards
 
     def go_on(self, tokens: Tensor, numbers: Tensor) -> None:
-        """Take these tokens int64 [tokens], and what `fill_next` sent for them, as the next inputs."""
+        """Copy `tokens` int64 [tokens], and the `numbers` that `fill_next` sent for them, to the inputs."""
         self.ids.copy_(tokens)
         self._upload.device[self.tokens :][: len(numbers)].copy_(numbers)
 
     def tree_context(self, table: Tensor, cache: TreeCache, attention: PagedAttention) -> StaticTreeContext:
-        """A new context that reads these tensors."""
+        """Return a new context that reads these tensors."""
         column, device = self._device, self.ids.device
         shared = self._rows(table, cache.cache, column["seen"], causal=False)
         own = PagedRows(
@@ -179,8 +187,9 @@ class TreeTensors(BatchTensors):
 
 
 def _draws(rows: Sequence[TreeRow], ahead: int) -> list[Draw]:
-    """What decides the token after each token, `ahead` of its row's position. Chains of one sequence share it at equal
-    positions."""
+    """Return the draw of the token after each token, which stands `ahead` positions after the token's row.
+
+    Chains of one sequence share the draw at equal positions."""
     found: dict[tuple[int, int], Draw] = {}
     for row in rows:
         for position in row.positions:
@@ -191,7 +200,8 @@ def _draws(rows: Sequence[TreeRow], ahead: int) -> list[Draw]:
 
 
 class StaticTreeContext(TableContext):
-    """The forward context of a static step, as `ssd.draft.tree_attention.TreeContext` for ragged ones.
+    """The forward context of a static step; a ragged one has `ssd.draft.tree_attention.TreeContext`.
+
     Every token attends to its path and to its cell; log-sum-exp merges the parts."""
 
     def __init__(

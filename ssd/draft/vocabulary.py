@@ -1,7 +1,7 @@
-"""The ids that a draft predicts: those of a list, and those of the sequence's own text that are outside of it.
+"""The ids that a draft predicts: a list, and the ids of the sequence's own text that are not listed.
 
-A short list makes the last product of a draft short (FR-Spec, arXiv 2502.14856), and names and numbers of the prompt
-that are rare elsewhere come back in the answer."""
+A short list makes the draft's output layer cheap (FR-Spec, arXiv 2502.14856). The text's own ids are added since rare
+names and numbers of a prompt occur in its answer again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssd.models.head import Head
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 
-# The most recent ids of a text that are outside of the list.
+# Upper bound on the unlisted ids of a text.
 MOST_TEXT = 256
 _NONE = array("q")
 
@@ -28,14 +28,14 @@ _NONE = array("q")
 class TextIds:
     """The last `MOST_TEXT` different `ids` of a text that are not listed, oldest first.
 
-    `listed` has a byte for each id: 0 if it may be among them."""
+    `listed` has a byte for each id: 0 if the id may be among `ids`."""
 
     def __init__(self, listed: bytes) -> None:
         self._listed, self._read, self._recent = listed, 0, dict[int, None]()
         self.ids = array("q")
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that are new since the last call; `tokens` is the whole text."""
+        """Add the tokens that are new since the last call; `tokens` is the whole text."""
         new = [token for token in tokens[self._read :] if not self._listed[token]]
         self._read = len(tokens)
         if new:
@@ -47,13 +47,13 @@ class TextIds:
 
 
 class DraftVocabulary:
-    """What the logits of a draft are about.
+    """Maps between columns of a draft's logits and token ids.
 
-    There are `listed` of them: for `ids` int64 [listed], or if that is None for the first ids. `noise` is theirs.
-    All ids are below `vocab_size`, the target's; raises `UsageError` for a list that goes beyond."""
+    The first `listed` columns are for `ids` int64 [listed]; for the first ids if it is None. `noise` has their noise.
+    All ids are below the target's `vocab_size`; a list with others raises `UsageError`."""
 
     def __init__(self, model: Model, vocab_size: int, noise: NoiseCache) -> None:
-        """`noise`: the cache of the whole vocabulary, which other drafts share."""
+        """Take `noise`, the cache of the whole vocabulary, which other drafts share."""
         self._model, self.size = model, vocab_size
         head = cast(Head | None, getattr(model, "head", None))
         self.ids = None if head is None else head.ids
@@ -61,7 +61,7 @@ class DraftVocabulary:
         if self.ids is not None and int(self.ids.max()) >= vocab_size:
             raise UsageError(f"the draft predicts id {int(self.ids.max())}, the target has ids below {vocab_size}")
         if self.ids is not None or self.listed < vocab_size:
-            # As many vectors: a shorter list needs no more of them, and they would stay.
+            # Keep the number of vectors: a shorter list needs no more of them.
             most_bytes = 4 * self.listed * noise.capacity
             noise = NoiseCache(self.listed, model.device, most_bytes, ids=self.ids)
         self.noise = noise
@@ -70,7 +70,7 @@ class DraftVocabulary:
         self._known = None if table is None else self._listed_bytes(min(len(table), vocab_size))
 
     def _listed_bytes(self, rows: int) -> bytes:
-        """Return a byte for each id: 0 if it is below `rows`, those of the table, and not in the list; else 1."""
+        """Return a byte for each id: 0 if it is not listed but below `rows`, the rows of the table; else 1."""
         known = torch.ones(self.size, dtype=torch.uint8)
         known[:rows] = 0
         known[: self.listed if self.ids is None else 0] = 1
@@ -79,7 +79,7 @@ class DraftVocabulary:
         return known.numpy().tobytes()
 
     def text(self, tree: Tree) -> array[int]:
-        """The ids of a sequence's committed text that are ranked beside the listed ones."""
+        """Return the ids of a sequence's committed text that are ranked beside the listed ones."""
         if self._known is None:
             return _NONE
         found = self._texts.get(tree)
@@ -89,15 +89,16 @@ class DraftVocabulary:
         return found.ids
 
     def texts(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """`text` of each tree as int64 on the device; [] if there is nothing for any."""
+        """Return `text` of each tree as int64 on the device; [] if all are empty."""
         found = [self.text(tree) for tree in trees]
         device = self._model.device
         return [torch.tensor(ids, dtype=torch.long, device=device) for ids in found] if any(found) else []
 
     def logits(self, hidden: Tensor, counts: Sequence[int], texts: Sequence[Tensor]) -> Tensor:
-        """Logits [n, listed and the longest text] of hidden states [n, width], `counts` rows for each of the `texts`.
+        """Return logits [n, listed + longest text] of hidden states [n, width].
 
-        Behind a shorter text they are -inf. No texts: [n, listed]."""
+        `counts` has the number of rows of each of the `texts`. Columns after a shorter text are -inf. Without texts the
+        shape is [n, listed]."""
         logits = self._model.logits(hidden)[:, : self.listed]
         if not texts:
             return logits
@@ -108,7 +109,7 @@ class DraftVocabulary:
         return torch.cat((logits, torch.cat(padded)), dim=1)
 
     def names(self, places: Sequence[list[int]], texts: Sequence[Tensor]) -> list[list[int]]:
-        """The ids of `places` in `logits`, row by row; `texts` has the text of each row, or is empty."""
+        """Return the ids of columns `places` of `logits`; `texts` has the text of each row, or is empty."""
         if self.ids is None and not texts:
             return list(places)
         found = torch.tensor(places)
@@ -120,12 +121,12 @@ class DraftVocabulary:
         return cast(list[list[int]], names.tolist())
 
     def columns(self, wide: Tensor, text: Tensor | None) -> Tensor:
-        """Of `wide` [n, at least `size`], of all ids, the columns of listed ids and of a text."""
+        """Return the columns of listed ids and of a text from `wide`, which has a column for each id."""
         part = wide[:, : self.listed] if self.ids is None else wide[:, self.ids.to(wide.device)]
         return part if text is None else torch.cat((part, wide[:, text.to(wide.device)]), dim=1)
 
     def expanded(self, columns: Tensor, text: Tensor | None) -> Tensor:
-        """The inverse: [n, size] with zeros for all other ids."""
+        """Invert `columns`: return [n, size] with zeros for all other ids."""
         if self.ids is None and text is None:
             return columns
         wide = columns.new_zeros(len(columns), self.size)

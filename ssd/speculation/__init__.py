@@ -1,1 +1,1 @@
-"""The paper as pure functions of plain values and tensors. Only `ssd.kernels.cpu` calls C, where it serves a tensor."""
+"""Implements the paper as pure functions of plain values and tensors; only `ssd.kernels.cpu` calls C for them."""

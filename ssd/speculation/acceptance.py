@@ -17,11 +17,11 @@ class Outcome(NamedTuple):
 
 
 def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
-    """Accepts while the draft token equals the target's own sample; the first difference is the bonus token.
+    """Accept draft tokens up to the first that differs from the target's sample, which is the bonus token.
 
-    `own` holds the target's samples y_1..y_{d+1} for the positions of the d speculated tokens and the one after; a
-    greedy sample is the argmax. The emitted tokens are `own[: accepted + 1]`, whatever the speculation was. That is the
-    whole proof of exactness (Daliri, Musco, Suresh, arXiv 2408.07978)."""
+    If all d draft tokens are accepted, the bonus token is the sample after them. `own` holds the target's samples
+    y_1..y_{d+1} at their positions and the next one; a greedy sample is the argmax. The emitted tokens are
+    `own[: accepted + 1]` for every speculation, so the output is exact (Daliri, Musco, Suresh, arXiv 2408.07978)."""
     for accepted, (guess, sample) in enumerate(zip(speculation, own, strict=False)):
         if guess != sample:
             return Outcome(accepted, sample)
@@ -29,9 +29,10 @@ def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
 
 
 def coupled_rows(speculations: Tensor, drafted: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """`coupled` for n rows on their device, without waiting for it; returns accepted and bonus tokens, both [n].
+    """Apply `coupled` to n rows; return accepted lengths and bonus tokens, both [n].
 
-    Of a row of `speculations` [n, K] the first `drafted` [n] tokens count; of `own` [n, K + 1] one more."""
+    Does not wait for the device. Each row uses the first `drafted` [n] tokens of `speculations` [n, K] and one more of
+    `own` [n, K + 1]."""
     places = torch.arange(speculations.shape[1], device=own.device)
     right = (speculations == own[:, :-1]) & (places < drafted[:, None])
     accepted = right.long().cumprod(-1).sum(-1)
@@ -45,12 +46,12 @@ def rejection(
     uniforms: Sequence[float],
     sample: Callable[[int, Tensor], int],
 ) -> list[int] | None:
-    """The ratio rule (Leviathan et al., arXiv 2211.17192): returns the emitted tokens if a draft token is rejected.
+    """Return the accepted tokens and the bonus token by the ratio rule; None if no draft token is rejected.
 
-    They begin with the accepted tokens. Returns None if all draft tokens are accepted. The d draft tokens were drawn
-    from the distributions `q` [d, V]; None: they were not drawn (an n-gram, a greedy draft), so all mass is on them.
-    `p` [>= d, V] are the target's distributions, `uniforms` d numbers in [0, 1), and `sample(i, weights)` draws from
-    unnormalised `weights` [V] for position i."""
+    Source: Leviathan et al., arXiv 2211.17192. `q` [d, V] are the draft probabilities of the d draft tokens; None if
+    the tokens were not drawn (an n-gram, a greedy draft), so that each has probability 1. `p` [>= d, V] are the
+    target's distributions, `uniforms` d numbers in [0, 1). `sample(i, weights)` draws from unnormalised `weights` [V]
+    for position i."""
     for i, token in enumerate(speculation):
         if uniforms[i] * (1.0 if q is None else float(q[i, token])) < float(p[i, token]):
             continue
@@ -61,7 +62,9 @@ def rejection(
 
 
 def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
-    """Returns the weights [V] after `token` ~ q was rejected: max(p - q, 0); without q, p without the token."""
+    """Return the weights [V] of the residual after `token` was rejected.
+
+    They are max(p - q, 0); without q, p with the token at 0."""
     if q is not None:
         return (p - q).clamp_min_(0)
     weights = p.clone()

@@ -1,7 +1,7 @@
 """Adjusts a request's logits before sampling: biases, a minimum length, penalties. Meaning and order are vLLM's.
 
-Penalties depend on counts, which grow along a verification: logits after a draft token are adjusted as if that token
-had been committed. So a row gets the computation of plain decoding."""
+Penalties depend on token counts. In a verification, the logits after a draft token are adjusted as if that token were
+committed, so that every row is computed as in plain decoding."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ssd.kernels.gpu import fuses
 
-# Of the words of a sequence in `AdjustedRows`: how many are numbers, and how many ids of tokens; the bits of its text.
+# `AdjustedRows.words` has NUMBERS numbers, then RECENT token ids; its `text` adds up IN_PROMPT, ENDS and ONCE.
 NUMBERS, RECENT = 5, 16
 _Array: TypeAlias = Any  # of NumPy or torch
 IN_PROMPT, ENDS, ONCE = 1, 2, 4
 
 
 class Adjustment(NamedTuple):
-    """What a request asks for.
+    """The changes to the logits that a request asks for.
 
     `bias` is added to the logits of its ids. No token of `ends` is possible before `min_tokens` of output,
-    unless all that are allowed are ends. `repetition` divides positive logits of tokens in prompt or output and
+    unless no other token is allowed. `repetition` divides positive logits of tokens in prompt or output and
     multiplies negative ones. `frequency` is subtracted from a token's logit for each time it is in the output,
     `presence` once. Only tokens of `allowed` (int64 [n]) are possible; None: all. Ids beyond the vocabulary have no
     effect."""
@@ -40,10 +40,9 @@ class Adjustment(NamedTuple):
 
 
 class Written:
-    """The committed text of one request: its tokens, each once, how often each is in the output, and the `length` of
-    that.
+    """The committed text of one request: its distinct tokens, their counts in the output, and the output's `length`.
 
-    In NumPy: of these few numbers torch's operations would take longer than the arithmetic."""
+    It uses NumPy: for so few numbers a torch operation costs more than its arithmetic."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.length = 0
@@ -59,9 +58,10 @@ class Written:
         self.length += len(tokens)
 
     def along(self, draft: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the tokens of text and draft, int64 [n], and for the text with 0, 1, ... of the draft's tokens how
-        often each is in the output, float32 [drafts + 1, n], and if it is there or in the prompt, bool of that shape.
-        """
+        """Return the distinct tokens of text and draft with their counts after 0, 1, ... draft tokens.
+
+        The tokens are int64 [n]. Counts in the output are float32 [drafts + 1, n]. A bool of that shape is True where
+        the token is in prompt or output."""
         new = [token for token in dict.fromkeys(draft) if token not in self._places]
         ids, counts = self._ids, self.counts
         if new:
@@ -88,9 +88,10 @@ def adjusted(
     draft: Sequence[int] = (),
     possible: Tensor | None = None,
 ) -> Tensor:
-    """Returns `logits` [n, V] as new float32: row i comes after `written` and i of the n - 1 `draft` tokens.
+    """Return adjusted `logits` [n, V] as new float32.
 
-    `possible` bool [m, V], m <= n, says which tokens a grammar allows in the first rows."""
+    Row i comes after `written` and the first i of the n - 1 `draft` tokens. `possible` bool [m, V], m <= n, says which
+    tokens a grammar allows in the first m rows."""
     rows = _copied(logits)
     vocab_size = rows.shape[-1]
     bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
@@ -106,7 +107,7 @@ def adjusted(
         ends = [token for token in adjustment.ends if token < vocab_size]
         ending = rows[:too_early, ends]
         rows[:too_early, ends] = -torch.inf
-        if possible is not None or adjustment.allowed is not None:  # where nothing else is left, the text ends
+        if possible is not None or adjustment.allowed is not None:  # where only ends are left, the text may end
             stuck = rows[:too_early].isneginf().all(-1, keepdim=True)
             rows[:too_early, ends] = torch.where(stuck, ending, -torch.inf)
     if (adjustment.repetition, adjustment.presence, adjustment.frequency) != (1.0, 0.0, 0.0):
@@ -115,14 +116,14 @@ def adjusted(
 
 
 def _copied(logits: Tensor) -> Tensor:
-    """Return new float32 rows. On a CPU one thread copies them: to wake torch's others between kernels takes longer."""
+    """Return new float32 rows. On a CPU one thread copies them, which is faster than waking torch's threads."""
     if logits.is_cpu and logits.dtype == torch.float32:
         return torch.from_numpy(logits.numpy().copy())
     return logits.to(torch.float32, copy=True)
 
 
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
-    """Change, in place, the columns of tokens in the text: they are few beside the vocabulary."""
+    """Penalise `rows` in place: only the columns of tokens in text and draft, a small part of the vocabulary."""
     ids, counts, seen = written.along(draft)
     if rows.is_cpu:
         table = rows.numpy()
@@ -130,7 +131,7 @@ def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Seq
         return
     columns, times, known = (torch.from_numpy(each).to(rows.device) for each in (ids, counts, seen))
     values = rows[:, columns]
-    # By a tensor: a GPU divides by a number as it multiplies by its inverse.
+    # A tensor, since a GPU computes the division by a number as a multiplication by its inverse.
     divisor = torch.full_like(values, adjustment.repetition)
     rows[:, columns] = _penalised(values, times, known, adjustment, divisor, torch.where)
 
@@ -138,16 +139,16 @@ def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Seq
 def _penalised(
     values: _Array, counts: _Array, seen: _Array, adjustment: Adjustment, divisor: Any, where: Callable[..., _Array]
 ) -> _Array:
-    """Return penalized logits, in NumPy or torch. `divisor` is the penalty on repetition.
+    """Return penalised logits, in NumPy or torch. `divisor` is the repetition penalty.
 
-    Each penalty is computed from the whole count, as adding up would round differently than plain decoding does."""
+    Each penalty is computed from the whole count: a sum of steps would round differently from plain decoding."""
     scaled = where(values > 0, values / divisor, values * adjustment.repetition)
     values = where(seen, scaled, values) - adjustment.frequency * counts
     return values - adjustment.presence * counts.clip(None, 1)
 
 
 class Text(NamedTuple):
-    """The committed `tokens` of a request, the first `prompt` of which it was given, and what it asks for."""
+    """The committed `tokens` of a request, the first `prompt` of them its prompt, and its adjustment."""
 
     tokens: Sequence[int]
     prompt: int
@@ -155,14 +156,16 @@ class Text(NamedTuple):
 
 
 class AdjustedRows(NamedTuple):
-    """A batch of `ids` int64 [n] on a device, in rows that begin at `starts` int64 [rows + 1], whose `sequences` int64
-    [rows] are the indices of what follows.
+    """A batch of rows on a device, with the adjustments of its sequences.
 
-    `words` int32 [sequences, NUMBERS + RECENT]: the bits of float32 repetition, presence and frequency; how many tokens
-    of output must come before the text may end; 1 if anything is asked at all; and tokens behind `text`, up to the
-    row's first one, -1 where there are no more. The row's other tokens are drafts, which count for what comes after
-    them. `text` int32 [sequences, V] has ONCE for each time that a token is in the output, IN_PROMPT, and ENDS if it
-    ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed."""
+    Row r has the tokens `ids[starts[r] : starts[r + 1]]` (`ids` int64 [n], `starts` int64 [rows + 1]). `sequences`
+    int64 [rows] is its index into `words`, `text` and `bias`.
+    `words` int32 [sequences, NUMBERS + RECENT] has, in this order: the bits of float32 repetition, presence and
+    frequency; the output tokens still required after `text` before an end is possible; 1 if the request has an
+    adjustment; and the tokens that follow `text` up to the row's first token, then -1. The row's other tokens are draft
+    tokens, which count for the positions after them.
+    `text` int32 [sequences, V] sums ONCE for each time a token is in the output, IN_PROMPT if it is in the prompt, and
+    ENDS if it ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed."""
 
     starts: Tensor
     sequences: Tensor
@@ -173,9 +176,9 @@ class AdjustedRows(NamedTuple):
 
 
 def adjusted_rows(logits: Tensor, by: AdjustedRows) -> Tensor:
-    """`adjusted` of the logits [n, V] after each token of a batch, without waiting for the device.
+    """Apply `adjusted` to the logits [n, V] after each token of a batch, without waiting for the device.
 
-    Ends are held back whatever else is possible: no request may have both `min_tokens` and `allowed`."""
+    Ends are masked even if nothing else is possible, so no request may have both `min_tokens` and `allowed`."""
     if fuses(logits.device):
         from ssd.kernels.triton_adjustment import adjust
 

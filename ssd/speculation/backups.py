@@ -1,4 +1,4 @@
-"""Backups by name: what a row may do after a miss, built in or from a plugin.
+"""Finds backups by name: policies for rows after a miss, built in or from a plugin.
 
 A plugin registers a class without constructor arguments under one of two entry-point groups. In `ssd.speculators` it is
 a `Speculator`, which guesses from a text alone; the built-in `ngram` is one. In `ssd.backups` it is a whole policy
@@ -15,30 +15,32 @@ from ssd.system.registered import entries
 SPECULATORS, BACKUPS = "ssd.speculators", "ssd.backups"
 MOST_EVIDENCE = 8
 BUILT_IN = ("auto", "jit", "none")
-"""Policies of this package: choose, wait for the draft, go on without. No plugin replaces them."""
+"""Built-in policies: choose by cost, wait for the draft, continue without draft tokens. No plugin replaces them."""
 
 
 class Speculator(Protocol):
-    """Guesses about one sequence from its text alone.
+    """Proposes tokens of one sequence from its text alone.
 
-    It may have an attribute `evidence`, an int: how much speaks for its last proposal. How far proposals are worth
-    verifying is learned separately for each value from 0 to `MOST_EVIDENCE`."""
+    An optional int attribute `evidence` says how reliable the last proposal is. The engine learns for each value from 0
+    to `MOST_EVIDENCE` how many tokens of a proposal are worth verifying."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """More committed tokens, the prompt first."""
+        """Take more committed tokens; the first call brings the prompt."""
 
     def propose(self, count: int) -> list[int]:
-        """Returns at most `count` tokens that may come next; [] for no idea."""
+        """Return at most `count` tokens that may come next; [] without a proposal."""
 
 
 @cache
 def names() -> list[str]:
-    """Every value that `--backup` takes."""
+    """List every value that `--backup` takes."""
     return sorted({*BUILT_IN, *(entry.name for group in (SPECULATORS, BACKUPS) for entry in entries(group))})
 
 
 @cache
 def load(group: str, name: str) -> Callable[[], Any] | None:
-    """Returns the class that a group has under a name, or None. Raises what the import of a plugin raises."""
+    """Return the class that a group has under a name, or None.
+
+    Raises any exception of the plugin's import."""
     found = [entry for entry in entries(group) if entry.name == name]
     return found[0].load() if found else None

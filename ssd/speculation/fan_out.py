@@ -9,7 +9,7 @@ MOST = 16  # candidates prepared for one accepted length
 
 
 def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: int) -> tuple[int, ...]:
-    """Returns F_0..F_K with the most hits, for K = `lookahead` and B = `budget` chains.
+    """Return F_0..F_K with the most hits, for K = `lookahead` and B = `budget` chains.
 
     Each token is accepted with probability a = `acceptance`, and F candidates miss the bonus token with probability
     c F^-r, r = `exponent`. Then F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by
@@ -23,10 +23,10 @@ def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: 
 
 
 def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
-    """Whole numbers of at least 1 in proportion to `shares` that sum to `budget`."""
+    """Return whole numbers of at least 1 that sum to `budget`, in proportion to `shares`."""
     wanted = dict(enumerate(shares))
     ones: set[int] = set()
-    while True:  # what would get less than 1 gets 1, at the expense of the others
+    while True:  # a share below 1 becomes 1, at the expense of the others
         scale = (budget - len(ones)) / sum(wanted.values())
         small = {k for k, share in wanted.items() if share * scale < 1}
         if not small or len(small) == len(wanted):
@@ -41,12 +41,11 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
 
 
 def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
-    """Returns F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
+    """Return F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
 
-    An empty `fan_out` fixes no number: 0.
-    One number serves every k. The last of a list belongs to full acceptance. With fewer than K tokens in flight, full
-    acceptance also gets the numbers of the lengths that cannot occur, up to `MOST` in all: it is as likely then as
-    those lengths together. More than K may be in flight after K has become smaller."""
+    An empty `fan_out` gives 0; one number serves every k. The last of a list belongs to full acceptance. With fewer
+    than K tokens in flight, full acceptance also gets the numbers of the lengths that cannot occur, up to `MOST` in
+    all: its probability then includes theirs. More than K tokens may be in flight after K was lowered."""
     if not fan_out:
         return 0
     last = len(fan_out) - 1
@@ -58,14 +57,14 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
 
 
 def most_candidates(fan_out: Sequence[int]) -> int:
-    """Returns the largest F_k, whatever is in flight; `MOST` if none is fixed."""
+    """Return the largest F_k for any number of tokens in flight; `MOST` if no fan-out is fixed."""
     return max(*fan_out, fan_out_at(0, 0, fan_out)) if fan_out else MOST
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
-    """Fits the power law 1 - p_hit(F) = c F^-r to miss rates by fan-out; returns (c, r).
+    """Fit the power law 1 - p_hit(F) = c F^-r to miss rates by fan-out; return (c, r).
 
-    Least squares of the logarithms. Raises ValueError without two fan-outs that have misses."""
+    Uses least squares of the logarithms. Raises ValueError if fewer than two fan-outs have misses."""
     points = [(math.log(fan_out), math.log(rate)) for fan_out, rate in miss_rates.items() if rate > 0]
     if len(points) < 2:
         raise ValueError("a power law needs the miss rates of two fan-outs")
@@ -75,13 +74,13 @@ def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
 
 
 def hit_chance(fan_out: int, law: tuple[float, float]) -> float:
-    """Returns the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r)."""
+    """Return the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r)."""
     c, r = law
     return 1 - min(1.0, c * fan_out**-r)
 
 
 def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
-    """Returns the share of outcomes that F_0..F_K prepare for, with misses c F^-r after every accepted length."""
+    """Return the share of outcomes that F_0..F_K prepare, if F_k candidates miss with probability c F_k^-r."""
     lookahead = len(fan_out) - 1
     reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
     return min(1.0, sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True)))  # rounding may exceed 1

@@ -1,4 +1,4 @@
-"""Chooses the verification outcomes to prepare for. This file is the fan-out policy."""
+"""Chooses the verification outcomes to prepare. This file is the fan-out policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ssd.speculation.acceptance import Outcome
 from ssd.speculation.fan_out import fan_out_at
 
 NEEDS_PROBABILITIES = False
-"""Whether `forks` reads probabilities. The draft only computes them then: they take a pass over the logits."""
+"""True if `forks` reads `probabilities`. Only then the draft computes them, in one more pass over the logits."""
 
 
 def forks(
@@ -18,10 +18,10 @@ def forks(
     probabilities: Sequence[float],
     fan_out: Sequence[int],
 ) -> list[Outcome]:
-    """Returns the outcomes with exactly `accepted` draft tokens that are worth a chain: the F_k likeliest bonus tokens.
+    """Return the outcomes to prepare with exactly `accepted` draft tokens: the F_k likeliest bonus tokens.
 
-    `candidates` are the next tokens after the accepted ones, likeliest first. The token in flight there is excluded:
-    had it been right, it would have been accepted. `probabilities` of the candidates are the draft's at temperature 1.
+    `candidates` are the next tokens after the accepted ones, likeliest first. The token in flight there is excluded: as
+    the target's own token it would be accepted. `probabilities` are the draft's for the candidates, at temperature 1.
     """
     excluded = speculation[accepted] if accepted < len(speculation) else -1
     wanted = fan_out_at(accepted, len(speculation), fan_out)

@@ -1,18 +1,18 @@
-"""Prompt lookup decoding (Saxena, 2023): what followed the last tokens when they were written before.
+"""Prompt lookup decoding (Saxena, 2023): proposes the tokens that followed an earlier occurrence of the last ones.
 
-The built-in speculator (`ssd.speculation.backups`), one for each sequence."""
+This is the built-in speculator (`ssd.speculation.backups`); each sequence has its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Two equal tokens in a row are often chance; texts that agree on more than six hardly ever go on differently.
+# A match of two tokens is often chance; after a match of six or more, texts nearly always continue alike.
 SHORTEST, LONGEST = 2, 6
 
 
 class Copied(NamedTuple):
-    """The `token` that followed the last `matching` tokens when they were written before."""
+    """The `token` that followed an earlier occurrence of the last `matching` tokens."""
 
     token: int
     matching: int
@@ -26,7 +26,7 @@ class PromptLookup:
     def __init__(self) -> None:
         self.evidence = 0
         self._tokens: list[int] = []
-        # n-gram -> (where it last ended, where it ended before): the last one is the end of the text itself.
+        # n-gram -> (end of its last occurrence, end of the one before); 0 for none.
         self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def __len__(self) -> int:
@@ -43,9 +43,9 @@ class PromptLookup:
                 self._ends[gram] = (end, before[0] if before else 0)
 
     def propose(self, count: int) -> list[int]:
-        """Returns `count` tokens that followed the latest occurrence of the longest known n-gram; [] without one.
+        """Return `count` tokens that followed an earlier occurrence of the longest known n-gram; [] without one.
 
-        A repetition that reaches the end of the text goes on in circles: proposed tokens count as written."""
+        The latest earlier occurrence counts. A proposal that reaches the end of the text starts over."""
         size = len(self._tokens)
         for n in range(min(LONGEST, size), SHORTEST - 1, -1):
             end = self._ends[tuple(self._tokens[size - n :])][1]
@@ -56,14 +56,14 @@ class PromptLookup:
         return []
 
     def after(self, tokens: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
-        """Returns what followed the longest known n-gram, n >= `shortest`, at the end of the text and `tokens`.
+        """Return the token that followed the longest known n-gram, n >= `shortest`, at the end of text + `tokens`.
 
         Only the text is searched, not `tokens`. Takes microseconds."""
         size = len(self._tokens)
         last = [*self._tokens[-LONGEST:], *tokens[-LONGEST:]][-LONGEST:]
         for n in range(len(last), shortest - 1, -1):
             end, before = self._ends.get(tuple(last[-n:]), (0, 0))
-            if end == size > 0:  # nothing of the text follows
+            if end == size > 0:  # the last occurrence ends the text
                 if tokens:
                     return Copied(tokens[0], n)
                 end = before

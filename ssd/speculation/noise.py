@@ -17,7 +17,7 @@ from ssd.kernels import cpu
 from ssd.kernels.gpu import fuses
 
 _MASK64 = 2**64 - 1
-# Hashes that are computed at a time: few enough for a processor's cache.
+# Hashes computed at a time: few enough for a processor's cache.
 _AT_ONCE = 2**16
 
 Place = tuple[int, int]
@@ -35,12 +35,12 @@ class Stream(IntEnum):
 
 
 def stream_seed(seed: int, stream: Stream) -> int:
-    """The seed of one of a request's streams."""
+    """Return the seed of one of a request's streams."""
     return seed if stream is Stream.SHARED else _splitmix64(seed ^ (stream << 56)) >> 1
 
 
 def _splitmix64(state: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK64
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -52,7 +52,7 @@ def _signed32(value: int) -> int:
 
 
 def _mix32(lanes: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finaliser (Appleby, public domain) on int32, in place; multiplication wraps."""
+    """Apply MurmurHash3's 32-bit finaliser (Appleby, public domain) to int32, in place; multiplication wraps."""
     lanes ^= (lanes >> 16) & 0xFFFF
     lanes *= _signed32(0x85EBCA6B)
     lanes ^= (lanes >> 13) & 0x7FFFF
@@ -62,7 +62,7 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Returns int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
+    """Return int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
     return _lanes(_keys([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
 
 
@@ -70,16 +70,16 @@ def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
     return torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
 
 
-@lru_cache(2**14)  # chains and steps ask for the same
+@lru_cache(2**14)  # chains and steps ask for the same places
 def halves(place: Place) -> tuple[int, int]:
-    """Returns the key of a place's noise, two signed numbers of 32 bits."""
+    """Return the key of a place's noise: two signed 32-bit numbers."""
     seed, position = place
     key = _splitmix64(_splitmix64(seed) ^ position)
     return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
 
 
 def _lanes(keys: Tensor, ids: Tensor) -> Tensor:
-    """`hash_lanes` of keys int32 [n, 2], for token ids int32 [k]: int32 [n, k]."""
+    """Return `hash_lanes` of keys int32 [n, 2] for token ids int32 [k]: int32 [n, k]."""
     low, high = keys.T[..., None]
     lanes = _mix32(ids * _signed32(0x9E3779B1) + low)
     lanes ^= high
@@ -87,21 +87,21 @@ def _lanes(keys: Tensor, ids: Tensor) -> Tensor:
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Returns float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
+    """Return float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
 
-    31 bits make u. E keeps its relative resolution near 0, where the Gumbel is large and decides."""
+    u has 31 random bits. E is precise near 0, where the noise is largest and decides the argmax."""
     return gumbels([(seed, position)], vocab_size, device)[0]
 
 
 def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """`gumbel` for n places, bit by bit, from the token id `first` on: float32 [n, vocab_size]."""
+    """Return `gumbel` for n places from token id `first` on, with the same bits: float32 [n, vocab_size]."""
     return gumbels_of(_keys(places, device), vocab_size, first)
 
 
 def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """`gumbels` for keys int32 [n, 2] (`halves`) that are on the device already: float32 [n, vocab_size].
+    """Return `gumbels` for keys int32 [n, 2] (`halves`) on their device: float32 [n, vocab_size].
 
-    Our kernels have other logarithms than torch: the last bits are those of one machine and its kernels."""
+    Our kernels compute other logarithms than torch, so the last bits depend on the machine and its kernels."""
     if cpu.present(keys.device):
         return cpu.gumbel(keys, first, vocab_size)
     if fuses(keys.device):
@@ -110,14 +110,14 @@ def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
 
 
 def gumbels_at(keys: Tensor, ids: Tensor) -> Tensor:
-    """`gumbels_of` these token ids, int64 [k], alone, bit by bit: float32 [n, k]."""
+    """Return the columns of `gumbels_of` for the token ids int64 [k], with the same bits: float32 [n, k]."""
     if cpu.present(keys.device):
         return cpu.gumbel_of(keys, ids)
     return _on_gpu(keys, len(ids), 0, ids) if fuses(keys.device) else _gumbels(_lanes(keys, ids.int()))
 
 
 def _on_gpu(keys: Tensor, size: int, first: int, ids: Tensor | None = None) -> Tensor:
-    """`gumbels_of`, or `gumbels_at`, on a GPU."""
+    """Compute `gumbels_of`, or with `ids` `gumbels_at`, on a GPU."""
     from ssd.kernels.triton_sampling import gumbels
 
     return gumbels(keys, size, first, ids)
@@ -129,13 +129,14 @@ def _gumbels(lanes: Tensor) -> Tensor:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns a number in [0, 1) of 53 random bits for (seed, position)."""
+    """Return a number in [0, 1) of 53 random bits for (seed, position)."""
     return (_splitmix64(_splitmix64(seed) ^ position) >> 11) * 2.0**-53
 
 
 class NoiseCache:
-    """Recently used noise vectors; all that is at a position shares one. They are of `vocab_size` token ids from
-    `first` on, or of the `ids` int64 [vocab_size] on the device."""
+    """Recently used noise vectors by (seed, position), at most `capacity` of them.
+
+    A vector has the noise of `vocab_size` token ids from `first` on, or of `ids` int64 [vocab_size] on the device."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class NoiseCache:
         self._vectors: OrderedDict[Place, Tensor] = OrderedDict()
 
     def __call__(self, seed: int, position: int) -> Tensor:
-        """Returns `gumbel` noise, float32 [vocab_size]."""
+        """Return `gumbel` noise, float32 [vocab_size]."""
         place = (seed, position)
         if place not in self._vectors:
             self.prepare([place])
@@ -158,7 +159,7 @@ class NoiseCache:
         return self._vectors[place]
 
     def prepare(self, places: Iterable[Place]) -> None:
-        """Make the vectors that will be asked for soon: several at a time cost little more than one."""
+        """Compute the vectors that will be asked for soon: several at a time cost little more than one."""
         missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self.capacity]
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):

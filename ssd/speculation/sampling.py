@@ -1,4 +1,4 @@
-"""From logits to tokens. All modes call the same functions, so that `ar`, `sd` and `ssd` cannot differ."""
+"""Turns logits into tokens. All modes call the same functions, so that `ar`, `sd` and `ssd` cannot differ."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK = 128
 _NUCLEUS = 256
 
 UNKNOWN = -2
-"""Stands for a sample that is not in the vocabulary, as from a kernel that is wrong."""
+"""Replaces a sampled id that is not in the vocabulary, which only a faulty kernel gives."""
 
 
 class Drawing(IntEnum):
-    """What it takes to draw a token from logits; each takes all that is before it."""
+    """The work of drawing a token from logits; each level includes those before it."""
 
     GREEDY = 0
     WARM = 1
@@ -33,7 +33,7 @@ class Drawing(IntEnum):
 
 
 class Law(NamedTuple):
-    """How logits become a distribution. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 switch a filter off."""
+    """The sampling parameters of a request. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 switch a filter off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -43,7 +43,7 @@ class Law(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Whether it leaves out tokens."""
+        """Return True if a filter may exclude tokens."""
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
@@ -53,12 +53,12 @@ class Law(NamedTuple):
 
 
 def drawing_of(laws: Iterable[Law]) -> Drawing:
-    """What it takes to draw tokens by all of these laws."""
+    """Return the most work that any of these laws needs."""
     return max((law.drawing for law in laws), default=Drawing.GREEDY)
 
 
 class Filters(NamedTuple):
-    """Those of n rows on a device, as in `Law`: int64 and float32 [n]. Rows of temperature 0 have none."""
+    """The filters of n rows on a device, as in `Law`: `top_k` int64 [n], the others float32 [n]."""
 
     top_k: Tensor
     top_p: Tensor
@@ -66,8 +66,10 @@ class Filters(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How a token is drawn after each of n rows, on a device: the noise's `keys` int32 [n, 2], `inverse` temperatures
-    float32 [n], 0 where the row is greedy, and `filters`, None where no row has one."""
+    """The tensors that draw a token after each of n rows, on a device.
+
+    `keys` int32 [n, 2] are those of the noise. `inverse` float32 [n] is 1 / temperature, 0 for a greedy row. `filters`
+    is None if no row has one."""
 
     keys: Tensor
     inverse: Tensor
@@ -78,7 +80,7 @@ Noise = Callable[[int, int], Tensor]
 
 
 def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) -> Tensor:
-    """Returns scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
+    """Return scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
 
     Row i stands at absolute position `positions[i]`. Greedy scores are the logits themselves. Otherwise they are the
     filtered logits at the law's temperature plus the Gumbel noise of (seed, position)."""
@@ -91,14 +93,16 @@ def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) 
 
 
 def warmth(law: Law, positions: Sequence[int], noise: Noise) -> cpu.Warmth:
-    """Returns what the C kernels need to do the same, for a law that filters nothing."""
+    """Return (temperature, noise) per row, for the C kernels to compute `perturbed`; None for a greedy row.
+
+    The law must have no filters."""
     if law.temperature == 0.0:
         return [None] * len(positions)
     return [(law.temperature, noise(law.seed, position)) for position in positions]
 
 
 def filtered(scaled: Tensor, law: Law) -> Tensor:
-    """Returns `scaled` [n, V], logits over temperature, with the tokens outside min-p, top-k and top-p at -inf.
+    """Return `scaled` [n, V], logits over temperature, with the tokens outside min-p, top-k and top-p at -inf.
 
     Ties at a border are kept: top-p keeps every token as likely as the last one needed to reach p."""
     if scaled.device.type != "cpu":
@@ -118,9 +122,10 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
 
 
 def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
-    """Returns the logit of the last token of `row` [V] needed for probability `top_p` (Holtzman, arXiv 1904.09751).
+    """Return the logit of the last token of `row` [V] needed for probability `top_p`.
 
-    Tries the likeliest few first, which nearly always suffice: sorting a whole vocabulary takes milliseconds."""
+    Source: Holtzman, arXiv 1904.09751. Tries the `_NUCLEUS` likeliest first, which nearly always suffice: sorting a
+    whole vocabulary takes milliseconds."""
     total = torch.logsumexp(row, dim=-1)
     for count in (_NUCLEUS, row.shape[-1]):
         best = torch.topk(row, min(count, row.shape[-1])).values
@@ -131,10 +136,10 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
 
 
 def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
-    """Returns the lowest of each row's scores, float32 [n], that `filters` leave; -inf for rows that have none.
+    """Return the lowest score of each row, float32 [n], that `filters` keep; -inf for rows without filters.
 
-    Scores are logits [n, V] times `inverse` temperatures float32 [n]. Does what `filtered` does, for rows with filters
-    of their own and without waiting for the device."""
+    Scores are logits [n, V] times `inverse` temperatures float32 [n]. The filters are those of `filtered`, but each row
+    has its own, and the host does not wait for the device."""
     if fuses(logits.device):
         from ssd.kernels import triton_sampling
 
@@ -145,7 +150,7 @@ def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
     kth = scores.gather(1, torch.where((top_k > 0) & (top_k < size), top_k, size) - 1)
     least = torch.where(top_k > 0, kth, -torch.inf).maximum(scores[:, :1] + torch.log(min_p))
     left = torch.where(scores < least, -torch.inf, scores)
-    # A score is out where those before it have the share. The best one is in.
+    # Drop a score if the scores before it reach top_p; always keep the best.
     reached = (left - left.logsumexp(-1, keepdim=True)).exp().cumsum(-1).roll(1, -1) >= top_p
     reached[:, 0] = False
     last = torch.where(reached, torch.inf, left).amin(-1, keepdim=True)
@@ -155,15 +160,15 @@ def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
 
 
 def probabilities(logits: Tensor, law: Law) -> Tensor:
-    """Returns rows of `logits` [n, V] as probabilities in float32, under a law with temperature > 0."""
+    """Return rows of `logits` [n, V] as probabilities in float32, under a law with temperature > 0."""
     return torch.softmax(filtered(logits.float() / law.temperature, law), dim=-1)
 
 
 def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
-    """Returns `scaled` [n, V] with the weight of each row's `fan_outs[row]` best tokens multiplied by `c`, 0 to 1.
+    """Return `scaled` [n, V] with the weights of each row's `fan_outs[row]` best tokens times `c`, 0 to 1.
 
-    Saguaro sampling (arXiv 2603.03251, Definition 14): the draft proposes the prepared tokens less often, so that more
-    of the residual, and the bonus token, falls on them. With `c` 0 a row with all its mass in them stays as it is."""
+    Saguaro sampling (arXiv 2603.03251, Definition 14): the draft proposes prepared tokens less often, so the residual,
+    and thus the bonus token, falls on them more often. With `c` 0 a row without other tokens stays unchanged."""
     if c == 1.0:
         return scaled
     lowered = scaled.clone()
@@ -175,9 +180,9 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
 
 
 def argmax(scores: Tensor) -> list[int]:
-    """Returns the id of the largest score of each row of [n, V], the lowest one on a tie.
+    """Return the id of the largest score of each row of [n, V], the lowest one on a tie.
 
-    It is -1 for a row without a sample: one that holds a NaN or has no finite maximum."""
+    The id is -1 for a row without a sample: it holds a NaN or has no finite maximum."""
     if cpu.serve(scores):
         return cpu.draw(scores)
     tokens: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
@@ -185,9 +190,9 @@ def argmax(scores: Tensor) -> list[int]:
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the id of each row's largest score, the lowest one on a tie, and that score; NaN if the row holds one.
+    """Return the id of each row's largest score, the lowest on a tie, and the score, NaN if the row holds one.
 
-    Two passes over blocks of [n, V]: reducing without indices is several times faster than `Tensor.argmax` on a CPU."""
+    Reduces blocks of [n, V] first: a reduction without indices is several times faster than `argmax` on a CPU."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK:
         largest = scores.max(-1)
@@ -202,8 +207,8 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
     """Return token ids of any shape, which a device sampled or ranked, as lists, in one copy.
 
-    -1 stays, as it stands for no sample. `UNKNOWN` takes the place of other ids that are not below `vocab_size`; with
-    `refuse` they and -1 raise SsdError."""
+    -1 means no sample and is kept. Any other id outside of the vocabulary becomes `UNKNOWN`. With `refuse` an id that
+    is not in the vocabulary, -1 included, raises SsdError."""
     found = ids.cpu()
     wrong = (found < -1) | (found >= vocab_size)
     if refuse and bool((wrong | (found < 0)).any()):
@@ -212,12 +217,12 @@ def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
 
 
 def sound(ids: Tensor, values: Tensor) -> Tensor:
-    """Returns `ids`, with -1 where the `values` are no finite numbers."""
+    """Return `ids`, with -1 where the `values` are not finite."""
     return torch.where(values.isfinite(), ids, -1)
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """`argmax` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
+    """Return `argmax` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
     if fuses(logits.device):
         from ssd.kernels.triton_sampling import draw
 
@@ -226,7 +231,7 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def drawn(logits: Tensor, draws: Draws) -> Tensor:
-    """`argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device; see `warmed`."""
+    """Return `argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device."""
     if fuses(logits.device):
         from ssd.kernels.triton_sampling import draw
 
@@ -235,9 +240,10 @@ def drawn(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def warmed(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
-    """`perturbed` of logits [n, V], without waiting for the device. The tokens are `ids` int64 [V], or 0 to V - 1.
+    """Return `perturbed` of logits [n, V], without waiting for the device.
 
-    A GPU divides by a number as it multiplies by its inverse, so these are the scores of `perturbed` there."""
+    Column i is the token `ids[i]` (int64 [V]), or i without `ids`. Logits are multiplied by 1 / temperature: a GPU also
+    computes the division in `perturbed` like this, so the scores are equal there."""
     keys, least = draws.keys, _lowest_of(logits, draws)
     if fuses(logits.device):
         from ssd.kernels import triton_sampling
@@ -256,7 +262,9 @@ def _lowest_of(logits: Tensor, draws: Draws) -> Tensor | None:
 
 
 def ranked(scores: Tensor, count: int) -> Ranked:
-    """Returns the `count` best ids of each row of [n, V], at most V, best first; equals in no particular order."""
+    """Return the `count` best ids of each row of [n, V] and their scores, at most V, best first.
+
+    Equal scores come in any order."""
     count = min(count, scores.shape[1])
     if cpu.serve(scores):
         return cpu.rank(scores, count)
@@ -265,9 +273,9 @@ def ranked(scores: Tensor, count: int) -> Ranked:
 
 
 def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`ranked` as tensors, ids int64 [n, count] and their scores, without waiting for the device; `count` is at most V.
+    """Return `ranked` as tensors, ids int64 [n, count] and their scores, without waiting for the device.
 
-    Exact: the best tokens lie in the blocks with the best maxima."""
+    `count` is at most V. The result is exact: the best tokens lie in the blocks with the best maxima."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
         found = torch.topk(scores, count)

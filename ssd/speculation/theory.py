@@ -1,4 +1,4 @@
-"""What the paper (arXiv 2603.03251) predicts, as functions of measured values."""
+"""Computes the predictions of the paper (arXiv 2603.03251) from measured values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-_HALVINGS = 50  # as exact as a float is
+_HALVINGS = 50  # enough for a float's precision
 
 
 class Cost(Protocol):
@@ -26,16 +26,17 @@ class LinearCost(NamedTuple):
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:
-    """Expected tokens of a round with `depth` draft tokens: 1 + a + ... + a^depth with a = `acceptance`.
+    """Return the expected tokens of a round with `depth` draft tokens: 1 + a + ... + a^depth.
 
-    Leviathan et al., arXiv 2211.17192, eq. 1."""
+    a = `acceptance`. Source: Leviathan et al., arXiv 2211.17192, eq. 1."""
     return sum(acceptance**i for i in range(depth + 1))
 
 
 def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> float:
-    """The same with a rate by position: `acceptance[i]` is that of token i + 1 if all before it were accepted.
+    """Return the expected tokens of a round with `depth` draft tokens, from acceptance rates by position.
 
-    The last number serves beyond. `depth` is a whole number or between two."""
+    `acceptance[i]` is the rate of token i + 1 if all before it were accepted; the last one also serves later tokens.
+    `depth` need not be whole: then its fraction counts the token after it in part."""
     total, reached = 1.0, 1.0
     for index in range(math.ceil(depth)):
         reached *= acceptance[min(index, len(acceptance) - 1)]
@@ -44,7 +45,7 @@ def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> fl
 
 
 def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
-    """Returns the accepted share of tested draft tokens, from rates by position, in rounds of `depth` >= 1 tokens.
+    """Return the accepted share of tested draft tokens in rounds of `depth` >= 1, from rates by position.
 
     A token after the first rejected one is not tested. This is the `a` of the closest geometric law."""
     accepted = expected_tokens_by_position(acceptance, depth) - 1
@@ -52,7 +53,7 @@ def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
 
 
 def acceptance_for(tokens: float, depth: float) -> float:
-    """Returns the acceptance rate that gives `tokens` a round with `depth` draft tokens, by bisection."""
+    """Return the acceptance rate that gives `tokens` a round with `depth` draft tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -64,19 +65,25 @@ def acceptance_for(tokens: float, depth: float) -> float:
 
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:
-    """Theorem 7: speed of `ssd` over `ar`. `fill` (T_p) and `backup` (T_b) are in units of one verification."""
+    """Return the speed of `ssd` over `ar` (Theorem 7).
+
+    `fill` (T_p) and `backup` (T_b) are in units of one verification."""
     tokens = _tokens(hit_rate, tokens_hit, tokens_miss)
     time = hit_rate * max(1.0, fill) + (1 - hit_rate) * (1 + backup)
     return tokens / time
 
 
 def speedup_sd(tokens: float, draft: float) -> float:
-    """Speed of ordinary speculative decoding over `ar`: E_sd / (1 + T_sd), `draft` in units of one verification."""
+    """Return the speed of `sd` over `ar`: E_sd / (1 + T_sd).
+
+    `draft` (T_sd) is in units of one verification."""
     return tokens / (1 + draft)
 
 
 def ssd_over_sd(hit_rate: float, tokens_hit: float, tokens_sd: float, draft: float) -> tuple[float, float]:
-    """Corollary 9: the least and the most that `ssd` gains over `sd`, for a tree that fits into a verification."""
+    """Return the least and the greatest speed of `ssd` over `sd` (Corollary 9).
+
+    The tree must fit into a verification."""
     most = (1 + draft) * tokens_hit / tokens_sd
     return most * hit_rate, most
 
@@ -84,7 +91,7 @@ def ssd_over_sd(hit_rate: float, tokens_hit: float, tokens_sd: float, draft: flo
 def speedup_of_batch(
     hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float, batch: int
 ) -> float:
-    """Corollary 16: `speedup_ssd` where one missed row of `batch` makes all of them wait for its backup."""
+    """Return `speedup_ssd` if one missed row of `batch` makes all rows wait for its backup (Corollary 16)."""
     all_hit = hit_rate**batch
     return _tokens(hit_rate, tokens_hit, tokens_miss) / (all_hit * max(1.0, fill) + (1 - all_hit) * (1 + backup))
 
@@ -92,10 +99,11 @@ def speedup_of_batch(
 def critical_batch(
     hit_rate: float, tokens_hit: float, tokens_neural: float, tokens_model_free: float, neural: float
 ) -> float:
-    """Theorem 17: below this batch size a neural backup beats a model-free one, which takes no time.
+    """Return the batch size below which a neural backup beats a model-free one (Theorem 17).
 
-    The neural one takes `neural` (T_n). Returns infinity where it always wins, 0 where it never does."""
-    if hit_rate >= 1:  # nobody ever waits
+    The model-free one takes no time. `neural` (T_n) is the time of the neural one in units of one verification.
+    Returns infinity if the neural one always wins, 0 if never."""
+    if hit_rate >= 1:  # no row ever misses
         return math.inf
     gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_model_free) - 1
     if gain >= neural:
@@ -120,17 +128,16 @@ def depth_worth_waiting_for(
     speed: float = 0.0,
     away_s: float = 0.0,
 ) -> int:
-    """Returns how many fresh draft tokens, 0 to `lookahead`, a batch should wait for on behalf of its missed rows.
+    """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for with `missed` rows.
 
     `ready` has the number of draft tokens of each row that need not wait; `missed` rows have none. `verify` is the time
-    of a verification by the tokens of the whole batch, `depth_s` that of one drafted token, in seconds; the first one
-    takes `away_s` more. A missed row that does not wait brings `otherwise` tokens: 1, or more with a backup that takes
-    no time.
+    of a verification by the tokens of the whole batch. One drafted token takes `depth_s` seconds, the first one
+    `away_s` more. A missed row that does not wait brings `otherwise` tokens: 1, or more with a backup that takes no
+    time.
 
-    Maximises expected tokens less `speed` times seconds, with the tokens per second that the batch has in the long run:
-    the average-reward rule, which maximises the long-run speed. Without a `speed` it maximises the tokens per second of
-    this round. All rows pay for the waiting of one, and a fresh token has to be verified. With equal rows and verified
-    tokens for nothing this is Theorem 17."""
+    Maximises expected tokens - `speed` x seconds, where `speed` is the batch's long-run tokens per second. This is the
+    average-reward rule, which maximises the long-run speed. With `speed` 0 it maximises the tokens per second of this
+    round. All rows wait, and fresh tokens are verified. With equal rows and free verification this is Theorem 17."""
     if missed == 0:
         return 0
     certain = sum(expected_tokens(acceptance, depth) for depth in ready)

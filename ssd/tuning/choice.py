@@ -1,8 +1,8 @@
-"""Chooses among plans by what they are predicted to bring and by what they brought: Thompson sampling.
+"""Chooses a plan by its predicted and its measured speed, with Thompson sampling.
 
-A plan's error is the logarithm of its measured over its predicted speed. What is believed of it is a normal
-distribution, which every window of rounds sharpens and time widens (a Kalman filter). Choosing by a draw from it tries
-out what is in doubt and little else (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
+A plan's error is log(measured speed / predicted speed). The belief about it is a normal distribution. Every
+window of rounds narrows it, time widens it (a Kalman filter). A choice draws an error from every belief, so it mostly
+tries out plans whose error is uncertain (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from random import Random
 from ssd.config.params import DRAFTED, Mode
 from ssd.tuning.predictor import Setting, SpeculationPlan
 
-# Standard deviations of the error: of a mode's predictions before anything was measured, of a plan's beyond its mode's,
-# of a window's time, and of a window's tokens, divided by the root of their number.
+# Standard deviations of the error: a mode's before any measurement, a plan's beyond its mode's, a window's from its
+# time, and a window's from its tokens, which is divided by the root of their number.
 _MODE_ERROR: dict[Mode, float] = {"ngram": 0.01, "sd": 0.05, "ssd": 0.07}
 _PLAN_ERROR, _WINDOW_ERROR, _TOKEN_ERROR = 0.02, 0.03, 0.6
-# How much a window widens what is believed of all plans: what was true may change.
+# Each window adds this variance to the beliefs about all plans, since speeds change.
 _FORGETTING = 1e-5
-# Candidates are the first so many plans of a ranking, unless they are believed to be slower by this share.
+# Candidates are the first plans of a ranking, without those expected to be slower than the best by this share.
 _CANDIDATES, _HOPELESS = 6, 0.3
-# A change of plan must promise this much: the draft has a text to read, or outcomes to prepare anew.
+# Least gain, as a share, for a change of plan: after it the draft must read a text or prepare outcomes anew.
 _STAY = 0.01
-# Work of a draft must promise this much: it takes power and memory, and nobody may be slower than without it.
+# Least gain, as a share, for the use of a draft: it takes power and memory, and must not slow a request down.
 DRAFT_MARGIN = 0.02
 
 
 class Belief:
-    """What is believed of an error: its mean and variance."""
+    """The belief about an error: mean and variance of a normal distribution."""
 
     def __init__(self, variance: float) -> None:
         self.mean, self.variance, self._widest = 0.0, variance, variance
@@ -37,14 +37,14 @@ class Belief:
         self.variance = min(self._widest, self.variance + _FORGETTING)
 
     def drawn(self, dice: Random | None) -> float:
-        """A value that it may have; without dice the likeliest."""
+        """Draw a value of the error; without dice return the mean."""
         return self.mean if dice is None else dice.gauss(self.mean, math.sqrt(self.variance))
 
 
 class Chooser:
-    """What is believed of the plans for one size of batch. A plan errs as its mode does, and by a part of its own.
+    """Owns the beliefs about the plans for one batch size, and chooses among them.
 
-    `dice` None: no plan is tried out, the best is followed."""
+    A plan's error is the sum of its mode's error and its own. `dice` None: choose the expected best plan."""
 
     def __init__(self, dice: Random | None = None) -> None:
         self._dice = dice
@@ -52,21 +52,23 @@ class Chooser:
         self._plans: dict[Setting, Belief] = {}
 
     def recall(self, mode: str, error: float) -> None:
-        """Begin with the error that an earlier process found for a mode."""
+        """Take the error that an earlier process found for a mode as this mode's mean."""
         for known in _MODE_ERROR.keys() & {mode}:
             self._modes[known].mean = error
 
     def errors(self) -> list[tuple[Mode, float]]:
-        """What is believed of each mode's error."""
+        """Return the mean error of each mode."""
         return [(mode, belief.mean) for mode, belief in self._modes.items()]
 
     def expected(self, plan: SpeculationPlan) -> float:
-        """Returns the tokens per second that a plan is believed to bring."""
+        """Return the expected tokens per second of a plan."""
         return plan.speed * math.exp(self._modes[plan.mode].mean + self._plan(plan).mean)
 
     def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
-        """Those of `plans`, fastest first, that are worth a closer look: the present one, and of the first few and the
-        first of each mode those that are not hopeless."""
+        """Return the plans to choose from: the present one, the first few and the first of each mode.
+
+        `plans` are fastest first. A plan expected to be far slower than the best is left out, unless it is the present
+        one."""
         modes, found = set[Mode](), list[SpeculationPlan]()
         least = (1 - _HOPELESS) * max(map(self.expected, plans))
         for rank, plan in enumerate(plans):
@@ -77,7 +79,7 @@ class Chooser:
         return found
 
     def choose(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> SpeculationPlan:
-        """Returns the plan to follow next."""
+        """Return the plan to follow next."""
         drawn = {mode: belief.drawn(self._dice) for mode, belief in self._modes.items()}
 
         def promise(plan: SpeculationPlan) -> float:
@@ -88,7 +90,7 @@ class Chooser:
         return max(plans, key=promise)
 
     def note(self, plan: SpeculationPlan, speed: float, tokens: int) -> None:
-        """`tokens` tokens of rounds that followed a plan came at `speed` tokens per second."""
+        """Learn that rounds of a plan brought `tokens` tokens at `speed` tokens per second."""
         for belief in (*self._modes.values(), *self._plans.values()):
             belief.forget()
         mode, own = self._modes[plan.mode], self._plans.setdefault(plan.setting, Belief(_PLAN_ERROR**2))

@@ -1,6 +1,6 @@
-"""What forwards take on this machine: a table for each way in which target and draft may work.
+"""Cost tables: seconds of a forward by its size on this machine, for each situation of target and draft.
 
-A forward's time is a staircase of its rows (kernels take several rows at once), so tables are kept, not lines."""
+A forward's time rises in steps with its rows (kernels take several rows at once), so a line would not fit it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Literal
 from ssd.speculation.theory import Cost
 
 Situation = Literal["verify", "verify_beside", "step", "step_beside"]
-"""A verification while the draft rests, or works ahead beside it; a tree step while the target waits for it, or
-verifies beside it."""
+"""`verify`: a verification while the draft rests; `verify_beside`: while it works ahead. `step`: a tree step while the
+target waits for it; `step_beside`: while the target verifies."""
 
 SITUATIONS: tuple[Situation, ...] = ("verify", "verify_beside", "step", "step_beside")
 
@@ -24,16 +24,15 @@ _OTHER: dict[Situation, Situation] = {
     "step": "step_beside",
     "step_beside": "step",
 }
-# How fast the factor of a table, and a single size in it, follow what is measured. A shared machine is faster and
-# slower by turns, for all sizes alike. So the factor of the model's other situation follows too, but not as far: where
-# that one has not changed, the tuner finds out by trying it.
+# Learning rates of a table's factor and of a single size, and the share of the first for the model's other situation.
+# A shared machine slows all sizes alike, so the other situation probably changed, too; trying it corrects that.
 _DRIFT, _POINT, _COMMON = 0.05, 0.02, 0.7
-# A measurement counts as at most so many times what was expected, or as a part of it: a descheduled process says
-# nothing of a forward.
+# A measurement counts as at most this many times the expected time, and at least as 1 / this of it: a descheduled
+# process says nothing about a forward.
 _MOST = 3.0
-# Two measurements of a table, or a table and later rounds, that differ by more than this logarithm disagree.
+# Two measurements of a table, or a table and later rounds, disagree if their logarithms differ by more than this.
 _DISTURBED = 0.25
-_EACH, _EIGHTH = 32, 128  # sizes up to these are told apart; by eights; by 64ths beyond
+_EACH, _EIGHTH = 32, 128  # up to the first every size is kept, up to the second multiples of 8, beyond of 64
 
 
 class Scaled:
@@ -47,8 +46,10 @@ class Scaled:
 
 
 class CostTable:
-    """Seconds by size. Between two sizes the cost is a straight line. Beyond the largest one it goes on as from the
-    largest that is at most half of it. No line falls."""
+    """Seconds of a forward by its size.
+
+    Between two sizes the cost is interpolated linearly. Beyond the largest one the line through it and the largest size
+    up to half of it continues. A slope is never negative."""
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         self.seconds: dict[int, float] = {}
@@ -61,18 +62,18 @@ class CostTable:
         return bool(self._sizes)
 
     def set(self, size: int, seconds: float) -> None:
-        """Measured: a forward of `size` rows takes so many `seconds`. What took longer before was disturbed."""
+        """Note that a forward of `size` rows took `seconds`, and keep the least: longer ones were disturbed."""
         self.seconds[size] = max(1e-9, min(seconds, self.seconds.get(size, math.inf)))
         self._sizes = sorted(self.seconds)
 
     def smooth(self) -> None:
-        """Take back what a disturbance has added: more rows take no less time."""
+        """Lower disturbed measurements: a size takes at most the time of any larger one."""
         bound = math.inf
         for size in reversed(self._sizes):
             bound = self.seconds[size] = min(bound, self.seconds[size])
 
     def at(self, size: float) -> float:
-        """Returns the seconds of a forward of `size` rows. Raises IndexError while nothing is known."""
+        """Return the seconds of a forward of `size` rows. Raises IndexError while nothing is known."""
         sizes, seconds = self._sizes, self.seconds
         if size <= sizes[0]:
             return seconds[sizes[0]]
@@ -88,7 +89,7 @@ class CostTable:
         return seconds[begin] + slope * (size - begin)
 
     def follow(self, size: float, log_ratio: float) -> None:
-        """Move the nearest size towards a measurement `log_ratio` away."""
+        """Move the nearest kept size towards a measurement; `log_ratio` is log(measured / expected)."""
         size = _kept(size)
         if size not in self.seconds:
             self.set(size, self.at(size))
@@ -96,22 +97,22 @@ class CostTable:
 
 
 class Costs:
-    """The tables of all situations, and the factors by which forwards are slower at present than they say."""
+    """The cost tables of all situations, each with a factor that follows the machine's present speed."""
 
     def __init__(self, tables: Mapping[str, Mapping[int, float]] | None = None) -> None:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
-        self.disturbed = False  # other work disturbed the measuring: the tables are not for a file
+        self.disturbed = False  # other work slowed the measuring; `written` keeps such tables apart
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
     def of(self, situation: Situation) -> Cost | None:
-        """Returns the cost in a situation; None while it is not known."""
+        """Return the cost in a situation; None while it is not known."""
         table = self.tables[situation]
         return Scaled(table, math.exp(self._drift[situation])) if table.known else None
 
     def note(self, situation: Situation, size: float, seconds: float) -> None:
-        """A forward of `size` rows took `seconds`."""
+        """Learn that a forward of `size` rows took `seconds`."""
         table = self.tables[situation]
         if not table.known:
             table.set(_kept(size), seconds * math.exp(-self._drift[situation]))
@@ -123,7 +124,7 @@ class Costs:
         table.follow(size, ratio)
 
     def agrees(self, other: Costs) -> bool:
-        """Tell whether all tables of both say the same of the sizes that both have, but for usual noise."""
+        """Return True if no table differs from the other's by more than usual noise, at the sizes that both have."""
         for situation, table in self.tables.items():
             mine, others = table.seconds, other.tables[situation].seconds
             ratios = [math.log(mine[size] / others[size]) for size in mine.keys() & others.keys()]
@@ -132,18 +133,18 @@ class Costs:
         return True
 
     def judge(self) -> None:
-        """Mark the tables as disturbed if forwards take far less time than they say: other work slowed the measuring.
+        """Mark the tables as disturbed if forwards are much faster now: other work slowed the measuring.
 
-        Longer times prove nothing: texts may be longer than those measured, or the machine busy now."""
+        Slower forwards prove nothing: texts may be longer now, or the machine busy."""
         self.disturbed |= min(self._drift.values()) < -_DISTURBED
 
     def written(self, disturbed: bool = False) -> dict[str, dict[int, float]]:
-        """Return the tables for a file; none unless they are `disturbed` as asked for."""
+        """Return the tables for a file; {} unless `self.disturbed` equals `disturbed`."""
         tables = self.tables if self.disturbed == disturbed else {}
         return {situation: dict(table.seconds) for situation, table in tables.items()}
 
 
 def _kept(size: float) -> int:
-    """The size that a table keeps in place of `size`."""
+    """Return the size under which a table keeps `size`."""
     grain = 1 if size <= _EACH else 8 if size <= _EIGHTH else 64
     return max(1, grain * round(size / grain))

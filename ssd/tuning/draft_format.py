@@ -1,4 +1,4 @@
-"""Chooses the draft's weight format by time. The times are kept beside the pair's tables."""
+"""Chooses the draft's fastest weight format. The times are kept in a file beside the pair's cost tables."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger("ssd.draft")
 
 
 class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Least seconds of the same forwards in each format. `agreed`: the start before found the same one fastest."""
+    """Least seconds of the same forwards in each format. `agreed`: two starts in a row found the same one fastest."""
 
     seconds: Annotated[dict[str, Seconds], Meta(max_length=8)]
     agreed: bool = False
 
 
 def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightFormat], float]) -> WeightFormat:
-    """Return the format whose forwards take least by `seconds_in`, which loads the draft.
+    """Return the format with the fastest forwards; `seconds_in` loads the draft in a format and times them.
 
-    Nothing is timed where the draft may have one format only, where two starts agreed, or on emulated devices."""
+    Nothing is timed if only one format is possible, if two starts agreed, or on emulated devices."""
     if (only := _only(config)) is not None:
         return only
     file = _file_of(config, kernels)
@@ -50,7 +50,7 @@ def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightForma
 
 
 def chosen(config: EngineConfig, kernels: str) -> WeightFormat | None:
-    """Return the format that the last start took; None where no file tells it."""
+    """Return the format that the last start chose; None if no file says it."""
     if (only := _only(config)) is not None:
         return only
     times = knowledge.read(_file_of(config, kernels), FormatTimes)
@@ -64,7 +64,7 @@ def _only(config: EngineConfig) -> WeightFormat | None:
 
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
-    """Return the fastest of the formats; None if the times are not those of all."""
+    """Return the fastest format; None unless every possible format, and no other, was timed."""
     if {*times.seconds} != {*map(str, config.draft_formats)}:
         return None
     return min(config.draft_formats, key=lambda one: times.seconds[str(one)])

@@ -1,7 +1,7 @@
-"""What is known of a pair on a machine, as a file: what forwards take, how often the models agree, how plans erred.
+"""Stores what the tuner learned of a pair on a machine: cost tables, agreement of the models, errors of plans.
 
-One file in the cache folder for each pair, type, placement, kernels and version, so that a second start measures
-nothing. A draft's folder may carry what is known of the pair anywhere (`speculation.json`): how often they agree."""
+The cache folder has one file for each pair, type, placement, kernels and version, so that a second start measures
+nothing. A draft's folder may carry a prior, `speculation.json`: the agreement, which holds on every machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRIOR_FILE = "speculation.json"
 _MOST_BYTES = 2**20
 MOST_ERROR = 3.0
 Rate = tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[int, Meta(ge=0, le=2**31)]]
-"""A rate, and how many samples it counts as."""
+"""A rate, and the number of samples that it counts as."""
 Rates = Annotated[tuple[Rate, ...], Meta(max_length=64)]
 Size = Annotated[int, Meta(ge=1, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -38,11 +38,11 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often target and draft agree under one kind of sampling law (`ssd.tuning.tuner.kind_of`).
+    """The agreement of target and draft under one kind of sampling law (`ssd.tuning.tuner.kind_of`).
 
-    `acceptance[i]` is that of the (i + 1)-th draft token where all before it were accepted. `hits[i]` is the chance
-    that the bonus token is the (i + 1)-th candidate if it is none before. `lookup` are the tokens that prompt lookup
-    brings a row in a round, and those that are verified for them."""
+    `acceptance[i]` is the acceptance rate of the (i + 1)-th draft token if all before it were accepted. `hits[i]` is
+    the chance that the bonus token is the (i + 1)-th candidate if it is none of those before. `lookup` has the mean
+    tokens of prompt lookup in a row's round: accepted, and verified."""
 
     acceptance: Rates = ()
     hits: Rates = ()
@@ -50,14 +50,16 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sampled(self) -> bool:
-        """Whether anything is known of acceptance."""
+        """Return True if some acceptance rate has samples."""
         return any(samples for _, samples in self.acceptance)
 
 
 class Knowledge(msgspec.Struct, frozen=True):
-    """`tables` has seconds by size for each situation (`ssd.tuning.costs`), `laws` an agreement for each kind of law,
-    `errors` by batch and mode the logarithm of measured over predicted speed. A prior has `laws` alone. `rough` are
-    tables that other work disturbed: no engine begins with them."""
+    """The contents of a pair's file.
+
+    `laws` has an agreement for each kind of law, `tables` seconds by size for each situation (`ssd.tuning.costs`), and
+    `errors` log(measured speed / predicted speed) by batch and mode. `rough` are tables that other work disturbed: no
+    engine begins with them. A prior has `laws` alone."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
@@ -65,17 +67,17 @@ class Knowledge(msgspec.Struct, frozen=True):
     rough: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
 
     def law(self, kind: int) -> Agreement:
-        """The agreement under a kind of law; an empty one if nothing is known."""
+        """Return the agreement under a kind of law; an empty one if nothing is known."""
         return self.laws[kind] if kind < len(self.laws) else Agreement()
 
 
 def file_of(config: EngineConfig, kernels: str) -> Path:
-    """Where what is known of this pair, on this machine, placed like this and with these kernels, is kept."""
+    """Return the path of the pair's file on this machine, with this configuration and these kernels."""
     drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
     draft = config.draft if config.link is None else "another machine"
     pair = [config.digest, draft, drafts, config.emulate, config.synthetic, config.load_format]
     types = [config.dtype, config.quantize, *map(str, config.draft_formats), config.activations]
-    stored = [] if config.kv_cache_dtype == "auto" else [config.kv_cache_dtype]  # older files keep their names
+    stored = [] if config.kv_cache_dtype == "auto" else [config.kv_cache_dtype]  # no part of older files' names
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
     ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]
     processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -86,14 +88,14 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
 
 
 def _files(model: str | None) -> list[Path]:
-    """The weights of a model: a draft may be trained anew in the same place."""
+    """List the weight files of a model; their times of change show if a draft was trained again."""
     place = Path(model or "")
     files = sorted(place.iterdir()) if model and place.is_dir() else [place]
     return [file for file in files if file.suffix in (".safetensors", ".gguf") and file.is_file()]
 
 
 def read(file: Path, kind: type[Kept]) -> Kept | None:
-    """Return what a file says; None, after a warning unless it is missing, if it says nothing sound."""
+    """Return the contents of a file; None if it is missing, or after a warning if it is not valid."""
     try:
         if not file.exists():
             return None
@@ -104,7 +106,7 @@ def read(file: Path, kind: type[Kept]) -> Kept | None:
 
 
 def write(file: Path, knowledge: msgspec.Struct) -> None:
-    """Replace a file; where that fails, it is measured again at the next start."""
+    """Replace a file. A failure is logged: the next start measures again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")

@@ -1,6 +1,6 @@
 """Predicts tokens per second of every plan from measurements. Pure functions.
 
-The speed of a plan is Theorem 7's with the batch term of Corollary 16 (arXiv 2603.03251)."""
+The speed of a plan in mode `ssd` follows Theorem 7 and Corollary 16, its batch term (arXiv 2603.03251)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ssd.config.params import DRAFTED, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
 from ssd.tuning.learner import AfterMiss, Measurements
 
-# Plans this close are alike, and the one with the fewest chains is best. Where both models share a memory bus, chains
-# slow the target in a way that no figure here shows: there more counts as alike.
+# Plans whose speeds differ by less than this share are alike; the one with the fewest chains is taken. If both models
+# share a memory bus, chains slow the target by more than the tables show, so a larger difference counts as alike.
 ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
-# Rounds differ in length: some have room for more tree steps than the mean, some for less.
+# Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
 
 
 Setting = tuple[Mode, int, int]
-"""Mode, K and the number of chains: what tells plans apart."""
+"""Mode, K and the number of chains; it identifies a plan."""
 
 
 class SpeculationPlan(NamedTuple):
@@ -36,12 +36,12 @@ class SpeculationPlan(NamedTuple):
 
 
 def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
-    """Tokens per second of `batch` sequences with K = `lookahead` and one fan-out, or F_0..F_K."""
+    """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
     chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
     step = max(1e-6, measured.step.at(batch * chains))  # a clock may see nothing
-    # The time of a verification with one draft token: deeper ones must earn their own time.
+    # Tree steps in the time of a verification with one draft token; deeper verifications must earn their own time.
     steps = measured.verify.at(2 * batch) / step
-    # An unfinished step gives nothing, and the first one of a round often has the path to catch up with.
+    # An unfinished step brings no token, and the first step of a round often computes path tokens, too.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
     shares = {d: depths.count(d) / len(depths) for d in depths}
@@ -54,8 +54,8 @@ def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Seque
         tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
         return tokens / (measured.verify.at(verified) + any_miss * missed.waited)
 
-    # Missed rows were measured beside hits and took part of their tokens from chains for other outcomes. Where there is
-    # no time for a single step there are no such chains.
+    # `measured.missed` includes tokens that missed rows took from chains of other outcomes. Without time for a single
+    # step there are no such chains.
     if measured.missed is not None and depth > 0:
         return speed(measured.missed)
     fresh = measured.step.at(batch)
@@ -63,38 +63,38 @@ def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Seque
 
 
 def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:
-    """The hit rate of rounds with `depth` tokens in flight."""
+    """Return the hit rate of rounds with `depth` tokens in flight."""
     in_flight = round(depth)
     lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
     return hit_rate(measured.rate, lists, measured.misses)
 
 
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
-    """The same for ordinary speculative decoding: draft K tokens, then verify them."""
+    """Predict tokens per second of mode `sd`: draft K tokens, then verify them."""
     verify, step = measured.verify_alone or measured.verify, measured.step_alone or measured.step
     time = verify.at(batch * (1 + lookahead)) + lookahead * step.at(batch)
     return batch * measured.tokens(lookahead) / time
 
 
 def predicted_plain(measured: Measurements, batch: int) -> float:
-    """The same without a draft: plain decoding, and what prompt lookup adds to it."""
+    """Predict tokens per second without a draft: plain decoding and the gain of prompt lookup."""
     gain, verify = measured.lookup, measured.verify_alone or measured.verify
     more = verify.at(batch * (1 + gain.verified)) - verify.at(batch)
     return batch * (1 + gain.accepted) / (measured.plain + more)
 
 
 def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
-    """The same for a plan of any mode."""
+    """Predict tokens per second of a plan of any mode."""
     if plan.mode == "ssd":
         return predicted(measured, batch, plan.lookahead, plan.fan_out)
     return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)
 
 
 class Choices(NamedTuple):
-    """What may be chosen: `modes`, K among `lookaheads`, and fan-outs.
+    """The plans that a request leaves open: `modes`, K among `lookaheads`, and fan-outs.
 
-    `fan_out` is one number or a list if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds that
-    differ by less than the share `alike` count as equal."""
+    `fan_out` has one number or F_0..F_K if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds
+    that differ by less than the share `alike` count as equal."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...]
@@ -104,7 +104,7 @@ class Choices(NamedTuple):
 
 
 def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
-    """Returns the best plan of each mode and K, fastest first."""
+    """Return the best plan of each mode and K, fastest first."""
     found = []
     for mode in choices.modes:
         if mode not in DRAFTED:
@@ -118,7 +118,7 @@ def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[S
 
 
 def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead: int) -> SpeculationPlan:
-    """The plan of mode `ssd` with this K and the fewest of equally fast chains."""
+    """Return the plan of mode `ssd` with this K that has the fewest chains among the fastest."""
     lists = _fan_outs(measured, choices, lookahead)
     plans = [SpeculationPlan("ssd", lookahead, f, predicted(measured, batch, lookahead, f)) for f in lists]
     fastest = max(plan.speed for plan in plans)
@@ -128,7 +128,7 @@ def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead:
 
 
 def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
-    """The lists worth considering for one K."""
+    """List the fan-outs F_0..F_K to consider for one K."""
     if choices.fan_out:
         return [choices.fan_out]
     budgets = _budgets(lookahead + 1, choices.chains)
@@ -137,7 +137,7 @@ def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[
 
 
 def _budgets(fewest: int, most: int) -> Iterator[int]:
-    """Numbers of chains from `fewest` on, each half more than the one before."""
+    """Yield numbers of chains from `fewest` to `most`, each about half more than the one before."""
     budget = fewest
     while budget <= most:
         yield budget

@@ -1,4 +1,4 @@
-"""Learns from rounds, and keeps the plan that requests follow: mode, K and fan-out."""
+"""Learns from rounds and chooses the plan that requests follow: mode, K and fan-out."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ from ssd.tuning.predictor import (
     speed_of,
 )
 
-# Rounds that follow one plan before it is judged. After so many windows all plans are ranked anew, which takes
-# milliseconds, and before that after 1, 2, 4, ... of them.
+# Rounds of a window, after which its plan is judged; windows between two rankings of all plans, which take milliseconds
+# (at first after 1, 2, 4, ... windows); and the most windows open at once.
 _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
-# A plan with a draft is judged after so many rounds already, if they had less than this share of the speed that plain
-# decoding is predicted to have.
+# A plan with a draft is judged after this many rounds already, if their speed is below this share of the speed
+# predicted for plain decoding.
 _EARLY, _FAR_BEHIND = 8, 0.6
-# A choice serves for so many rounds at most: what it rests on may have been measured better since.
+# Rounds after which a plan is chosen again, since its measurements may have become better.
 _CHOSEN_FOR = 64
-_JUDGED_AT = 100  # rounds, after which measured tables are compared with them
-_RECENT = 0.03  # how fast the long-run speed follows
+_JUDGED_AT = 100  # rounds, which then show whether the cost tables were disturbed
+_RECENT = 0.03  # smoothing of the long-run speed
 _REMEMBERED = 64  # plans
 _LONGEST_STEP_S = 60.0
-# Temperatures up to these are of one kind: greedy, cool, warm. Acceptance is learned for each.
+# Upper bounds of the kinds greedy and cool; higher temperatures are warm. Acceptance is learned for each kind.
 _KINDS = (0.0, 0.7)
 
 
 def kind_of(temperature: float) -> int:
-    """The number of the kind of sampling law that a temperature belongs to."""
+    """Return the kind of a sampling law by its temperature: 0 greedy, 1 cool, 2 warm."""
     return sum(temperature > bound for bound in _KINDS)
 
 
 def batch_class(batch: int) -> int:
-    """The batch size whose plans serve `batch`: itself up to 4, beyond that the nearest of 6, 8, 12, 16, 24, 32, ..."""
+    """Return the batch size whose plans serve `batch`.
+
+    It is `batch` itself up to 4, then the nearest of 6, 8, 12, 16, 24, 32, ..."""
     if batch <= 4:
         return batch
     power = 1 << (batch.bit_length() - 1)
@@ -54,7 +56,7 @@ def batch_class(batch: int) -> int:
 
 
 class PlanKey(NamedTuple):
-    """What a request asked for, as far as its plan depends on it."""
+    """The part of a request's settings that its plan depends on."""
 
     mode: Mode
     lookahead: int
@@ -67,18 +69,18 @@ class PlanKey(NamedTuple):
 
 
 def setting_of(followed: Speculation) -> Setting:
-    """The setting of the plan that a request follows."""
+    """Return the setting of the plan that a request follows."""
     if followed.mode not in DRAFTED:
         return followed.mode, 0, 0
     return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
 
 
 class DecodingRound(NamedTuple):
-    """A verification of `batch` decoding rows and nothing else.
+    """A round of `batch` decoding rows, without prefill.
 
-    It took `seconds` for `tokens` tokens, waiting apart, and brought `brought` new tokens. The rows had `waited`
-    seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for all
-    their draft tokens. `setting` is what every row followed, None if they differed or nothing was chosen for them."""
+    The verification of `tokens` tokens took `seconds` and brought `brought` new tokens; before it, the rows waited
+    `waited` seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for
+    all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them."""
 
     batch: int
     tokens: int
@@ -91,7 +93,7 @@ class DecodingRound(NamedTuple):
 
 
 def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
-    """A plan in words, with its cores if both models share some."""
+    """Describe a plan in words, with its cores if the models share some."""
     own, every = cores or (0, 0)
     if plan.mode not in DRAFTED:
         return "plain decoding with prompt lookup" + (f" on {_cores(every)}" if cores else "")
@@ -106,7 +108,7 @@ def _cores(count: int) -> str:
 
 
 class _Place(NamedTuple):
-    """What a plan is for: a class of batch sizes, with a draft to use or without, and a kind of request."""
+    """The key of a plan: a class of batch sizes, if there is a draft to use, and a kind of request."""
 
     batch: int
     draft: bool
@@ -114,7 +116,7 @@ class _Place(NamedTuple):
 
 
 class _Window:
-    """Rounds in a row that followed one setting at one batch size."""
+    """Rounds that followed one setting at one batch size, since that plan was last judged."""
 
     def __init__(self, batch: int, setting: Setting | None) -> None:
         self.batch, self.setting = batch, setting
@@ -123,17 +125,17 @@ class _Window:
 
 
 class _Lookup:
-    """What prompt lookup brings a row in rounds without a draft."""
+    """The mean tokens of prompt lookup in a row's round without a draft: accepted, and verified."""
 
     def __init__(self, accepted: float = 0.05, verified: float = 0.1) -> None:
         self.accepted, self.verified = Mean(accepted, count=64), Mean(verified, count=64)
 
 
 class Tuning:
-    """Keeps the present plan for every kind of request. The proposer tells it of every round.
+    """Keeps the present plan for every kind of request. The proposer reports every round to it.
 
-    `one_bus`: target and draft read the same memory. `dice` None: no plan is tried out (`ssd.tuning.choice`). `rounds`
-    have been counted."""
+    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`). `rounds`
+    counts the rounds so far."""
 
     def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
         self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
@@ -143,9 +145,9 @@ class Tuning:
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
-        self._given: dict[tuple[Speculation, int], Speculation] = {}  # what `current` has returned since a choice
+        self._given: dict[tuple[Speculation, int], Speculation] = {}  # answers of `current` since the last choice
         self._batch, self._kinds, self._draft = 1, [0], False
-        # Windows that have begun, by batch class and setting: under load these alternate.
+        # Windows that have begun, by batch class and setting, which alternate under load.
         self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
         self._recent = 0, Mean(0.0), Mean(0.0)
@@ -153,7 +155,7 @@ class Tuning:
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
-        """Begin with what earlier processes have learned, or with a pair's prior where they have learned nothing."""
+        """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
         self.costs = Costs(known.tables)
         for kind, learner in enumerate(self.learners):
             found = [each.law(kind) for each in (known, prior) if each is not None]
@@ -169,7 +171,7 @@ class Tuning:
                 self._chooser(int(batch)).recall(mode, error)
 
     def knowledge(self) -> Knowledge:
-        """What is known now, for a file."""
+        """Return the present knowledge, for a file."""
         laws = []
         for learner, lookup in zip(self.learners, self._lookups, strict=True):
             acceptance, hits = learner.agreement()
@@ -183,16 +185,16 @@ class Tuning:
         return Knowledge(tuple(laws), self.costs.written(), errors, self.costs.written(disturbed=True))
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
-        """The kinds of sampling law of the running rows, and whether there is a draft to use."""
+        """Set the kinds of sampling law of the running rows, and if there is a draft to use."""
         batch = batch_class(max(1, len(kinds)))
         if (batch, draft) != (self._batch, self._draft):
             self._given.clear()
         self._batch, self._kinds, self._draft = batch, list(kinds) or [0], draft
 
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
-        """Returns what a request does now: `asked`, which leaves something open, with a mode and numbers.
+        """Return the settings that a request follows now: `asked` with its open mode and numbers filled in.
 
-        Where the fan-out is open, it has the list of Theorem 12 and leaves it to the draft whether to use that."""
+        An open fan-out becomes the list of Theorem 12; the draft may prefer a joint allocation."""
         if (asked, kind) not in self._given:
             self._given[asked, kind] = self._filled(asked, kind)
         return self._given[asked, kind]
@@ -202,7 +204,7 @@ class Tuning:
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
         numbers = {"num_speculative_tokens": plan.lookahead, "fan_out": plan.fan_out}
-        # The draft finds out which allocation hits more. Under the ratio rule draft probabilities belong to the list.
+        # The draft finds out which allocation hits more. Under the ratio rule draft probabilities belong to lists.
         if (
             plan.mode == "ssd"
             and not asked.fan_out
@@ -213,7 +215,7 @@ class Tuning:
         return replace(asked, mode=plan.mode, **numbers)
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
-        """The plan in force for a kind of request at the present batch size."""
+        """Return the present plan of a kind of request at the present batch size."""
         place = _Place(self._batch, self._draft, key)
         plan, chosen_at = self._plans.get(place, (None, self.rounds))
         if plan is None or self.rounds >= chosen_at + _CHOSEN_FOR:
@@ -226,15 +228,16 @@ class Tuning:
         return plan
 
     def wants_draft(self, asked: Speculation) -> bool:
-        """Return True if the plan for a request would have a draft, if there were one to use."""
+        """Return True if the plan for a request would use a draft, if one were there."""
         present, self._draft = self._draft, True
         plan = self.plan(PlanKey.of(asked))
         self._draft = present
         return plan.mode in DRAFTED
 
     def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
-        """Return the plan with a draft that is expected to be fastest for a request at the present batch size, and its
-        speed over that of the best plan without one. There must be a draft, and forwards must have been measured."""
+        """Return the fastest plan with a draft for a request, and its speed over the best plan's without one.
+
+        Both speeds are expected at the present batch size. There must be a draft, and measured forwards."""
         key = PlanKey.of(asked)
         self.plan(key)
         plans, expected = self._ranked[_Place(self._batch, True, key)], self._chooser(self._batch).expected
@@ -242,7 +245,7 @@ class Tuning:
         return best, expected(best) / max(expected(plan) for plan in plans if plan.mode not in DRAFTED)
 
     def prepare(self, asked: Speculation) -> None:
-        """Rank the plans of a single request, so that the first one need not wait for that."""
+        """Rank the plans of a single request in advance, so that the first request need not wait."""
         if asked.auto and self.costs.of("verify") is not None:
             self.situate([0], True)
             self.plan(PlanKey.of(asked))
@@ -250,8 +253,9 @@ class Tuning:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of recent rounds at the present batch size, of the whole batch; before any, those of plain
-        decoding, 0 if that is not known either."""
+        """Return the tokens per second of the whole batch in recent rounds.
+
+        Before any round it is the speed of plain decoding; 0 if that is not known either."""
         _, tokens, seconds = self._recent
         if seconds.value > 0:
             return tokens.value / seconds.value
@@ -259,14 +263,14 @@ class Tuning:
         return 0.0 if verify is None else self._batch / verify.at(self._batch)
 
     def plain_s(self, batch: int) -> float | None:
-        """Seconds of a verification of one token for each of `batch` rows; None while no time was measured."""
+        """Return the seconds of a verification of one token for each of `batch` rows; None while not measured."""
         cost = self.costs.of("verify") or self.costs.of("verify_beside")
         return None if cost is None else cost.at(batch)
 
-    # -- what rounds show -----------------------------------------------------------------------------------------
+    # -- learning from rounds -------------------------------------------------------------------------------------
 
     def learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
-        """Note a round; `draft` has the draft's counters as they are now."""
+        """Learn from a round; `draft` has the draft's present counters."""
         self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)
         before = self._telemetry
         steps, grown = draft.steps - before.steps, draft.grown - before.grown
@@ -288,7 +292,7 @@ class Tuning:
         self._recent[2].note(taken)
 
     def looked_up(self, kind: int, verified: int, accepted: int) -> None:
-        """Note that a row without a draft verified so many tokens of prompt lookup."""
+        """Learn that a row without a draft verified tokens of prompt lookup, and how many were accepted."""
         self._lookups[kind].verified.note(verified)
         self._lookups[kind].accepted.note(accepted)
 
@@ -306,7 +310,7 @@ class Tuning:
             self._judge(window)
 
     def _far_behind(self, window: _Window) -> bool:
-        """True if rounds with a draft were much slower than plain decoding would be."""
+        """Return True if rounds with a draft were much slower than plain decoding would be."""
         if window.setting is None or window.setting[0] not in DRAFTED:
             return False
         measured = self._measurements(window.batch)
@@ -315,7 +319,7 @@ class Tuning:
         return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
 
     def _judge(self, window: _Window) -> None:
-        """Learn from a window of rounds, and choose what the next one follows."""
+        """Learn from a window of rounds, and choose the next plan of every kind of request that followed it."""
         followed = [
             (place, plan)
             for place, (plan, _) in self._plans.items()
@@ -336,7 +340,7 @@ class Tuning:
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
-        """What to follow next; without measurements what costs least if it is wrong."""
+        """Choose the next plan; without measurements the one that costs least if it is wrong."""
         batch, _, key = place
         measured = self._measurements(batch)
         choices = self._choices(key)
@@ -351,8 +355,10 @@ class Tuning:
         return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present)
 
     def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
-        """Says what is in force for a kind of request at the present batch size, and why: what is expected of it, and
-        of the best plan in other modes, in tokens per second of the whole batch. `cores`: the target's own, and all."""
+        """Describe the present plan of a kind of request, and the reason for it.
+
+        The reason is the expected tokens per second of the whole batch, with this plan and with the best plan of
+        another mode. `cores`: the number of the target's own cores, and of all."""
         plan, chooser = self.plan(key), self._chooser(self._batch)
         said = _words(plan, cores)
         if not plan.speed:
@@ -371,7 +377,7 @@ class Tuning:
         return f"{said}, {speeds[best]:.0f} with {_words(best, None)}"
 
     def _choices(self, key: PlanKey) -> Choices:
-        """The modes and numbers that a request leaves open; without a draft there is nothing to choose for it."""
+        """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
         known = self._draft and self.costs.of("step") is not None and self.costs.of("step_beside") is not None
         modes: tuple[Mode, ...] = (key.mode,)
         if key.mode == "auto":
@@ -385,7 +391,7 @@ class Tuning:
         return self._choosers[batch]
 
     def _measurements(self, batch: int) -> Measurements | None:
-        """What is known for `batch` rows of the present kinds; None while no time was measured."""
+        """Return the measurements for `batch` rows of the most frequent kind; None while no time was measured."""
         costs = self.costs
         alone = costs.of("verify") or costs.of("verify_beside")
         beside = costs.of("verify_beside") or costs.of("verify")
