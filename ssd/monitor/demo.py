@@ -79,7 +79,7 @@ class Demo:
     def _note(self, role: str, at: int, code: int, detail: int = 0) -> None:
         self._records[role].append((next(self._numbers[role]), at, code, detail))
 
-    # -- what happens in a round ------------------------------------------------------------------------------------
+    # -- one simulated round ----------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         """Simulates one verification of every row, and the draft's tree meanwhile."""
