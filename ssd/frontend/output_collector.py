@@ -36,9 +36,9 @@ def by_origin(emission: Emission) -> Iterator[tuple[Origin, list[int]]]:
 
 
 class OutputCollector:
-    """Owns the undelivered output of one request: merges waiting chunks into one, followed by the end of the request.
+    """Owns the undelivered output of one request: its waiting chunks, merged into one, and its last message.
 
-    Chunks of different origins stay apart. The client's side sends `head`, then calls `sent`."""
+    Chunks of different origins stay apart. The gateway or HTTP sends `head`, then calls `sent`."""
 
     def __init__(self, name: int) -> None:
         self.tokens = 0

@@ -55,7 +55,7 @@ def run(serving: Any) -> None:
 
 
 class Frontend:
-    """Owns the sockets and the request manager; serves clients until it is told to drain and every request has ended.
+    """Owns the sockets and the request manager; serves clients until it is drained.
 
     HTTP answers from the start, and says that the model is loading. ZeroMQ clients are let in when the target is
     ready, so that a connection means a working engine."""

@@ -29,7 +29,7 @@ _KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to bl
 
 
 class TextPool:
-    """Owns the text server and the queues of its workers; encodes, renders, decodes and compiles in their processes.
+    """Owns the text server and the queues of its workers, in whose processes texts are handled.
 
     Lives in one event loop. A job waits only for the jobs of its own worker. If the process dies, the job is tried
     once more in a new one. A job that takes too much CPU time is not tried again."""

@@ -25,7 +25,7 @@ class _Open(Exception):
 
 
 def closed(schema: _Schema, coerces_one_of: bool = False) -> _Schema:
-    """Return a schema whose objects with `properties` allow no other keys, unless it mentions other keys itself.
+    """Return a schema whose objects allow no keys beside their `properties`, unless they mention other keys.
 
     Every value that obeys the result obeys `schema`. A malformed schema is returned unchanged, as is one in which
     closing an object could change the meaning of another part:

@@ -63,7 +63,7 @@ class Publisher:
         return max(0.0, self._due - now) if self.watched else _MOST_AGE_S
 
     def ended(self, role: str, parked: bool = False) -> None:
-        """Mark an ended child as down in its trace, or as idle if it is `parked`; it writes there no more itself."""
+        """Mark an ended child, which writes its trace no more, as down there, or as idle if it is `parked`."""
         self._ends[role] = "parked" if parked else "down"
         if self._config.telemetry and role in TRACED:
             TraceRing(self._trace_fd, role).enter(State.IDLE if parked else State.DOWN)

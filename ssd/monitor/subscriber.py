@@ -1,4 +1,4 @@
-"""The watcher's side of monitoring: finds an engine, receives its snapshots, notices when it goes and comes back."""
+"""The watcher's side of monitoring: finds an engine, receives its snapshots, notices a loss."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def only_engine(address: str | None) -> str:
 
 
 class Subscriber:
-    """Receives the snapshots of one engine; for one thread, which must close it. `here` is False while none arrive.
+    """Receives the snapshots of one engine; for one thread, which must close it.
 
-    The engine is the one at `address`, or the only running one. Without an `address`, it connects to another engine
-    after a loss."""
+    `here` is False while none arrive. The engine is the one at `address`, or the only running one. Without an
+    `address`, it connects to another engine after a loss."""
 
     def __init__(self, address: str | None) -> None:
         self._wanted = address

@@ -233,8 +233,9 @@ class Llama3Json(ToolParser):
 
 
 class Mistral(ToolParser):
-    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`; in newer models `[TOOL_CALLS]name[ARGS]{...}`,
-    each call by itself."""
+    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`: Mistral.
+
+    Newer models write `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
     special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
 
